@@ -1,0 +1,126 @@
+"""One table of element types: NumPy/CuPy dtype <-> CUDA C++ type <-> TMA enum <-> bytes.
+
+Source: CUDA driver API, CUtensorMapDataType; PTX ISA, "Tensor Data Types".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudatma.errors import ArgumentTypeError, DescriptorError
+
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class TmaType:
+    """One of the 16 element types of a tensor map.
+
+    name: the driver's name without its prefix, lower case. driver_value: CUtensorMapDataType.
+    descriptor_format: the number that stands in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80).
+    element_bits: bits of one element in global memory (4 and 6 for the packed types).
+    element_bytes: bytes of one element in shared memory and in strides; 1 for the packed types, which are counted in
+    groups of 16 (packed_elems).
+    numpy: the dtype that an array must have to be described without naming a type; None where NumPy has none.
+    """
+
+    name: str
+    driver_value: int
+    descriptor_format: int
+    element_bits: int
+    cuda: str
+    numpy: np.dtype[Any] | None
+    packed: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        return max(1, self.element_bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.name.startswith(("float", "bfloat", "tfloat"))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
+
+
+TMA_TYPES: dict[str, TmaType] = {
+    t.name: t
+    for t in (
+        TmaType("uint8", 0, 0, 8, "unsigned char", _dtype("uint8")),
+        TmaType("uint16", 1, 1, 16, "unsigned short", _dtype("uint16")),
+        TmaType("uint32", 2, 2, 32, "unsigned int", _dtype("uint32")),
+        TmaType("int32", 3, 3, 32, "int", _dtype("int32")),
+        TmaType("uint64", 4, 4, 64, "unsigned long long", _dtype("uint64")),
+        TmaType("int64", 5, 5, 64, "long long", _dtype("int64")),
+        TmaType("float16", 6, 6, 16, "__half", _dtype("float16")),
+        TmaType("float32", 7, 7, 32, "float", _dtype("float32")),
+        TmaType("float64", 8, 9, 64, "double", _dtype("float64")),
+        TmaType("bfloat16", 9, 10, 16, "__nv_bfloat16", BFLOAT16),
+        TmaType("float32_ftz", 10, 8, 32, "float", None),
+        TmaType("tfloat32", 11, 7, 32, "float", None),
+        TmaType("tfloat32_ftz", 12, 8, 32, "float", None),
+        TmaType("16u4_align8b", 13, 11, 4, "unsigned char", None, packed=True),
+        TmaType("16u4_align16b", 14, 12, 4, "unsigned char", None, packed=True),
+        TmaType("16u6_align16b", 15, 13, 6, "unsigned char", None, packed=True),
+    )
+}
+
+#: NumPy dtypes that TMA has no type of its own for, and the unsigned type of the same width that carries their bits.
+_CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16", "complex64": "uint64"}
+_BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
+
+
+def tma_type(dtype: object) -> TmaType:
+    """The TmaType for a name (``"tfloat32"``), a TmaType or anything NumPy takes as a dtype (bf16 through ml_dtypes).
+
+    int8, bool, int16 and complex64 are carried as unsigned integers of their width. Raises DescriptorError otherwise.
+    """
+    if isinstance(dtype, TmaType):
+        return dtype
+    if isinstance(dtype, str) and dtype.lower() in TMA_TYPES:
+        return TMA_TYPES[dtype.lower()]
+    try:
+        found = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if found is not None:
+        if found in _BY_NUMPY and found.isnative:
+            return _BY_NUMPY[found]
+        if found.name in _CARRIED:
+            return TMA_TYPES[_CARRIED[found.name]]
+    raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), "convert the array, or describe it as uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationType:
+    """An element type of activations, scales and results of the GEMMs: fp16 or bf16."""
+
+    name: str
+    short: str
+    cuda: str
+    numpy: np.dtype[Any]
+
+
+ACTIVATION_TYPES: dict[str, ActivationType] = {
+    "float16": ActivationType("float16", "f16", "__half", np.dtype("float16")),
+    "bfloat16": ActivationType("bfloat16", "bf16", "__nv_bfloat16", BFLOAT16),
+}
+
+
+def activation_type(dtype: object, field: str = "dtype") -> ActivationType:
+    """fp16 or bf16 from a name or anything NumPy takes as a dtype; ArgumentTypeError otherwise."""
+    if isinstance(dtype, ActivationType):
+        return dtype
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name  # type: ignore[call-overload]
+    except TypeError:
+        name = str(dtype)
+    if name in ACTIVATION_TYPES:
+        return ACTIVATION_TYPES[name]
+    raise ArgumentTypeError(field, name, ", ".join(ACTIVATION_TYPES), "convert the array first")

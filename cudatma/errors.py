@@ -1,0 +1,118 @@
+"""Every error that cudatma raises, and the one place where driver and NVRTC results are checked.
+
+An error says which field was wrong, what it got, what is allowed and what to do about it. Each class is also a
+ValueError, TypeError or RuntimeError, so that code which knows nothing of cudatma can catch it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+
+class CudaTmaError(Exception):
+    """Base of all errors raised by cudatma."""
+
+
+class FieldError(CudaTmaError):
+    """A value that breaks a rule.
+
+    Attributes: ``field`` (dotted and indexed, ``"box[1]"``), ``got``, ``allowed``, ``remedy``.
+    """
+
+    def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
+        self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
+        shown = got if isinstance(got, str) else repr(got)
+        text = f"{field}: got {shown}; allowed: {allowed}"
+        super().__init__(f"{text}. {remedy}" if remedy else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.field, self.got, self.allowed, self.remedy))
+
+
+class ArgumentError(FieldError, ValueError):
+    """A wrong value in a call: shape, pitch, alignment, range, device, overlap."""
+
+
+class ArgumentTypeError(FieldError, TypeError):
+    """A wrong type or dtype in a call."""
+
+
+class DescriptorError(FieldError, ValueError):
+    """A tensor map that the driver or the hardware would refuse (CUDA driver API, Tensor Map Object Management)."""
+
+
+class TargetError(FieldError, ValueError):
+    """An unknown architecture, or one that lacks a feature which was asked for."""
+
+
+class QuantizationError(FieldError, ValueError):
+    """Weights, scales or zero points that cannot be quantized, packed or imported."""
+
+
+class WeightFileError(FieldError, ValueError):
+    """A weight file that is corrupt, truncated, of an unknown version or lacks a tensor."""
+
+
+class TemplateError(CudaTmaError, ValueError):
+    """A template that cannot be rendered: unknown name, unprintable value, missing file."""
+
+
+class CompileError(CudaTmaError, RuntimeError):
+    """NVRTC refused the source. Shows the log and the numbered source; ``folder`` keeps the artifacts."""
+
+    def __init__(self, message: str, log: str = "", source: str = "", folder: str | None = None) -> None:
+        self.message, self.log, self.source, self.folder = message, log, source, folder
+        numbered = "\n".join(f"{i:5d} | {line}" for i, line in enumerate(source.splitlines(), 1))
+        parts = [message, log.strip(), numbered, f"artifacts: {folder}" if folder else ""]
+        super().__init__("\n".join(part for part in parts if part))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.log, self.source, self.folder))
+
+
+class LaunchError(FieldError, RuntimeError):
+    """A launch that cannot work on this device: too much shared memory, a wrong cluster, a wrong argument list."""
+
+
+class DriverError(CudaTmaError, RuntimeError):
+    """A CUDA driver or NVRTC call that failed, or a driver that is not there.
+
+    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver).
+    """
+
+    def __init__(self, call: str, code: int | None, detail: str) -> None:
+        self.call, self.code, self.detail = call, code, detail
+        super().__init__(f"{call} failed: {detail}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.call, self.code, self.detail))
+
+
+class CacheError(CudaTmaError, RuntimeError):
+    """The artifact cache cannot be used: not private to its user, not writable, or a lock that never comes free."""
+
+
+class HazardError(CudaTmaError, RuntimeError):
+    """The emulator found a race, a deadlock or a wrong byte count."""
+
+
+def no_driver(call: str, error: Exception) -> NoReturn:
+    """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
+    raise DriverError(
+        call, None, f"no CUDA driver on this machine ({error}); install one, or name a target and a CPU backend"
+    ) from error
+
+
+def check(result: tuple[Any, ...], call: str) -> Any:
+    """Unpack a ``cuda.bindings`` result tuple ``(code, value...)``.
+
+    Returns the value (None, one value, or a tuple); raises DriverError that names ``call`` unless the code is 0.
+    """
+    code = result[0]
+    if int(code) != 0:
+        name = getattr(code, "name", str(code))
+        raise DriverError(call, int(code), name)
+    values = result[1:]
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else values
