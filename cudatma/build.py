@@ -1,0 +1,259 @@
+"""From a template or a source to a Kernel: memory, then disk, then NVRTC. Concurrent callers compile once.
+
+The key of an artifact covers everything that decides it: the bytes of the template and of all it includes, the spec's
+class and init fields, the code that computes from them, target, NVRTC version and options. A warm load therefore
+renders nothing and creates no NVRTC program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cudatma import context
+from cudatma.cache import Artifact, Cache, canonical, default_root, digest
+from cudatma.compiler import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
+from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError, DriverError, TargetError, TemplateError
+from cudatma.launch import Kernel
+from cudatma.render import render, template_files
+from cudatma.signature import entries
+from cudatma.target import TARGETS, Target, detect, get_target
+
+TARGET_VARIABLE = "CUDATMA_TARGET"
+_SCHEMA = 1
+_TEMPLATE_SUFFIX = ".j2"
+#: What specs compute from, and what makes text of templates.
+_COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one."""
+
+    facts: dict[str, Any]
+    source: Callable[[], str]
+    target: Target
+    entry: str | None
+    options: tuple[str, ...]
+
+
+_lock = threading.Lock()
+_kernels: dict[Any, Kernel] = {}
+#: One lock for each key that is being built in this process.
+_building: dict[str, threading.Lock] = {}
+_caches: dict[Path, Cache] = {}
+
+
+def _renew_locks() -> None:
+    """In a forked child: the thread that held a lock does not exist there."""
+    global _lock
+    _lock = threading.Lock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def load_kernel(template: str, spec: Any, target: str | Target) -> Kernel:
+    """The kernel of one of cudatma's templates for a spec and a target; ``spec.entry`` names it.
+
+    template: a name below ``ptx_templates/``. Raises TemplateError, TargetError, CompileError, CacheError, DriverError
+    (no NVRTC).
+    """
+    chosen = get_target(target)
+    try:
+        # Reading the template's files again at every call would cost more than a launch.
+        known = _kernels.get((template, spec, chosen.name))
+    except TypeError:  # a spec that cannot be hashed
+        return _have(_from_template(template, spec, chosen, spec.entry, ()))
+    if known is None:
+        known = _have(_from_template(template, spec, chosen, spec.entry, ()))
+        _kernels[(template, spec, chosen.name)] = known
+    return known
+
+
+def compile(
+    source_or_template: str,
+    spec: Any = None,
+    target: str | Target | None = None,
+    *,
+    entry: str | None = None,
+    options: Sequence[str] = (),
+) -> Kernel:
+    """Compile a kernel of your own, or find it in the cache.
+
+    source_or_template: CUDA C++ text, or what ends in ".j2": the name of one of cudatma's templates or the path of
+    yours. Both are rendered, so ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and
+    ``${ spec.x }`` prints a field. spec: a frozen dataclass, or None.
+    target: $CUDATMA_TARGET, else the card at hand, unless named.
+    entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
+    options: more NVRTC options.
+
+    The result can be read (source, ptx, cubin, log) without a card. Raises ArgumentError, ArgumentTypeError,
+    TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).
+    """
+    if not isinstance(source_or_template, str):
+        raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
+    chosen = default_target() if target is None else get_target(target)
+    compile_flags(chosen, options)
+    name = getattr(spec, "entry", None) if entry is None else entry
+    text = source_or_template
+    if text.endswith(_TEMPLATE_SUFFIX) and "\n" not in text:
+        try:
+            return _have(_from_template(text, spec, chosen, name, tuple(options)))
+        except TemplateError:
+            if not Path(text).is_file():
+                raise
+            text = Path(text).read_text(encoding="utf-8")
+    elif text.endswith((".cu", ".cuh")) and "\n" not in text:
+        remedy = "read the file: Path(name).read_text()"
+        raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
+    rendered = render(text, spec, chosen, is_source=True)
+    return _have(_Order({"source": rendered}, lambda: rendered, chosen, name, tuple(options)))
+
+
+def default_target() -> Target:
+    """$CUDATMA_TARGET, else the target of the current device. Raises TargetError where there is neither."""
+    named = os.environ.get(TARGET_VARIABLE)
+    if named:
+        return get_target(named)
+    try:
+        return detect(context.current_device())
+    except (DriverError, ImportError) as error:
+        allowed = ", ".join(TARGETS)
+        remedy = f"name one with target=, or set {TARGET_VARIABLE}"
+        raise TargetError("target", f"none named, and no card to ask ({error})", allowed, remedy) from error
+
+
+def _from_template(template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...]) -> _Order:
+    files = [_file_digest(path) for path in template_files(template)]
+    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
+    return _Order(facts, lambda: render(template, spec, chosen), chosen, entry, options)
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _code_digests(spec_module: str) -> list[str]:
+    """Digests of the Python files that a spec's properties and the rendered text may depend on.
+
+    Init fields do not tell how a spec computes the numbers that it prints.
+    """
+    files = {Path(__file__).with_name(f"{name}.py") for name in _COMMON_CODE}
+    own = getattr(sys.modules.get(spec_module), "__file__", None)
+    if own is not None:
+        files |= set(Path(own).parent.glob("*.py")) if spec_module.startswith("cudatma.") else {Path(own)}
+    return sorted(_file_digest(path) for path in files if path.is_file())
+
+
+def _have(order: _Order) -> Kernel:
+    """The kernel of an order: from memory, from disk, or compiled."""
+    flags = compile_flags(order.target, order.options)
+    version = _nvrtc_version(default_root())
+    facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
+    key = digest(facts | {"entry": order.entry})
+    known = _kernels.get(key)
+    if known is not None:
+        return known
+    with _lock:
+        building = _building.setdefault(key, threading.Lock())
+    try:
+        with building:
+            known = _kernels.get(key)
+            if known is None:
+                known = _kernels[key] = _load(key, facts, order)
+            return known
+    finally:
+        with _lock:
+            _building.pop(key, None)
+
+
+@lru_cache(maxsize=8)
+def _nvrtc_version(root: Path) -> tuple[int, int]:
+    """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
+    fingerprint = nvrtc_fingerprint()
+    if not fingerprint:
+        return nvrtc_version()
+    key, cache = digest({"nvrtc": fingerprint}), _cache(root)
+    known = cache.recall(key)
+    if known is None:
+        known = nvrtc_version()
+        cache.remember(key, known)
+    major, minor = known
+    return int(major), int(minor)
+
+
+def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
+    cache = _cache(default_root())
+    artifact = cache.get(key)
+    if artifact is None:
+        with ExitStack() as held:
+            try:
+                held.enter_context(cache.lock(key))
+            except CacheError as error:
+                # Only somebody's second compilation is at stake, not the entry: that is renamed into place.
+                warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
+            artifact = cache.get(key)
+            if artifact is None:
+                artifact = cache.put(key, _compile(cache, key, facts, order))
+    return _kernel(artifact, order.target)
+
+
+def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
+    """The files of a new artifact."""
+    source = order.source()
+    made = compile_source(
+        source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
+    )
+    entry = _choose_entry(made.ptx, order.entry)
+    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(made.seconds, 3)}
+    record.pop("source", None)
+    return {
+        "kernel.cu": source.encode(),
+        "kernel.ptx": made.ptx.encode(),
+        "kernel.cubin": made.cubin,
+        "log.txt": made.log.encode(),
+        "spec.json": json.dumps(canonical(record), indent=1).encode(),
+    }
+
+
+def _choose_entry(ptx: str, named: str | None) -> str:
+    known = list(entries(ptx))
+    if named is None and len(known) == 1:
+        return known[0]
+    if named not in known:
+        remedy = 'kernels are found by their extern "C" name' if known else 'write extern "C" __global__ void name(..)'
+        raise ArgumentError("entry", named, ", ".join(known) or "none: the source has no kernel", remedy)
+    return str(named)
+
+
+def _kernel(artifact: Artifact, chosen: Target) -> Kernel:
+    return Kernel(
+        artifact.read("kernel.cubin"),
+        json.loads(artifact.read("spec.json"))["entry"],
+        chosen,
+        ptx=artifact.text("kernel.ptx"),
+        source=artifact.text("kernel.cu"),
+        log=artifact.text("log.txt"),
+        folder=artifact.folder,
+    )
+
+
+def _cache(root: Path) -> Cache:
+    """One Cache for each folder that $CUDATMA_CACHE_DIR has named in this process."""
+    with _lock:
+        if root not in _caches:
+            _caches[root] = Cache(root)
+        return _caches[root]

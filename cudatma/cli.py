@@ -1,0 +1,124 @@
+"""The console script ``cudatma``: one subcommand for each module of tools/, and the four words that need no module.
+
+Errors of cudatma are one line on stderr and exit status 2; a closed pipe ends quietly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from cudatma.errors import CompileError, CudaTmaError
+
+#: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("doctor", "check driver, card, NVRTC, cache and tools; say what would fail, and why"),
+    "demo": ("demo", "quantize one real layer and run its GEMM, on the card or on the CPU"),
+    "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
+    "inspect": ("inspect_descriptor", "decode the 128 bytes of a tensor map"),
+    "header": ("export_header", "export the primitives as one self-contained .cuh"),
+    "bench": ("bench", "run the benchmarks of a checkout"),
+    "targets": ("targets", "the architectures and what each can do"),
+    "cache": ("artifacts", "where the compiled kernels are, how much room they take, and clearing them"),
+    "version": ("version", "versions of cudatma and of what it uses"),
+}
+
+EXAMPLES = """examples:
+  cudatma doctor
+  cudatma demo
+  cudatma dump marlin --target sm_120a --out out
+  cudatma COMMAND --help
+"""
+
+
+def tools_package() -> ModuleType:
+    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ beside the
+    package gets that name."""
+    try:
+        return importlib.import_module("cudatma.tools")
+    except ModuleNotFoundError as error:
+        if error.name != "cudatma.tools":
+            raise
+    folder = Path(__file__).resolve().parents[1] / "tools"
+    init = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location("cudatma.tools", init, submodule_search_locations=[str(folder)])
+    if spec is None or spec.loader is None or not init.is_file():
+        raise ModuleNotFoundError(f"cudatma.tools is neither installed nor at {folder}", name="cudatma.tools")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cudatma.tools"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def available() -> dict[str, str]:
+    """Subcommand -> what it does, for those whose module is there."""
+    package = tools_package().__name__
+    return {
+        command: summary
+        for command, (module, summary) in COMMANDS.items()
+        if importlib.util.find_spec(f"{package}.{module}") is not None
+    }
+
+
+def one_line(error: CudaTmaError) -> str:
+    """An error as one line: the first line of its text and, of a failed compile, NVRTC's first complaint."""
+    lines = str(error).strip().splitlines() or [""]
+    parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
+    if isinstance(error, CompileError):
+        complaints = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
+        parts += complaints[:1]
+        parts += [f"artifacts: {error.folder}"] if error.folder else []
+    return " | ".join(parts)
+
+
+def _parser(commands: dict[str, str]) -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {command:<9} {summary}" for command, summary in commands.items())
+    parser = argparse.ArgumentParser(
+        prog="cudatma",
+        description=f"Program NVIDIA's Tensor Memory Accelerator from Python.\n\ncommands:\n{listing}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=list(commands), metavar="COMMAND", help="one of the above")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    return parser
+
+
+def _run(argv: Sequence[str]) -> int:
+    commands = available()
+    if not argv:
+        _parser(commands).print_help()
+        return 2
+    if argv[0] in ("--version", "-V"):
+        argv = ["version"]
+    options = _parser(commands).parse_args(argv)
+    module = importlib.import_module(f"cudatma.tools.{COMMANDS[options.command][0]}")
+    return int(module.main(options.arguments) or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
+    try:
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except CudaTmaError as error:
+        print(one_line(error), file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has gone; give Python an open stdout to flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("cudatma: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,100 @@
+"""Clusters of thread blocks, as far as TMA's multicast needs them: the mask, and whether a grid can have one.
+
+Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
+Clusters"; CUDA driver API, cuLaunchKernelEx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from cudatma.errors import LaunchError
+from cudatma.target import Target, get_target
+
+#: Bits of the ctaMask operand, and so the most blocks that a multicast can reach.
+MASK_BITS = 16
+_AXES = {"x": 0, "y": 1, "z": 2}
+
+
+def multicast_mask(
+    cluster: Sequence[int],
+    *,
+    axis: str | None = None,
+    block: Sequence[int] = (0, 0, 0),
+    ranks: Iterable[int] | None = None,
+) -> int:
+    """The 16-bit ctaMask of a multicast load; bit r is the block of rank r = x + cluster_x * (y + cluster_y * z).
+
+    cluster: its shape (x, y, z), shorter ones are filled with 1. Give one of
+    axis: ``"x"``, ``"y"`` or ``"z"``: the blocks that share the other two places of ``block`` (x, y, z);
+    ranks: the blocks by rank; or none of the two: the whole cluster. Raises LaunchError.
+    """
+    shape = _shape(cluster, "cluster")
+    size = prod(shape)
+    if size > MASK_BITS:
+        raise LaunchError("cluster", shape, f"at most {MASK_BITS} blocks")
+    if axis is not None and ranks is not None:
+        raise LaunchError("ranks", "axis and ranks", "one of the two")
+    if ranks is not None:
+        chosen = list(ranks)
+    elif axis is None:
+        chosen = list(range(size))
+    else:
+        chosen = _line(shape, axis, block)
+    if not chosen:
+        raise LaunchError("ranks", chosen, "at least one block")
+    mask = 0
+    for index, rank in enumerate(chosen):
+        if not 0 <= rank < size:
+            raise LaunchError(f"ranks[{index}]", rank, f"0..{size - 1}")
+        mask |= 1 << rank
+    return mask
+
+
+def check_cluster(grid: Sequence[int], cluster: Sequence[int], target: Target | str) -> tuple[int, int, int]:
+    """Whether a grid can be launched in clusters of this shape on a target; the shape filled up to (x, y, z).
+
+    A cluster of more than one block needs the target feature ``cluster``, has at most ``target.max_cluster_blocks``
+    blocks, and divides the grid in every dimension. Raises LaunchError, TargetError.
+    """
+    blocks, shape, card = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
+    size = prod(shape)
+    if size > 1:
+        card.require("cluster", f"a cluster of {size} blocks")
+    if size > card.max_cluster_blocks:
+        raise LaunchError("cluster", shape, f"at most {card.max_cluster_blocks} blocks on {card.name}")
+    for index, (whole, part) in enumerate(zip(blocks, shape, strict=True)):
+        if whole % part:
+            raise LaunchError(
+                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up and leave surplus blocks idle"
+            )
+    return shape
+
+
+def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
+    """Three positive ints; missing ones are 1."""
+    if not 1 <= len(values) <= 3:
+        raise LaunchError(field, values, "1 to 3 dimensions")
+    for index, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LaunchError(f"{field}[{index}]", value, "a positive int")
+    x, y, z = (*values, 1, 1)[:3]
+    return x, y, z
+
+
+def _line(shape: tuple[int, int, int], axis: str, block: Sequence[int]) -> list[int]:
+    """Ranks of the blocks on the line through ``block`` along an axis."""
+    if axis not in _AXES:
+        raise LaunchError("axis", axis, ", ".join(_AXES))
+    if len(block) > 3:
+        raise LaunchError("block", block, "1 to 3 dimensions")
+    place = list(block) + [0] * (3 - len(block))
+    for index, (value, size) in enumerate(zip(place, shape, strict=True)):
+        if not 0 <= value < size:
+            raise LaunchError(f"block[{index}]", value, f"0..{size - 1}")
+    ranks = []
+    for value in range(shape[_AXES[axis]]):
+        place[_AXES[axis]] = value
+        ranks.append(place[0] + shape[0] * (place[1] + shape[1] * place[2]))
+    return ranks

@@ -1,0 +1,219 @@
+"""The 128 bytes of a tensor map, bit for bit, in pure Python: encode() and decode().
+
+Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
+
+- Address, kind, rank, element format, interleave, swizzle, fill, tf32, L2 promotion, strides, dims, element strides and
+  box: read off an H200's driver.
+- Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such card was at hand.
+- Im2col corners: W in the lowest bits of each 16-bit half.
+- ``version``: 0 when a map is built by tensormap.replace on zeros; a driver writes its card's own value.
+- ``smem_bytes`` and ``smem_pattern``: sizes that the driver derives from the box. Their formula is not known, so
+  encode() leaves them 0 and KNOWN leaves them out; decode() shows what it finds.
+
+There are three numberings of element types: the driver's enumeration, PTX's in tensormap.replace, and the one in these
+bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cudatma.descriptor.modes import L2Promotion, OobFill
+from cudatma.descriptor.rules import CORNER_RANGE
+from cudatma.descriptor.spec import AnySpec, Im2colSpec, TiledSpec
+from cudatma.dtypes import TMA_TYPES, TmaType
+from cudatma.errors import DescriptorError
+from cudatma.layout import Interleave, Swizzle
+
+DESCRIPTOR_BYTES = 128
+_MASK_32 = (1 << 32) - 1
+
+_COMMON: dict[str, tuple[int, int]] = {
+    "address": (0, 64),
+    "im2col": (64, 1),
+    "version": (65, 3),
+    "rank_minus_1": (68, 3),
+    "format": (71, 4),
+    "interleave": (75, 2),
+    "swizzle": (77, 2),
+    "nan_fill": (79, 1),
+    "tf32": (80, 1),
+    "l2_promotion": (81, 2),
+    "swizzle_atomicity": (83, 2),
+    **{f"stride_low[{i}]": (96 + 32 * i, 32) for i in range(4)},
+    **{f"stride_high[{i}]": (224 + 4 * i, 4) for i in range(4)},
+    **{f"dim_minus_1[{i}]": (256 + 32 * i, 32) for i in range(5)},
+    **{f"element_stride_minus_1[{i}]": (416 + 3 * i, 3) for i in range(5)},
+    "smem_bytes": (512, 32),
+    "smem_pattern": (576, 16),
+}
+#: Name -> (first bit, bits) of a tiled and of an im2col map.
+FIELDS: dict[str, dict[str, tuple[int, int]]] = {
+    "tiled": {**_COMMON, **{f"box_minus_1[{i}]": (440 + 8 * i, 8) for i in range(5)}},
+    "im2col": {
+        **_COMMON,
+        "channels_minus_1": (440, 8),
+        "lower_corner": (448, 16),
+        "upper_corner": (464, 16),
+        "pixels_minus_1": (480, 10),
+    },
+}
+#: Fields that a driver fills in by itself.
+DERIVED = ("version", "smem_bytes", "smem_pattern")
+_CORNER_BITS = {rank: high.bit_length() + 1 for rank, (_, high) in CORNER_RANGE.items()}
+
+
+def _mask(kind: str, *, derived: bool) -> int:
+    chosen = (place for name, place in FIELDS[kind].items() if (name in DERIVED) is derived)
+    return sum(((1 << bits) - 1) << first for first, bits in chosen)
+
+
+#: Bits (as an integer) that a spec determines, of a tiled and of an im2col map.
+KNOWN: dict[str, int] = {kind: _mask(kind, derived=False) for kind in FIELDS}
+_DERIVED_BITS: dict[str, int] = {kind: _mask(kind, derived=True) for kind in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A tensor map read back.
+
+    version, smem_bytes, smem_pattern: derived by whoever wrote the map. unknown: the set bits (as an integer, bit n of
+    the object) that the spec does not account for: those of no field, and of dimensions beyond the rank.
+    """
+
+    spec: TiledSpec | Im2colSpec
+    version: int
+    smem_bytes: int
+    smem_pattern: int
+    unknown: int
+
+
+def encode(spec: AnySpec, version: int = 0) -> bytes:
+    """The 128 bytes of a spec, derived fields 0. Raises DescriptorError for an im2col wide spec, whose bits are not
+    known, and for a version outside 0..7."""
+    if not 0 <= version < 8:
+        raise DescriptorError("version", version, "0..7")
+    fields = _common_fields(spec) | {"version": version}
+    if isinstance(spec, TiledSpec):
+        kind = "tiled"
+        fields |= {f"box_minus_1[{i}]": size - 1 for i, size in enumerate(spec.box)}
+    elif isinstance(spec, Im2colSpec):
+        kind = "im2col"
+        fields |= {
+            "im2col": 1,
+            "channels_minus_1": spec.channels_per_pixel - 1,
+            "lower_corner": _pack_corner(spec.lower_corner, spec.rank),
+            "upper_corner": _pack_corner(spec.upper_corner, spec.rank),
+            "pixels_minus_1": spec.pixels_per_column - 1,
+        }
+    else:
+        raise DescriptorError("spec", type(spec).__name__, "TiledSpec, Im2colSpec", "use the driver for im2col wide")
+    layout, value = FIELDS[kind], 0
+    for name, number in fields.items():
+        value |= number << layout[name][0]
+    return value.to_bytes(DESCRIPTOR_BYTES, "little")
+
+
+def _common_fields(spec: AnySpec) -> dict[str, int]:
+    atomicity = max(0, int(spec.swizzle) - int(Swizzle.B128))
+    fields = {
+        "address": spec.address,
+        "rank_minus_1": spec.rank - 1,
+        "format": spec.dtype.descriptor_format,
+        "interleave": int(spec.interleave),
+        "swizzle": int(spec.swizzle) - atomicity,
+        "nan_fill": int(spec.oob_fill),
+        "tf32": int(spec.dtype.name.startswith("tfloat32")),
+        "l2_promotion": int(spec.l2_promotion),
+        "swizzle_atomicity": atomicity,
+    }
+    for i, stride in enumerate(spec.strides_bytes):
+        fields[f"stride_low[{i}]"] = stride >> 4 & _MASK_32
+        fields[f"stride_high[{i}]"] = stride >> 36
+    for i, (dim, step) in enumerate(zip(spec.dims, spec.element_strides, strict=True)):
+        fields[f"dim_minus_1[{i}]"] = dim - 1
+        fields[f"element_stride_minus_1[{i}]"] = step - 1
+    return fields
+
+
+def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, int]]:
+    """Kind (``"tiled"`` or ``"im2col"``) and every field of FIELDS as a plain number, whether or not it makes sense.
+
+    Raises DescriptorError unless ``data`` has 128 bytes.
+    """
+    value = _to_integer(data)
+    kind = "im2col" if value >> 64 & 1 else "tiled"
+    return kind, {name: value >> first & ((1 << bits) - 1) for name, (first, bits) in FIELDS[kind].items()}
+
+
+def decode(data: bytes | bytearray | memoryview) -> Decoded:
+    """The spec that 128 bytes describe, with what lies outside of it.
+
+    Raises DescriptorError for a wrong length, for field values that name nothing (format 14, swizzle atomicity without
+    a 128B swizzle, a rank above 5), and for values that break a rule of the spec.
+    """
+    kind, fields = read_fields(data)
+    rank = fields["rank_minus_1"] + 1
+    if rank > 5 or (kind == "im2col" and rank < 3):
+        raise DescriptorError("rank", rank, "3..5" if kind == "im2col" else "1..5")
+    common: dict[str, Any] = {
+        "dtype": _dtype(fields),
+        "dims": tuple(fields[f"dim_minus_1[{i}]"] + 1 for i in range(rank)),
+        "strides_bytes": tuple(
+            fields[f"stride_low[{i}]"] << 4 | fields[f"stride_high[{i}]"] << 36 for i in range(rank - 1)
+        ),
+        "element_strides": tuple(fields[f"element_stride_minus_1[{i}]"] + 1 for i in range(rank)),
+        "interleave": Interleave.parse(fields["interleave"], "interleave"),
+        "swizzle": _swizzle(fields),
+        "l2_promotion": L2Promotion(fields["l2_promotion"]),
+        "oob_fill": OobFill(fields["nan_fill"]),
+        "address": fields["address"],
+    }
+    spec: TiledSpec | Im2colSpec
+    if kind == "tiled":
+        spec = TiledSpec(box=tuple(fields[f"box_minus_1[{i}]"] + 1 for i in range(rank)), **common)
+    else:
+        spec = Im2colSpec(
+            lower_corner=_unpack_corner(fields["lower_corner"], rank),
+            upper_corner=_unpack_corner(fields["upper_corner"], rank),
+            channels_per_pixel=fields["channels_minus_1"] + 1,
+            pixels_per_column=fields["pixels_minus_1"] + 1,
+            **common,
+        )
+    unknown = (_to_integer(data) ^ _to_integer(encode(spec))) & ~_DERIVED_BITS[kind]
+    return Decoded(spec, fields["version"], fields["smem_bytes"], fields["smem_pattern"], unknown)
+
+
+def _to_integer(data: bytes | bytearray | memoryview) -> int:
+    raw = bytes(data)
+    if len(raw) != DESCRIPTOR_BYTES:
+        raise DescriptorError("data", f"{len(raw)} bytes", f"{DESCRIPTOR_BYTES} bytes")
+    return int.from_bytes(raw, "little")
+
+
+def _dtype(fields: dict[str, int]) -> TmaType:
+    number, tf32 = fields["format"], bool(fields["tf32"])
+    for candidate in TMA_TYPES.values():
+        if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
+            return candidate
+    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0..13, and 7 or 8 with the tf32 bit")
+
+
+def _swizzle(fields: dict[str, int]) -> Swizzle:
+    mode, atomicity = fields["swizzle"], fields["swizzle_atomicity"]
+    if atomicity and mode != Swizzle.B128:
+        raise DescriptorError("swizzle_atomicity", atomicity, "0 unless the swizzle is 128B")
+    return Swizzle(mode + atomicity)
+
+
+def _pack_corner(corner: tuple[int, ...], rank: int) -> int:
+    bits = _CORNER_BITS[rank]
+    return sum((value & ((1 << bits) - 1)) << (bits * i) for i, value in enumerate(corner))
+
+
+def _unpack_corner(packed: int, rank: int) -> tuple[int, ...]:
+    bits = _CORNER_BITS[rank]
+    sign = 1 << (bits - 1)
+    values = (packed >> (bits * i) & ((1 << bits) - 1) for i in range(rank - 2))
+    return tuple((value ^ sign) - sign for value in values)

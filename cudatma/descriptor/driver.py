@@ -1,0 +1,122 @@
+"""The driver's side of tensor maps: cuTensorMapEncodeTiled, ...Im2col, ...Im2colWide and ...ReplaceAddress.
+
+The only file of the descriptor room that touches the driver; cuda.bindings is imported when a function is called.
+Source: CUDA driver API, Tensor Map Object Management.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from cudatma.descriptor.spec import AnySpec, Im2colSpec, TiledSpec
+from cudatma.errors import DriverError, check, no_driver
+
+
+def encode(spec: AnySpec, device: int | None = None) -> bytes:
+    """The 128 bytes of a spec as the driver makes them, in the primary context of ``device`` (the current context if
+    None). Raises DriverError, also where cuda.bindings or the driver is too old for the function."""
+    driver = _driver()
+    with _context(driver, device):
+        if isinstance(spec, TiledSpec):
+            opaque = _call(driver, "cuTensorMapEncodeTiled", spec, (_u32s(driver, spec.box),))
+        elif isinstance(spec, Im2colSpec):
+            corners = list(spec.lower_corner), list(spec.upper_corner)
+            opaque = _call(
+                driver, "cuTensorMapEncodeIm2col", spec, (*corners, spec.channels_per_pixel, spec.pixels_per_column)
+            )
+        else:
+            corners_w = spec.lower_corner_w, spec.upper_corner_w
+            opaque = _call(
+                driver,
+                "cuTensorMapEncodeIm2colWide",
+                spec,
+                (*corners_w, spec.channels_per_pixel, spec.pixels_per_column),
+                mode="CUtensorMapIm2ColWideMode",
+            )
+    return b"".join(int(word).to_bytes(8, "little") for word in opaque.opaque)
+
+
+def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
+    """One cuTensorMapEncode function; the three differ in what stands between strides and element strides."""
+    function: Callable[..., Any] | None = getattr(driver, name, None)
+    if function is None:
+        raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
+    # Rank 1 has no strides, but an empty list becomes a null pointer, which the driver refuses: pass one it ignores.
+    strides = [driver.cuuint64_t(stride) for stride in spec.strides_bytes or (16,)]
+    wide = () if mode is None else (getattr(driver, mode)(int(spec.mode)),)  # type: ignore[union-attr]
+    result = function(
+        driver.CUtensorMapDataType(spec.dtype.driver_value),
+        spec.rank,
+        spec.address,
+        [driver.cuuint64_t(dim) for dim in spec.dims],
+        strides,
+        *extents,
+        _u32s(driver, spec.element_strides),
+        driver.CUtensorMapInterleave(int(spec.interleave)),
+        *wide,
+        driver.CUtensorMapSwizzle(int(spec.swizzle)),
+        driver.CUtensorMapL2promotion(int(spec.l2_promotion)),
+        driver.CUtensorMapFloatOOBfill(int(spec.oob_fill)),
+    )
+    return check(result, name)
+
+
+def _u32s(driver: Any, values: Sequence[int]) -> list[Any]:
+    return [driver.cuuint32_t(value) for value in values]
+
+
+def _driver() -> Any:
+    """cuda.bindings' driver module, initialised; DriverError where there is none."""
+    try:
+        from cuda.bindings import driver
+
+        check(driver.cuInit(0), "cuInit")
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, DriverError):
+            raise
+        no_driver("cuInit", error)
+    return driver
+
+
+@lru_cache(maxsize=1)
+def has_driver() -> bool:
+    """Whether this process can ask a CUDA driver with at least one device; what ``backend="auto"`` goes by."""
+    try:
+        return int(check(_driver().cuDeviceGetCount(), "cuDeviceGetCount")) > 0
+    except DriverError:
+        return False
+
+
+@contextmanager
+def _context(driver: Any, device: int | None) -> Iterator[None]:
+    """Make the primary context of ``device`` current for the call; None leaves what is current."""
+    if device is None:
+        yield
+        return
+    handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
+    context = check(driver.cuDevicePrimaryCtxRetain(handle), "cuDevicePrimaryCtxRetain")
+    try:
+        check(driver.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+        try:
+            yield
+        finally:
+            check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent")
+    finally:
+        check(driver.cuDevicePrimaryCtxRelease(handle), "cuDevicePrimaryCtxRelease")
+
+
+def current_device() -> int:
+    """Ordinal of the calling thread's current device, 0 where it has no context yet."""
+    driver = _driver()
+    code, device = driver.cuCtxGetDevice()
+    return int(device) if int(code) == 0 else 0
+
+
+def replace_address(pointer: int, address: int) -> None:
+    """cuTensorMapReplaceAddress on the 128 bytes that stand at host address ``pointer``, in place."""
+    from cuda.bindings import driver
+
+    check(driver.cuTensorMapReplaceAddress(driver.CUtensorMap(pointer), address), "cuTensorMapReplaceAddress")

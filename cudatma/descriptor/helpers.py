@@ -1,0 +1,132 @@
+"""Named tensor maps for the arrays of a W4A16 GEMM, and the coordinates of their boxes.
+
+The shapes are those of packed weights, layout version 1 (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudatma.descriptor import rules
+from cudatma.descriptor.encode import TensorMap
+from cudatma.descriptor.modes import L2Promotion
+from cudatma.descriptor.spec import AnySpec, TiledSpec
+from cudatma.errors import DescriptorError
+from cudatma.layout import Swizzle
+from cudatma.target import Target
+
+#: Bytes of one packed 64 x 64 block of weights, and the same counted in uint64.
+BLOCK_BYTES = 2048
+BLOCK_WORDS = BLOCK_BYTES // 8
+
+
+def create_weight_tma_desc(
+    qweight: object, block_k64: int, *, target: Target | str | None = None, backend: str = "auto"
+) -> TensorMap:
+    """A 2D map over packed weights; there is no 4-bit type below sm_100, so their bytes are described.
+
+    qweight: uint8 (rows, 2048), row n64 * K64 + k64 one 64 x 64 block; rows dense, their pitch a multiple of 16.
+    block_k64: 64-deep blocks a load, 1..256 (2048 bytes of shared memory each). A block is described as 256 uint64,
+    since a box has at most 256 elements a dimension: the map has dims (256, rows), box (256, block_k64), coordinates
+    (0, n64 * K64 + k64). A box may run from one n64 into the next: K64 should be a multiple of block_k64, or the
+    surplus blocks be ignored. Raises DescriptorError, TargetError, DriverError.
+    """
+    from cudatma.arrays import describe
+
+    info = describe(qweight, "qweight")
+    if info.dtype != "uint8":
+        raise DescriptorError("qweight.dtype", str(info.dtype), "uint8", "pack the weight first")
+    if len(info.shape) != 2 or info.shape[1] != BLOCK_BYTES:
+        raise DescriptorError("qweight.shape", info.shape, f"(rows, {BLOCK_BYTES})", "pack the weight first")
+    if info.strides_bytes[1] != 1:
+        raise DescriptorError("qweight.strides_bytes[1]", info.strides_bytes[1], "1: dense rows")
+    spec = TiledSpec.from_strided(
+        info.pointer,
+        (info.shape[0], BLOCK_WORDS),
+        (info.strides_bytes[0], 8),
+        "uint64",
+        (block_k64, BLOCK_WORDS),
+        l2_promotion=L2Promotion.B256,
+    )
+    on_host = info.device is None
+    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+
+
+def create_scale_tma_desc(
+    scales: object, block_n: int, block_groups: int = 1, *, target: Target | str | None = None, backend: str = "auto"
+) -> TensorMap:
+    """A map over scales (fp16, bf16) or zero points (uint8).
+
+    scales: (N,) or (1, N) for whole-column scales: a 1D map, box (block_n,), coordinate (n,). Otherwise (G, N): a 2D
+    map, box (block_n, block_groups), coordinates (n, group). block_n: 1..256, a multiple of 16 bytes.
+    Raises DescriptorError, TargetError, DriverError.
+    """
+    from cudatma.arrays import describe
+
+    info = describe(scales, "scales")
+    if info.dtype.name not in ("float16", "bfloat16", "uint8"):
+        raise DescriptorError("scales.dtype", str(info.dtype), "float16, bfloat16, or uint8 for zero points")
+    if len(info.shape) not in (1, 2):
+        raise DescriptorError("scales.shape", info.shape, "(N,), (1, N) or (groups, N)")
+    whole_column = len(info.shape) == 1 or info.shape[0] == 1
+    if whole_column and block_groups != 1:
+        raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
+    taken = slice(-1, None) if whole_column else slice(None)
+    box = (block_n,) if whole_column else (block_groups, block_n)
+    shape, strides = info.shape[taken], info.strides_bytes[taken]
+    axes = tuple(reversed(range(len(shape))))
+    spec = TiledSpec.from_strided(info.pointer, shape, strides, info.dtype, box, axes=axes)
+    on_host = info.device is None
+    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+
+
+def create_activation_tma_desc(
+    x: object,
+    block_m: int,
+    block_k: int = 64,
+    *,
+    swizzle: Swizzle | str = Swizzle.B128,
+    target: Target | str | None = None,
+    backend: str = "auto",
+) -> TensorMap:
+    """A 2D map over activations (M, K), fp16 or bf16, K innermost; rows and depths outside arrive as zeros.
+
+    block_m: rows a load, 1..256. block_k: depths a load; block_k elements must fit the swizzle span (64 with 128B).
+    The pitch of x must be a multiple of 16 bytes. Box (block_k, block_m), coordinates (k, m).
+    Raises DescriptorError, TargetError, DriverError.
+    """
+    from cudatma.arrays import describe
+
+    info = describe(x, "x")
+    if info.dtype.name not in ("float16", "bfloat16"):
+        raise DescriptorError("x.dtype", str(info.dtype), "float16, bfloat16")
+    if len(info.shape) != 2:
+        raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
+    options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
+    return TensorMap.from_array(info, (block_m, block_k), axes=(1, 0), target=target, backend=backend, **options)
+
+
+def _box_extent(spec: AnySpec) -> tuple[int, ...]:
+    """Elements of the tensor that one box steps over in each dimension, in TMA order; DescriptorError unless tiled."""
+    if not isinstance(spec, TiledSpec):
+        raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "im2col boxes have no fixed extent")
+    return spec.box
+
+
+def tile_counts(spec: AnySpec) -> tuple[int, ...]:
+    """Boxes that cover the tensor in each dimension, in TMA order: ceil(dims[i] / box[i])."""
+    return tuple(-(-dim // size) for dim, size in zip(spec.dims, _box_extent(spec), strict=True))
+
+
+def box_coordinates(spec: AnySpec, tile: Sequence[int]) -> tuple[int, ...]:
+    """Coordinates of box number ``tile`` in each dimension, in TMA order: tile[i] * box[i].
+
+    A tile that would lie wholly outside (0 <= tile[i] < tile_counts(spec)[i] does not hold) raises DescriptorError.
+    """
+    indices = rules.as_ints(tile, "tile")
+    rules.check_length(indices, spec.rank, "tile", spec.rank)
+    for i, (index, count) in enumerate(zip(indices, tile_counts(spec), strict=True)):
+        if not 0 <= index < count:
+            raise DescriptorError(f"tile[{i}]", index, f"0..{count - 1}")
+    return tuple(index * size for index, size in zip(indices, _box_extent(spec), strict=True))

@@ -1,0 +1,215 @@
+"""The driver's rules for tensor maps, each stated once; a broken one raises DescriptorError with field and index.
+
+Everything is in TMA order: index 0 is the innermost dimension. Sources: CUDA driver API, cuTensorMapEncodeTiled,
+cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. What the hardware asks beyond them stands in access.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+from cudatma.dtypes import TmaType
+from cudatma.errors import DescriptorError
+from cudatma.layout import Interleave, Swizzle
+
+MAX_RANK = 5
+MAX_DIM = 1 << 32
+STRIDE_LIMIT = 1 << 40
+MAX_BOX = 256
+MAX_ELEMENT_STRIDE = 8
+MAX_PIXELS = 1024
+#: Box rows are moved in pieces of this many bytes.
+CHUNK_BYTES = 16
+#: Smallest and largest im2col corner by rank: 16, 8 and 5 signed bits.
+CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
+
+_PADDED = ("16u4_align16b", "16u6_align16b")
+_PADDED_SWIZZLES = {
+    "16u4_align16b": (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B),
+    "16u6_align16b": (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B, Swizzle.B128_ATOM_64B),
+}
+_WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
+
+
+def as_int(value: object, field: str) -> int:
+    """A Python int from any integer type (NumPy's too); DescriptorError for a bool, a float or anything else."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise DescriptorError(field, value, "an integer")
+
+
+def as_ints(values: object, field: str) -> tuple[int, ...]:
+    """A tuple of ints from any sequence of integers; DescriptorError that names the index of a wrong one."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise DescriptorError(field, values, "a sequence of integers")
+    return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
+
+
+def is_padded(dtype: TmaType) -> bool:
+    """Whether 16 packed values take 16 bytes of shared memory, 4 or 8 of them a gap."""
+    return dtype.name in _PADDED
+
+
+def smem_bits(dtype: TmaType) -> int:
+    """Bits that one element takes in shared memory: its own, or 8 for the padded packed types."""
+    return 8 if is_padded(dtype) else dtype.element_bits
+
+
+def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
+    """Bytes to which the base address and every stride are to be multiples: 16 or 32."""
+    return 32 if interleave is Interleave.B32 or is_padded(dtype) else 16
+
+
+def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
+    """One value for each dimension that needs one."""
+    if len(values) != length:
+        raise DescriptorError(field, values, f"{length} values for rank {rank}")
+
+
+def check_rank(rank: int, least: int, interleave: Interleave) -> None:
+    """1..5 tiled, 3..5 im2col, and at least 3 with interleave."""
+    if interleave is not Interleave.NONE:
+        least = max(least, 3)
+    if not least <= rank <= MAX_RANK:
+        why = f" with interleave {interleave.label}" if interleave is not Interleave.NONE else ""
+        raise DescriptorError("rank", rank, f"{least}..{MAX_RANK}{why}", "merge or add dimensions of size 1")
+
+
+def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
+    """1..2**32 elements; packed types count single values, and whole groups of them in dims[0]."""
+    for index, dim in enumerate(dims):
+        if not 1 <= dim <= MAX_DIM:
+            raise DescriptorError(f"dims[{index}]", dim, "1..2**32 elements", "an empty tensor has no tensor map")
+    multiple = 128 if is_padded(dtype) else 2 if dtype.packed else 1
+    if dims[0] % multiple:
+        raise DescriptorError("dims[0]", dims[0], f"multiples of {multiple} for {dtype.name}", "pad the rows")
+
+
+def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
+    """Multiples of 16 (or 32) bytes below 2**40. 0 (a broadcast) and overlapping strides are accepted."""
+    multiple = address_alignment(dtype, interleave)
+    for index, stride in enumerate(strides_bytes):
+        if not 0 <= stride < STRIDE_LIMIT:
+            raise DescriptorError(
+                f"strides_bytes[{index}]", stride, "0..2**40 - 16 bytes", "a tensor map cannot walk backwards"
+            )
+        if stride % multiple:
+            raise DescriptorError(
+                f"strides_bytes[{index}]", stride, f"multiples of {multiple} bytes", "pad the pitch, or use plain loads"
+            )
+
+
+def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
+    """A 64-bit address, 16-byte aligned (32 with interleave 32B and for the padded packed types)."""
+    multiple = address_alignment(dtype, interleave)
+    if not 0 <= address < 1 << 64:
+        raise DescriptorError("address", address, "a 64-bit address")
+    if address % multiple:
+        raise DescriptorError(
+            "address", hex(address), f"multiples of {multiple} bytes", "start the view at an aligned element"
+        )
+
+
+def check_element_strides(element_strides: Sequence[int]) -> None:
+    """1..8 in every dimension."""
+    for index, step in enumerate(element_strides):
+        if not 1 <= step <= MAX_ELEMENT_STRIDE:
+            raise DescriptorError(f"element_strides[{index}]", step, f"1..{MAX_ELEMENT_STRIDE}")
+
+
+def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
+    """The innermost extent of a box: 1..256 elements, whole 16-byte chunks, no wider than the swizzle span."""
+    if not 1 <= elems <= MAX_BOX:
+        raise DescriptorError(field, elems, f"1..{MAX_BOX} elements", "split the box, or describe wider elements")
+    if is_padded(dtype) and elems != 128:
+        raise DescriptorError(field, elems, f"128 elements for {dtype.name}")
+    if interleave is not Interleave.NONE:
+        return
+    bits = elems * smem_bits(dtype)
+    if bits % (8 * CHUNK_BYTES):
+        raise DescriptorError(
+            field, f"{elems} x {smem_bits(dtype)} bits", f"multiples of {CHUNK_BYTES} bytes", "widen the box"
+        )
+    if swizzle is not Swizzle.NONE and bits > 8 * swizzle.span_bytes:
+        raise DescriptorError(
+            field,
+            f"{bits // 8} bytes",
+            f"at most {swizzle.span_bytes} bytes with swizzle {swizzle.label}",
+            "issue several boxes, or use a wider swizzle",
+        )
+
+
+def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
+    """check_inner_box() for box[0], 1..256 elements in the other dimensions."""
+    check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
+    for index, size in enumerate(box[1:], 1):
+        if not 1 <= size <= MAX_BOX:
+            raise DescriptorError(f"box[{index}]", size, f"1..{MAX_BOX} elements", "issue several boxes")
+
+
+def check_interleave(interleave: Interleave, swizzle: Swizzle, dtype: TmaType) -> None:
+    """Interleave 32B goes with swizzle 32B; the 6-bit type takes no interleave."""
+    if interleave is Interleave.B32 and swizzle is not Swizzle.B32:
+        raise DescriptorError("swizzle", swizzle.label, "32B with interleave 32B")
+    if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
+        raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
+
+
+def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
+    """The padded packed types know fewer swizzles."""
+    allowed = _PADDED_SWIZZLES.get(dtype.name)
+    if allowed is not None and swizzle not in allowed:
+        raise DescriptorError("swizzle", swizzle.label, f"{', '.join(s.label for s in allowed)} for {dtype.name}")
+
+
+def check_fill(nan: bool, dtype: TmaType) -> None:
+    """NaN fill needs a floating-point type."""
+    if nan and not dtype.is_float:
+        raise DescriptorError("oob_fill", "nan", f"zeros for {dtype.name}", "NaN exists in floating-point types only")
+
+
+def check_corners(lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, wide: bool = False) -> None:
+    """Corners of the im2col bounding box, W first: signed 16, 8 or 5 bits by rank, and a box that is not empty.
+
+    In dimension i + 1 the box runs from lower[i] to dims[i + 1] - 1 + upper[i]. ``wide``: one corner of 16 bits along
+    W, whatever the rank is.
+    """
+    rank = 3 if wide else len(dims)
+    low, high = CORNER_RANGE[rank]
+
+    def field(name: str, index: int) -> str:
+        return f"{name}_w" if wide else f"{name}[{index}]"
+
+    for name, corner in (("lower_corner", lower), ("upper_corner", upper)):
+        check_length(corner, rank - 2, name, rank)
+        for index, value in enumerate(corner):
+            if not low <= value <= high:
+                raise DescriptorError(field(name, index), value, f"{low}..{high}", f"the limits at rank {rank}")
+    for index in range(rank - 2):
+        extent = dims[index + 1] + upper[index] - lower[index]
+        if extent < 1:
+            raise DescriptorError(
+                field("upper_corner", index),
+                upper[index],
+                f"{lower[index] - dims[index + 1] + 1} and up",
+                f"the bounding box is {extent} wide in dimension {index + 1}",
+            )
+
+
+def check_pixels(pixels: int) -> None:
+    """1..1024 pixels in a column."""
+    if not 1 <= pixels <= MAX_PIXELS:
+        raise DescriptorError("pixels_per_column", pixels, f"1..{MAX_PIXELS}")
+
+
+def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
+    """The wide im2col modes take no interleave and only swizzles 64B, 128B and 128B_ATOM_32B."""
+    if interleave is not Interleave.NONE:
+        raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
+    if swizzle not in _WIDE_SWIZZLES:
+        allowed = ", ".join(s.label for s in _WIDE_SWIZZLES)
+        raise DescriptorError("swizzle", swizzle.label, f"{allowed} in im2col wide mode")

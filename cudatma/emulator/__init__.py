@@ -1,0 +1,1 @@
+"""Runs PTX on the CPU."""

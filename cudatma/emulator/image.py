@@ -1,0 +1,115 @@
+"""A module loaded into memory: addresses of its variables and runnable functions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.memory import GlobalMemory, address_of
+from cudatma.emulator.model import Module, Variable
+from cudatma.emulator.program import Program, lay_out
+from cudatma.emulator.types import Array
+from cudatma.errors import ArgumentError
+
+
+class Image:
+    """Programs are made when they are first asked for; variables live as long as the image."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.variables: dict[str, Array] = {}
+        self.addresses: dict[str, int] = {}
+        self.const_spans: list[tuple[int, int]] = []
+        self._programs: dict[str, Program] = {}
+        self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
+        for variable in module.variables.values():
+            if variable.space in ("global", "const"):
+                self._place(variable)
+        for variable in module.variables.values():
+            self._patch(variable)
+
+    def _place(self, variable: Variable) -> None:
+        size = max(variable.size_bytes, 1)
+        align = max(16, variable.align)
+        raw = np.zeros(size + align, np.uint8)
+        skip = -address_of(raw) % align
+        data = raw[skip : skip + size]
+        data[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+        self.variables[variable.name] = data
+        self.addresses[variable.name] = address_of(data)
+        if variable.space == "const":
+            self.const_spans.append((address_of(data), address_of(data) + size))
+
+    def _patch(self, variable: Variable) -> None:
+        for position, name, offset in variable.relocations:
+            target = self.addresses.get(name, self._numbers.get(name))
+            if target is None:
+                raise PtxError(f"`{variable.name}` refers to `{name}`, which is not in the module")
+            self.variables[variable.name][position : position + 8].view(np.uint64)[0] = target + offset
+
+    def map_into(self, memory: GlobalMemory) -> None:
+        """Make the variables accessible to a launch."""
+        for name, data in self.variables.items():
+            memory.add(data, f"variable {name}")
+
+    def function_number(self, name: str) -> int:
+        """What stands for the address of a function."""
+        return self._numbers[name]
+
+    def function_at(self, number: int) -> str | None:
+        """The function that such an address names."""
+        return next((name for name, value in self._numbers.items() if value == number), None)
+
+    def entry(self, name: str) -> Program:
+        """An entry by name, or the only one whose name contains it; ArgumentError where there is none."""
+        entries = [f.name for f in self.module.functions.values() if f.is_entry]
+        matches = [name] if name in entries else [entry for entry in entries if name in entry]
+        if len(matches) != 1:
+            raise ArgumentError("name", name, f"one of {', '.join(entries) or 'none: the module has no entry'}")
+        return self.program(matches[0])
+
+    def program(self, name: str) -> Program:
+        """A function of the module made runnable."""
+        found = self._programs.get(name)
+        if found is None:
+            function = self.module.functions.get(name)
+            if function is None or not function.is_defined:
+                raise PtxError(f"function `{name}` is called but not defined in this module")
+            found = self._programs[name] = Program(function, self.module)
+        return found
+
+    def _reachable(self, name: str) -> list[str]:
+        """The function and everything it may call, directly or through a name taken as an address."""
+        seen, todo = [name], [name]
+        while todo:
+            for instruction in self.module.functions[todo.pop()].body:
+                for operand in instruction.operands:
+                    called = getattr(operand, "name", None)
+                    if called in self.module.functions and called not in seen:
+                        seen.append(called)
+                        todo.append(called)
+        return seen
+
+    def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
+        """Offsets of the shared variables that an entry can reach, and where the dynamic part begins.
+
+        Static variables come first, the widest aligned in front; every extern array begins behind them.
+        """
+        names = self._reachable(entry)
+        used = {
+            getattr(part, "name", None)
+            for name in names
+            for instruction in self.module.functions[name].body
+            for operand in instruction.operands
+            for part in (operand, getattr(operand, "base", None))
+        }
+        found = [v for v in self.module.variables.values() if v.space == "shared" and v.name in used]
+        for name in names:
+            found += [v for v in self.module.functions[name].variables.values() if v.space == "shared"]
+        static = sorted((v for v in found if v.size_bytes), key=lambda v: -v.align)
+        dynamic = [v for v in found if not v.size_bytes]
+        offsets, end = lay_out(static)
+        align = max([v.align for v in dynamic], default=1)
+        start = -(-end // align) * align
+        offsets.update((v.name, start) for v in dynamic)
+        return offsets, start

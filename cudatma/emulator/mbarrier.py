@@ -1,0 +1,268 @@
+"""mbarrier objects in shared memory: phases, pending arrivals, pending bytes.
+
+A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. Source: PTX ISA, "mbarrier".
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator import access
+from cudatma.emulator.machine import Split, Warp
+from cudatma.emulator.memory import RANK_SHIFT, SHARED_WINDOW
+from cudatma.emulator.types import LANES, Array
+from cudatma.emulator.writer import RUNTIME, runtime
+
+if TYPE_CHECKING:
+    from cudatma.emulator.cluster import Block
+
+MAX_COUNT = (1 << 20) - 1
+
+
+@dataclass(slots=True, eq=False)
+class MBarrier:
+    """One barrier. phase: how many phases have ended; tx: bytes still to come (negative: more came than was said)."""
+
+    block: Block
+    offset: int
+    count: int
+    pending: int = 0
+    tx: int = 0
+    phase: int = 0
+    next_count: int = 0
+    waiters: list[Split] = field(default_factory=list)
+    clocks: Any = None
+    arrived_by: set[tuple[int, int]] = field(default_factory=set)
+    expected_by: tuple[Warp, int] | None = None
+    initialised_by: Warp | None = None
+
+    def __post_init__(self) -> None:
+        self.pending = self.next_count = self.count
+
+    @property
+    def name(self) -> str:
+        """The barrier's shared address and block."""
+        return f"mbarrier at {self.offset + (self.block.shared_base & 0xFFFFFF):#x} of block {self.block.index}"
+
+    def describe(self) -> str:
+        return (
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals and "
+            f"{self.tx} bytes pending"
+        )
+
+    def arrive(self, count: int) -> None:
+        self.pending -= count
+        self.settle()
+
+    def complete_tx(self, size: int) -> None:
+        self.tx -= size
+        self.settle()
+
+    def settle(self) -> None:
+        """End the phase where nothing is pending."""
+        if self.pending or self.tx:
+            return
+        self.phase += 1
+        self.pending = self.count = self.next_count
+        self.arrived_by.clear()
+        self.expected_by = None
+        observer = self.block.cluster.observer
+        if observer is not None:
+            observer.phase_ended(self)
+        launch = self.block.launch
+        if launch.trace is not None:
+            launch.trace.phase(self)
+        launch.scheduler.wake(self.waiters)
+
+
+@dataclass(slots=True)
+class BarrierWait:
+    """A split that waits for a phase. parity: -1 where a token named the phase."""
+
+    barrier: MBarrier
+    at: int
+    parity: int
+    may_time_out: bool = True
+
+    def describe(self) -> str:
+        asked = f"parity {self.parity}" if self.parity >= 0 else "a token's phase"
+        return f"{self.barrier.describe()}; waited for: {asked}"
+
+
+def _place(w: Warp, at: int, address: int) -> tuple[Block, int]:
+    """(block, offset) of a barrier's address, generic or shared."""
+    if address >> 60:
+        address -= SHARED_WINDOW
+    block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, True)
+    return block, int(offsets[0])
+
+
+def find(w: Warp, at: int, address: int, what: str) -> MBarrier | None:
+    """The barrier at an address; None, after a report, where there is none that works."""
+    block, offset = _place(w, at, address)
+    barrier = block.mbarriers.get(offset)
+    observer = w.block.cluster.observer
+    if barrier is None:
+        if observer is None or not observer.report(
+            "barrier_uninitialised" if address % 8 == 0 else "barrier_misaligned", w, at,
+            f"{what} on shared address {address & 0xFFFFFF:#x}, where no mbarrier is initialised",
+        ):  # fmt: skip
+            access.trap(w, at, f"{what} on an address that holds no mbarrier ({address & 0xFFFFFF:#x})")
+        return None
+    if observer is not None:
+        observer.barrier_used(w, at, barrier, what)
+    return barrier
+
+
+def _lanes(mask: Array | None) -> list[int]:
+    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+
+
+def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
+    """mbarrier.init."""
+    observer = w.block.cluster.observer
+    for lane in _lanes(mask):
+        address, number = int(addresses[lane]), int(count[lane])
+        block, offset = _place(w, at, address)
+        if address % 8:
+            if observer is not None:
+                observer.report("barrier_misaligned", w, at, f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8")
+            access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is needed")
+        if not 1 <= number <= MAX_COUNT:
+            access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
+        old = block.mbarriers.get(offset)
+        barrier = MBarrier(block, offset, number, initialised_by=w)
+        if observer is not None:
+            observer.barrier_init(w, at, barrier, old)
+        block.mbarriers[offset] = barrier
+
+
+def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
+    """mbarrier.inval."""
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.inval")
+        if barrier is not None:
+            observer = w.block.cluster.observer
+            if observer is not None:
+                observer.barrier_inval(w, at, barrier)
+            del barrier.block.mbarriers[barrier.offset]
+
+
+def arrive(
+    w: Warp, at: int, addresses: Array, count: Array | None, expect: Array | None, mask: Array | None, drop: bool,
+    release: bool,
+) -> Array:  # fmt: skip
+    """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the phase's token (its number) for each lane."""
+    token = np.zeros(LANES, np.uint64)
+    w.launch.scheduler.progress += 1
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.arrive")
+        if barrier is None:
+            continue
+        token[lane] = barrier.phase
+        number = 1 if count is None else int(count[lane])
+        _expect(w, at, barrier, None if expect is None else int(expect[lane]))
+        observer = w.block.cluster.observer
+        if number > barrier.pending:
+            if observer is not None:
+                observer.report("arrival_overflow", w, at, f"{number} arrivals where {barrier.pending} are pending; "
+                                f"{barrier.describe()}", barrier=barrier)  # fmt: skip
+            number = barrier.pending
+        barrier.arrived_by.add((w.agent, lane))
+        if drop:
+            barrier.next_count -= number
+        if observer is not None:
+            observer.barrier_release(w, at, barrier, release)
+        barrier.arrive(number)
+    return token
+
+
+def _expect(w: Warp, at: int, barrier: MBarrier, size: int | None) -> None:
+    if size is None:
+        return
+    if not 0 <= size <= MAX_COUNT:
+        access.trap(w, at, f"expect_tx of {size} bytes; at most {MAX_COUNT} are allowed")
+    barrier.tx += size
+    barrier.expected_by = (w, at)
+
+
+def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+    """mbarrier.expect_tx: more bytes to wait for, no arrival."""
+    w.launch.scheduler.progress += 1
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx")
+        if barrier is not None:
+            _expect(w, at, barrier, int(size[lane]))
+            barrier.settle()
+
+
+def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+    """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
+    w.launch.scheduler.progress += 1
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx")
+        if barrier is not None:
+            barrier.complete_tx(int(size[lane]))
+
+
+def wait(
+    w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, acquire: bool
+) -> Array | None:
+    """test_wait, try_wait: which lanes' phases have ended; None where the split has to wait first.
+
+    A suspended try_wait that nobody can release gives up, as hardware's does after its time limit.
+    """
+    split = w.split
+    result = np.zeros(LANES, bool)
+    lanes = _lanes(mask)
+    first: tuple[MBarrier, int] | None = None
+    observer = w.block.cluster.observer
+    answers: dict[tuple[int, int], bool] = {}
+    for lane in lanes:
+        key = (int(addresses[lane]), int(phase[lane]))
+        if key not in answers:
+            barrier = find(w, at, key[0], "a wait")
+            if barrier is None:
+                answers[key] = True
+                continue
+            done = (barrier.phase & 1) != (key[1] & 1) if by_parity else barrier.phase > key[1]
+            answers[key] = done
+            if done and observer is not None:
+                observer.barrier_acquire(w, at, barrier, acquire)
+            if not done and first is None:
+                first = barrier, (key[1] & 1) if by_parity else -1
+        result[lane] = answers[key]
+    if first is None or result.any():
+        split.timed_out = False
+        split.polls = 0
+        return result
+    barrier, parity = first
+    if split.timed_out:
+        split.timed_out = False
+        return result
+    if suspends:
+        barrier.waiters.append(split)
+        w.launch.scheduler.block(split, BarrierWait(barrier, at, parity))
+        return None
+    split.token = None
+    split.last_poll = BarrierWait(barrier, at, parity)
+    w.launch.scheduler.poll(split)
+    return result
+
+
+@runtime
+def pending_count(state: Array) -> Array:
+    """mbarrier.pending_count: tokens here carry the phase alone."""
+    return state.astype(np.uint32)
+
+
+def is_remote(w: Warp, address: int) -> bool:
+    """Whether a shared address names another block of the cluster."""
+    return (address & 0xFFFFFFFF) >> RANK_SHIFT != w.block.rank
+
+
+RUNTIME["mbarrier"] = sys.modules[__name__]

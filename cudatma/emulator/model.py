@@ -1,0 +1,144 @@
+"""A parsed PTX module: plain data, no behaviour.
+
+Source: PTX ISA, chapters "Syntax", "State Spaces, Types, and Variables", "Directives".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A register operand: its index in Function.registers."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """An immediate. bits: the value as written (a Python int); kind: "int", "f32" or "f64" (bits hold the float's)."""
+
+    bits: int
+    kind: str = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A named variable, function, label or special register (``%tid.x``), plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mem:
+    """``[base+offset]`` or ``[base, {coordinates}]`` with further comma-separated parts in ``extra``."""
+
+    base: Reg | Imm | Sym
+    offset: int = 0
+    extra: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vec:
+    """``{a, b, ...}``."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """``a|b``: two destinations."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """``!p`` as a source operand."""
+
+    reg: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """``_``: a destination that is thrown away."""
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One statement. parts: the opcode split at its dots; guard: predicate register and whether it is negated.
+
+    file, source_line: the .loc in force, 0 where there is none. inlined_at: the caller's (file, line) chain's first.
+    """
+
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    line: int
+    text: str
+    guard: tuple[int, bool] | None = None
+    file: int = 0
+    source_line: int = 0
+
+    @property
+    def opcode(self) -> str:
+        return ".".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of a state space. size_bytes 0: an extern array. init: bytes, with symbols to patch in."""
+
+    name: str
+    space: str
+    align: int
+    size_bytes: int
+    init: bytes = b""
+    relocations: tuple[tuple[int, str, int], ...] = ()
+    is_extern: bool = False
+
+
+@dataclass(slots=True)
+class Function:
+    """An entry or a .func.
+
+    registers: PTX type of each register ("b32", "pred", ...); register_names likewise. body: instructions; labels:
+    name -> index in the body. params, returns: in order, with sizes. variables: .shared and .local ones of the body.
+    """
+
+    name: str
+    is_entry: bool
+    params: list[Variable] = field(default_factory=list)
+    returns: list[Variable] = field(default_factory=list)
+    registers: list[str] = field(default_factory=list)
+    register_names: list[str] = field(default_factory=list)
+    body: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    param_locals: dict[str, Variable] = field(default_factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    is_defined: bool = True
+
+
+@dataclass(slots=True)
+class Module:
+    """A PTX module. files: number of .file -> path."""
+
+    version: tuple[int, int] = (0, 0)
+    target: str = ""
+    functions: dict[str, Function] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+
+    def source_of(self, instruction: Instruction) -> str:
+        """ "name.cu:12" of the .loc in force, "" where there is none."""
+        if not instruction.source_line:
+            return ""
+        name = self.files.get(instruction.file, f"file {instruction.file}")
+        return f"{name.rsplit('/', 1)[-1]}:{instruction.source_line}"

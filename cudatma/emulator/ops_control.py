@@ -1,0 +1,211 @@
+"""Branches, calls, ends, barriers of a block or cluster, and instructions that only take time.
+
+Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudatma.emulator import sync
+from cudatma.emulator.errors import TrapError
+from cudatma.emulator.machine import Warp
+from cudatma.emulator.model import Imm, Instruction, Reg, Sym, Vec
+from cudatma.emulator.types import Array
+from cudatma.emulator.writer import SegmentWriter, emitter, runtime
+
+
+def _taken(e: SegmentWriter, i: Instruction) -> str | None:
+    """Bind the lanes whose guard holds; None without a guard."""
+    if i.guard is None:
+        return None
+    register, negated = i.guard
+    predicate = ("~" if negated else "") + e._register(register)
+    return e.temporary(f"{predicate} & m" if e.masked else predicate)
+
+
+@emitter("bra")
+def bra(e: SegmentWriter, i: Instruction) -> None:
+    label = i.operands[0]
+    if not isinstance(label, Sym):
+        e.fail("a branch needs a label")
+    target = e.flow.target(label.name, i)
+    taken = _taken(e, i)
+    if taken is None:
+        e.line(f"return {target}")
+        return
+    following = e.segment.index + 1
+    count = e.temporary(f"count({taken})")
+    e.line(f"if {count} == 0: return {following}")
+    e.line(f"if {count} == {'count(m)' if e.masked else 32}: return {target}")
+    e.line(f"return w.diverge({taken}, {target}, {following}, {e.segment.reconverge})")
+
+
+@emitter("brx")
+def brx(e: SegmentWriter, i: Instruction) -> None:
+    targets = [e.flow.target(name, i) for name in e.flow.branch_targets(i)]
+    taken = _taken(e, i)
+    if taken is not None:
+        e.line(f"if not {taken}.any(): return {e.segment.index + 1}")
+        e.line(f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {e.segment.index + 1}, "
+               f"{e.segment.reconverge})")  # fmt: skip
+    e.line(f"return indexed_branch(w, {e.src(i.operands[0], 'u32')}, {targets}, {e.segment.reconverge}, m)")
+
+
+@runtime
+def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: Array) -> int:
+    """Go where each lane's index says; lanes of one index at a time are parted from the rest."""
+    first = int(index[mask.argmax()])
+    if first >= len(targets):
+        raise TrapError(f"brx.idx with index {first}, {len(targets)} targets")
+    same = (index == first) & mask
+    if (same == mask).all():
+        return targets[first]
+    return w.diverge(same, targets[first], w.split.pc, meet)
+
+
+@emitter("ret", "exit")
+def leave(e: SegmentWriter, i: Instruction) -> None:
+    whole = "w.quit(m)" if i.parts[0] == "exit" else "w.leave(m)"
+    taken = _taken(e, i)
+    if taken is None:
+        e.line(f"return {whole}")
+        return
+    following = e.segment.index + 1
+    count = e.temporary(f"count({taken})")
+    e.line(f"if {count} == 0: return {following}")
+    e.line(f"if {count} == count(m): return {whole}")
+    e.line(whole.replace("(m)", f"({taken})"))
+    e.line(f"return {following}")
+
+
+@emitter("trap", "brkpt")
+def trap(e: SegmentWriter, i: Instruction) -> None:
+    taken = _taken(e, i)
+    if taken is not None:
+        e.line(f"if not {taken}.any(): return {e.segment.index + 1}")
+    e.line("raise_trap(w)")
+    e.line("return -2")
+
+
+@runtime
+def raise_trap(w: Warp) -> None:
+    raise TrapError(f"the kernel executed trap in block {w.block.index}, warp {w.index}")
+
+
+@emitter("call")
+def call(e: SegmentWriter, i: Instruction) -> None:
+    """call{.uni} (results), function, (arguments): arguments and results are .param variables of the caller."""
+    parts = list(i.operands)
+    results = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
+    e.need(bool(parts), "a call without a function")
+    callee = parts.pop(0)
+    arguments = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
+    names: list[list[str]] = []
+    for group in (arguments, results):
+        items = group.items if isinstance(group, Vec) else ()
+        e.need(all(isinstance(item, Sym) for item in items), "only .param variables are served in calls")
+        names.append([item.name for item in items if isinstance(item, Sym)])
+    following = e.segment.index + 1
+    taken = _taken(e, i)
+    if taken is not None:
+        e.line(f"if not {taken}.any(): return {following}")
+        e.line(f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {following}, {following})")
+    if isinstance(callee, Sym):
+        e.line(f"return call_function(w, {callee.name!r}, {names[0]}, {names[1]}, {following})")
+    elif isinstance(callee, Reg):
+        target = e.src(callee, "u64")
+        e.line(f"return call_pointer(w, {target}, {names[0]}, {names[1]}, {following}, m)")
+    else:
+        e.fail("a call to something that is no function")
+
+
+@runtime
+def call_function(w: Warp, name: str, arguments: list[str], results: list[str], following: int) -> int:
+    from cudatma.emulator.builtins import BUILTINS
+
+    if name in BUILTINS:
+        BUILTINS[name](w, arguments, results)
+        return following
+    program = w.launch.image.program(name)
+    wanted = (len(program.function.params), len(program.function.returns))
+    if wanted != (len(arguments), len(results)):
+        raise TrapError(f"call of {name} with {len(arguments)} arguments and {len(results)} results; it has {wanted}")
+    return w.call(program, arguments, results, following)
+
+
+@runtime
+def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str], following: int, mask: Array) -> int:
+    """An indirect call; lanes with different targets are parted."""
+    first = int(target[mask.argmax()])
+    same = (target == np.uint64(first)) & mask
+    if not (same == mask).all():
+        return w.diverge(same, w.split.pc, w.split.pc, following)
+    name = w.launch.image.function_at(first)
+    if name is None:
+        raise TrapError(f"an indirect call to {first:#x}, which is no function")
+    return call_function_typed(w, name, arguments, results, following)
+
+
+def call_function_typed(w: Warp, name: str, arguments: list[str], results: list[str], following: int) -> int:
+    return int(call_function(w, name, arguments, results, following))
+
+
+@emitter("bar", "barrier")
+def bar(e: SegmentWriter, i: Instruction) -> None:
+    """bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync, barrier.cluster.arrive/.wait."""
+    following = e.segment.index + 1
+    parts = set(i.parts)
+    if "warp" in parts:
+        e.line(f"sync.warp_sync(w, {e.at}, {e.src(i.operands[0], 'u32')}, {e.mask})")
+        return
+    if "cluster" in parts:
+        if "wait" in parts:
+            e.line(f"if sync.cluster_wait(w, {e.at}, {'acquire' in parts or 'relaxed' not in parts}): return -1")
+        else:
+            e.line(f"sync.cluster_arrive(w, {e.at}, {'relaxed' not in parts})")
+        return
+    aligned = i.parts[0] == "bar" or "aligned" in parts
+    position = 1 if "red" in parts else 0
+    number = e.src(i.operands[position], "u32")
+    if "red" in parts:
+        has_count = len(i.operands) == 4
+        count = e.src(i.operands[2], "u32") if has_count else "None"
+        predicate = e.src(i.operands[-1], "pred")
+        kind = next(p for p in ("popc", "and", "or") if p in parts)
+        result = e.temporary(f"sync.named_reduce(w, {e.at}, {number}, {count}, {predicate}, {kind!r}, {aligned})")
+        e.line(f"if {result} is None: return -1")
+        e.dst(i.operands[0], result, "u32" if kind == "popc" else "pred")
+        return
+    count = e.src(i.operands[1], "u32") if len(i.operands) > 1 else "None"
+    if "arrive" in parts:
+        e.line(f"sync.named_arrive(w, {e.at}, {number}, {count}, {aligned})")
+    elif "sync" in parts:
+        e.line(f"if sync.named_sync(w, {e.at}, {number}, {count}, {aligned}): return -1")
+        del following
+    else:
+        e.fail("unknown form of bar")
+
+
+@emitter("nanosleep")
+def nanosleep(e: SegmentWriter, i: Instruction) -> None:
+    e.line("w.launch.scheduler.poll(w.split)")
+
+
+@emitter("setmaxnreg", "pmevent", "prefetch", "prefetchu", "applypriority", "discard")
+def no_effect(e: SegmentWriter, i: Instruction) -> None:
+    """Registers, caches and counters have no bearing on values."""
+    if i.parts[0] == "setmaxnreg":
+        e.need(isinstance(i.operands[0], Imm), "setmaxnreg wants an immediate")
+        e.line(f"sync.set_registers(w, {e.at})")
+    else:
+        e.line("pass")
+
+
+@emitter("griddepcontrol")
+def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
+    """Launches run one after the other here, so whatever came before is done."""
+    e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
+    e.line("pass")
+
+

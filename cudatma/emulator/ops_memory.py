@@ -1,0 +1,170 @@
+"""ld, st, atom, red and the like. Source: PTX ISA, "Data Movement and Conversion Instructions", "atom", "red"."""
+
+from __future__ import annotations
+
+import cudatma.emulator.access
+import cudatma.emulator.atomics  # noqa: F401
+from cudatma.emulator.model import Instruction, Mem, Reg, Sink, Sym, Vec
+from cudatma.emulator.types import BYTES, CODES, unsigned
+from cudatma.emulator.writer import SegmentWriter, emitter
+
+_SPACES = ("global", "shared", "local", "const", "param")
+
+
+def state_space(i: Instruction) -> tuple[str, bool]:
+    """(space, whether ::cluster); "" is generic."""
+    for part in i.parts[1:]:
+        name, _, detail = part.partition("::")
+        if name in _SPACES:
+            return name, detail == "cluster"
+    return "", False
+
+
+def order_of(i: Instruction) -> str:
+    """The memory order that an access asks for, "" for a weak one."""
+    return next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")), "")
+
+
+def _width(e: SegmentWriter, mem: Mem) -> str:
+    """u32 addresses are calculated in 32 bits, so that they wrap as the program's registers do."""
+    return "u32" if isinstance(mem.base, Reg) and BYTES[e.classes[mem.base.index]] == 4 else "u64"
+
+
+def address_of(e: SegmentWriter, mem: object) -> str:
+    """The lane addresses of a memory operand, as uint64."""
+    if not isinstance(mem, Mem):
+        e.fail("an address in brackets is expected")
+    width = _width(e, mem)
+    return e.convert(e.address(mem, width), width, "u64")
+
+
+def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | None:
+    """(name, offset) of a .param variable that lives in the activation, not in the kernel's parameter buffer."""
+    if space != "param" or not isinstance(mem.base, Sym):
+        return None
+    function = e.flow.function
+    name = mem.base.name
+    if function.is_entry and any(p.name == name for p in function.params):
+        return None
+    known = name in function.param_locals or any(p.name == name for p in (*function.params, *function.returns))
+    e.need(known, f"unknown parameter `{name}`")
+    return name, mem.base.offset + mem.offset
+
+
+def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
+    """(type, how many): .v2, .v4, .v8 and .b128."""
+    e.need(i.parts[-1] in CODES, f"unknown type `.{i.parts[-1]}`")
+    code = CODES[i.parts[-1]]
+    count = next((int(p[1:]) for p in i.parts if p in ("v2", "v4", "v8")), 1)
+    return ("u64", 2 * count) if code == "b128" else (code, count)
+
+
+@emitter("ld", "ldu")
+def ld(e: SegmentWriter, i: Instruction) -> None:
+    code, count = _elements(e, i)
+    space, remote = state_space(i)
+    e.need(len(i.operands) >= 2 and isinstance(i.operands[1], Mem), "ld wants a destination and an address")
+    mem = i.operands[1]
+    assert_mem = mem if isinstance(mem, Mem) else None
+    if assert_mem is None:
+        e.fail("an address in brackets is expected")
+    raw = unsigned(code) if code in ("f16",) else code
+    param = _param_name(e, assert_mem, space)
+    if param:
+        text = f"ld_param(w, {param[0]!r}, {param[1]}, {raw!r}, {count}, {e.mask})"
+    else:
+        head = f"w, {e.at}, {address_of(e, mem)}, {raw!r}, {count}, {e.mask}"
+        if space == "shared":
+            text = f"ld_shared({head}, {remote}, {order_of(i)!r})"
+        elif space == "local":
+            text = f"ld_local({head})"
+        elif space:
+            text = f"ld_global({head})"
+        else:
+            text = f"ld_generic({head}, {order_of(i)!r})"
+    value = e.temporary(text)
+    to = i.operands[0]
+    if i.parts[-1] == "b128":
+        targets = to.items if isinstance(to, Vec) else (to,)
+        for k, target in enumerate(targets):
+            e.dst(target, f"pack128({value}[{2 * k}], {value}[{2 * k + 1}])", "b128")
+        return
+    targets = to.items if isinstance(to, Vec) else (to,)
+    e.need(len(targets) == count, f"{count} destinations are expected")
+    for k, target in enumerate(targets):
+        if not isinstance(target, Sink):
+            e.dst(target, f"{value}[{k}]", raw)
+
+
+@emitter("st")
+def st(e: SegmentWriter, i: Instruction) -> None:
+    if "async" in i.parts:
+        from cudatma.emulator.ops_async import st_async
+
+        st_async(e, i)
+        return
+    code, count = _elements(e, i)
+    space, remote = state_space(i)
+    e.need(len(i.operands) >= 2, "st wants an address and a value")
+    mem = i.operands[0]
+    if not isinstance(mem, Mem):
+        e.fail("an address in brackets is expected")
+    raw = unsigned(code)
+    source = i.operands[1]
+    items = source.items if isinstance(source, Vec) else (source,)
+    if i.parts[-1] == "b128":
+        whole = [e.temporary(e.src(item, "b128")) for item in items]
+        values = ", ".join(f"{name}[0], {name}[1]" for name in whole)
+    else:
+        e.need(len(items) == count, f"{count} values are expected")
+        values = ", ".join(e.src(item, raw) for item in items)
+    param = _param_name(e, mem, space)
+    if param:
+        e.line(f"st_param(w, {param[0]!r}, {param[1]}, {raw!r}, ({values},), {e.mask})")
+        return
+    head = f"w, {e.at}, {address_of(e, mem)}, {raw!r}, ({values},), {e.mask}"
+    if space == "shared":
+        e.line(f"st_shared({head}, {remote}, {order_of(i)!r})")
+    elif space == "local":
+        e.line(f"st_local({head})")
+    elif space:
+        e.line(f"st_global({head})")
+    else:
+        e.line(f"st_generic({head}, {order_of(i)!r})")
+
+
+_ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
+
+
+@emitter("atom", "red")
+def atom(e: SegmentWriter, i: Instruction) -> None:
+    """atom and red on scalars and vectors; results are the values before the operation."""
+    if "async" in i.parts:
+        from cudatma.emulator.ops_async import red_async
+
+        red_async(e, i)
+        return
+    operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
+    e.need(bool(operation), "unknown atomic operation")
+    name = i.parts[-1]
+    e.need(name in CODES and name != "b128", f"atomics on .{name} are not served")
+    space, remote = state_space(i)
+    raw = unsigned(CODES[name])
+    shift = 1 if i.parts[0] == "atom" else 0
+    address = address_of(e, i.operands[shift])
+    sources = []
+    for operand in i.operands[shift + 1 :][: 2 if operation == "cas" else 1]:
+        items = operand.items if isinstance(operand, Vec) else (operand,)
+        sources.append("(" + ", ".join(e.src(item, raw) for item in items) + ",)")
+    text = (
+        f"atomic(w, {e.at}, {address}, {space!r}, {operation!r}, {name!r}, ({', '.join(sources)},), {e.mask}, "
+        f"{order_of(i)!r})"
+    )
+    if not shift:
+        e.line(text)
+        return
+    value = e.temporary(text)
+    to = i.operands[0]
+    for k, target in enumerate(to.items if isinstance(to, Vec) else (to,)):
+        if not isinstance(target, Sink):
+            e.dst(target, f"{value}[{k}]", raw)

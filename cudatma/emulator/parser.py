@@ -1,0 +1,132 @@
+"""PTX text to a Module. Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI"."""
+
+from __future__ import annotations
+
+from cudatma.emulator.body import BodyParser
+from cudatma.emulator.cursor import Cursor
+from cudatma.emulator.declarations import read_variable
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.model import Function, Module, Variable
+
+_LINKAGE = {"visible", "extern", "weak", "common"}
+_SPACES = {"global", "const", "shared"}
+_TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
+_FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
+
+
+def parse(text: str) -> Module:
+    """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
+
+    Raises PtxError, which names the line, for anything malformed; unknown instructions are found later, when a kernel
+    that holds them is prepared.
+    """
+    if not isinstance(text, str):
+        raise PtxError(f"PTX text is a str, got {type(text).__name__}")
+    try:
+        return _ModuleParser(text).read()
+    except RecursionError:
+        raise PtxError("scopes nested too deeply") from None
+
+
+class _ModuleParser:
+    def __init__(self, text: str) -> None:
+        self.cursor = Cursor(text)
+        self.module = Module()
+
+    def read(self) -> Module:
+        while self.cursor.token.kind != "end":
+            self._statement()
+        if self.module.version == (0, 0):
+            raise PtxError("no .version directive: this is not PTX")
+        return self.module
+
+    def _statement(self) -> None:
+        cursor = self.cursor
+        if cursor.accept(";"):
+            return
+        is_extern = False
+        token = cursor.expect_kind("directive")
+        while token.text[1:] in _LINKAGE:
+            is_extern |= token.text == ".extern"
+            token = cursor.expect_kind("directive")
+        name = token.text[1:]
+        if name == "version":
+            major, _, minor = cursor.expect_kind("number").text.partition(".")
+            self.module.version = (int(major), int(minor or 0))
+        elif name == "target":
+            self.module.target = cursor.expect_kind("word").text
+            while cursor.accept(","):
+                cursor.expect_kind("word")
+        elif name == "address_size":
+            if cursor.integer() != 64:
+                cursor.fail("only .address_size 64 is served")
+        elif name == "file":
+            self._file()
+        elif name == "section":
+            while cursor.token.text != "{":
+                cursor.next()
+            cursor.skip_braces()
+        elif name in ("pragma", "alias"):
+            cursor.skip_statement()
+        elif name in _SPACES:
+            for variable in read_variable(cursor, name, is_extern):
+                self.module.variables[variable.name] = variable
+            cursor.expect(";")
+        elif name in ("entry", "func"):
+            self._function(name == "entry")
+        else:
+            raise PtxError(f"unknown directive `.{name}`", token.line)
+
+    def _file(self) -> None:
+        number = self.cursor.integer()
+        self.module.files[number] = self.cursor.expect_kind("string").text[1:-1]
+        while self.cursor.accept(","):
+            self.cursor.integer()
+
+    def _function(self, is_entry: bool) -> None:
+        cursor = self.cursor
+        returns: list[Variable] = []
+        if cursor.token.kind == "directive":
+            cursor.next()  # .noreturn before the name
+        if cursor.token.text == "(":
+            returns = self._params()
+        function = Function(cursor.expect_kind("word").text, is_entry, returns=returns)
+        if cursor.token.text == "(":
+            function.params = self._params()
+        while cursor.token.kind == "directive":
+            self._function_directive(function)
+        if cursor.accept(";"):
+            function.is_defined = False
+            self.module.functions.setdefault(function.name, function)
+            return
+        BodyParser(cursor, function, self.module).read()
+        self.module.functions[function.name] = function
+
+    def _function_directive(self, function: Function) -> None:
+        cursor = self.cursor
+        token = cursor.next()
+        name = token.text[1:]
+        if name in _TRIPLES:
+            values = [cursor.integer()]
+            while cursor.accept(","):
+                values.append(cursor.integer())
+            function.directives[name] = tuple(values)
+        elif name in _FLAGS:
+            function.directives[name] = ()
+        elif name == "pragma":
+            cursor.skip_statement()
+        elif name == "abi_preserve" or name == "abi_preserve_control":
+            cursor.integer()
+        else:
+            raise PtxError(f"unknown function directive `.{name}`", token.line)
+
+    def _params(self) -> list[Variable]:
+        cursor = self.cursor
+        cursor.expect("(")
+        params: list[Variable] = []
+        while not cursor.accept(")"):
+            if not cursor.accept(".param"):
+                cursor.fail("parameters in .reg space are not served")
+            params.extend(read_variable(cursor, "param"))
+            cursor.accept(",")
+        return params

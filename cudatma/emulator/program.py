@@ -1,0 +1,96 @@
+"""A function made runnable: segments compiled to Python on first use, and where its variables lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cudatma.emulator.numeric
+import cudatma.emulator.ops_compare
+import cudatma.emulator.ops_control
+import cudatma.emulator.ops_float
+import cudatma.emulator.ops_memory
+import cudatma.emulator.ops_warp  # noqa: F401
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.flow import Flow
+from cudatma.emulator.model import Function, Instruction, Module, Variable
+from cudatma.emulator.types import LANES, NUMPY, Array
+from cudatma.emulator.writer import RUNTIME, SegmentWriter, storage_classes
+
+SegmentFunction = Callable[[Any, list[Array], Any], int]
+
+
+def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], int]:
+    """Offsets of variables placed one after the other at their alignment, and the end."""
+    offsets, at = {}, start
+    for variable in variables:
+        at = -(-at // max(1, variable.align)) * max(1, variable.align)
+        offsets[variable.name] = at
+        at += variable.size_bytes
+    return offsets, at
+
+
+class Program:
+    """One function of a module.
+
+    local_bytes: of one lane, a multiple of 16. param_offsets: of an entry's parameters in its buffer.
+    """
+
+    def __init__(self, function: Function, module: Module) -> None:
+        self.function, self.module = function, module
+        self.is_entry = function.is_entry
+        self.flow = Flow(function)
+        self.classes = storage_classes(self.flow)
+        self.initial_registers = [_zeros(code) for code in self.classes]
+        local = [v for v in function.variables.values() if v.space == "local"]
+        self.local_offsets, local_end = lay_out(local)
+        self.local_bytes = -(-local_end // 16) * 16
+        self.param_offsets, self.param_bytes = lay_out(function.params)
+        count = len(self.flow.segments)
+        self.full: list[SegmentFunction | None] = [None] * count
+        self.masked: list[SegmentFunction | None] = [None] * count
+        self.touched = [segment.touched for segment in self.flow.segments]
+
+    def compile_full(self, index: int) -> SegmentFunction:
+        """The form of a segment for 32 active lanes."""
+        found = self.full[index] = self._compile(index, masked=False)
+        return found
+
+    def compile_masked(self, index: int) -> SegmentFunction:
+        """The form of a segment that takes a mask of lanes."""
+        found = self.masked[index] = self._compile(index, masked=True)
+        return found
+
+    def source(self, index: int, masked: bool) -> str:
+        """The Python of a segment, for whoever debugs the emulator."""
+        writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
+        return writer.write()
+
+    def check(self) -> None:
+        """Raise PtxError at the first instruction that cannot be emulated."""
+        for segment in self.flow.segments:
+            SegmentWriter(self.flow, segment, self.classes, self.module, True).write()
+
+    def instruction(self, at: int) -> Instruction:
+        return self.function.body[at]
+
+    def _compile(self, index: int, masked: bool) -> SegmentFunction:
+        writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
+        try:
+            source = writer.write()
+        except (IndexError, ValueError, KeyError) as error:
+            if isinstance(error, PtxError):
+                raise
+            writer.fail(f"operands that do not fit the instruction ({error})")
+        names = {**RUNTIME, **writer.constants}
+        exec(compile(source, f"<ptx {self.function.name} segment {index}>", "exec"), names)
+        function: SegmentFunction = names["segment"]
+        return function
+
+
+def _zeros(code: str) -> Array:
+    vector: Array = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
+    vector.flags.writeable = False
+    return vector

@@ -1,0 +1,208 @@
+"""Barriers of a block (bar), of a cluster (barrier.cluster) and of a warp.
+
+Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudatma.emulator.errors import TrapError
+from cudatma.emulator.machine import FULL, Split, Warp
+from cudatma.emulator.types import LANES, Array
+from cudatma.emulator.writer import RUNTIME
+
+if TYPE_CHECKING:
+    from cudatma.emulator.cluster import Block, Cluster, NamedBarrier
+
+
+@dataclass(slots=True)
+class NamedWait:
+    """A split that waits at bar.sync."""
+
+    barrier: NamedBarrier
+    at: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        expected = "all threads" if self.barrier.expected is None else f"{self.barrier.expected} threads"
+        return f"bar.sync {self.barrier.number} ({self.barrier.arrived} of {expected} have arrived)"
+
+
+@dataclass(slots=True)
+class ClusterWait:
+    """A split that waits at barrier.cluster.wait."""
+
+    cluster: Cluster
+    at: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"barrier.cluster.wait ({len(self.cluster.barrier.arrived)} warps have arrived)"
+
+
+def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
+    """Count the running split's arrival at a named barrier."""
+    lane = int(w.split.mask.argmax())
+    index = int(number[lane])
+    if index > 15:
+        raise TrapError(f"barrier {index}; a block has 0..15")
+    barrier = w.block.barriers[index]
+    observer = w.block.cluster.observer
+    if observer is not None:
+        if aligned and not (w.split.mask == w.alive).all():
+            observer.report("divergent_barrier", w, at, f"bar.sync {index} is executed by {_lanes(w.split.mask)} alone "
+                            f"while other lanes of the warp are elsewhere")  # fmt: skip
+        observer.barrier_arrive(w, barrier)
+    threads = int(w.split.mask.sum())
+    expected = None if count is None else int(count[lane])
+    if expected is not None and expected % LANES:
+        raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
+    if expected is not None and expected != barrier.expected and barrier.arrived and barrier.expected is not None:
+        if observer is not None:
+            observer.report("barrier_count", w, at, f"barrier {index} is used with {expected} threads, others said "
+                            f"{barrier.expected} in the same phase")  # fmt: skip
+    if expected is not None:
+        barrier.expected = expected
+        threads = LANES if aligned else threads
+    barrier.arrived += threads
+    return barrier
+
+
+def _lanes(mask: Array) -> str:
+    count = int(mask.sum())
+    return f"lane {int(mask.argmax())}" if count == 1 else f"{count} lanes"
+
+
+def complete_named(block: Block, barrier: NamedBarrier) -> bool:
+    """Release a named barrier's waiters where everybody has come. True where it did."""
+    expected = block.live_threads if barrier.expected is None else barrier.expected
+    if barrier.arrived < expected or barrier.arrived == 0:
+        return False
+    barrier.arrived, barrier.expected = 0, None
+    observer = block.cluster.observer
+    if observer is not None:
+        observer.barrier_complete(barrier, [s.warp for s in barrier.waiters])
+    results = _reduced(barrier)
+    for split in barrier.waiters:
+        split.token = results if results is not None else True
+    block.launch.scheduler.wake(barrier.waiters)
+    return True
+
+
+def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
+    """(popc, and, or) over all threads of a bar.red."""
+    if not barrier.reductions:
+        return None
+    votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
+    barrier.reductions.clear()
+    return int(votes.sum()), bool(votes.all()), bool(votes.any())
+
+
+def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
+    """bar.sync: True while the split has to wait. A woken split comes back with its token set."""
+    split = w.split
+    if split.token is not None:
+        split.token = None
+        return False
+    barrier = _join(w, at, number, count, aligned)
+    barrier.waiters.append(split)
+    w.launch.scheduler.block(split, NamedWait(barrier, at))
+    complete_named(w.block, barrier)
+    return True
+
+
+def named_arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> None:
+    """bar.arrive: counts, does not wait."""
+    complete_named(w.block, _join(w, at, number, count, aligned))
+
+
+def named_reduce(
+    w: Warp, at: int, number: Array, count: Array | None, predicate: Array, kind: str, aligned: bool
+) -> Array | None:
+    """bar.red: None while the split has to wait, then the reduction over all threads."""
+    split = w.split
+    if split.token is not None:
+        total, every, some = split.token
+        split.token = None
+        if kind == "popc":
+            return np.full(LANES, total, np.uint32)
+        return np.full(LANES, every if kind == "and" else some)
+    barrier = _join(w, at, number, count, aligned)
+    barrier.reductions.append((split, split.mask, predicate))
+    barrier.waiters.append(split)
+    w.launch.scheduler.block(split, NamedWait(barrier, at))
+    complete_named(w.block, barrier)
+    return None
+
+
+def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
+    """bar.warp.sync: lanes of a warp run together here; a member that is elsewhere is reported."""
+    check_members(w, at, int(member[w.split.mask.argmax()]), "bar.warp.sync")
+
+
+def check_members(w: Warp, at: int, member: int, what: str) -> None:
+    """Report a warp-wide instruction whose member mask names live lanes that are not here."""
+    observer = w.block.cluster.observer
+    if observer is None or w.split.is_full:
+        return
+    here = int(np.packbits(w.split.mask, bitorder="little").view(np.uint32)[0])
+    alive = int(np.packbits(w.alive, bitorder="little").view(np.uint32)[0])
+    if member & alive & ~here:
+        observer.report("divergent_warp", w, at, f"{what} names lanes {member & alive & ~here:#x} that are elsewhere")
+
+
+def cluster_arrive(w: Warp, at: int, release: bool) -> None:
+    """barrier.cluster.arrive."""
+    cluster = w.block.cluster
+    arrived = cluster.barrier.arrived
+    arrived[w.agent] = arrived.get(w.agent, 0) + int(w.split.mask.sum())
+    if cluster.observer is not None:
+        cluster.observer.cluster_arrive(w, release)
+    w.async_state["cluster_phase"] = cluster.barrier.phase
+    complete_cluster(cluster)
+
+
+def complete_cluster(cluster: Cluster) -> None:
+    """End a phase of the cluster's barrier where all live threads have arrived."""
+    barrier = cluster.barrier
+    if not barrier.arrived or any(len(block.warps) < block.warp_count for block in cluster.blocks):
+        return
+    for block in cluster.blocks:
+        for warp in block.warps:
+            if barrier.arrived.get(warp.agent, 0) < int(warp.alive.sum()):
+                return
+    barrier.arrived.clear()
+    barrier.phase += 1
+    if cluster.observer is not None:
+        cluster.observer.cluster_complete()
+    cluster.launch.scheduler.wake(barrier.waiters)
+
+
+def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
+    """barrier.cluster.wait: True while the split has to wait."""
+    cluster = w.block.cluster
+    phase = w.async_state.get("cluster_phase")
+    if phase is None:
+        raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
+    if cluster.barrier.phase > phase:
+        if cluster.observer is not None:
+            cluster.observer.cluster_acquire(w)
+        return False
+    cluster.barrier.waiters.append(w.split)
+    cluster.launch.scheduler.block(w.split, ClusterWait(cluster, at))
+    return True
+
+
+def set_registers(w: Warp, at: int) -> None:
+    """setmaxnreg: a whole warp executes it."""
+    observer = w.block.cluster.observer
+    if observer is not None and not w.split.is_full:
+        observer.report("divergent_warp", w, at, "setmaxnreg is executed by a part of the warp")
+
+
+RUNTIME["sync"] = __import__("sys").modules[__name__]
+__all__ = ["FULL", "Split"]

@@ -1,0 +1,54 @@
+"""Element types inside the emulator and how PTX spells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+#: Lanes of a warp.
+LANES = 32
+
+NUMPY: dict[str, np.dtype[Any]] = {
+    "pred": np.dtype(np.bool_),
+    "u8": np.dtype(np.uint8),
+    "i8": np.dtype(np.int8),
+    "u16": np.dtype(np.uint16),
+    "i16": np.dtype(np.int16),
+    "u32": np.dtype(np.uint32),
+    "i32": np.dtype(np.int32),
+    "u64": np.dtype(np.uint64),
+    "i64": np.dtype(np.int64),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+
+#: PTX type -> the emulator's. bf16 and the 8-bit floats travel as their bits.
+CODES: dict[str, str] = {
+    "pred": "pred",
+    **{f"{kind}{bits}": f"u{bits}" for kind in "bu" for bits in (8, 16, 32, 64)},
+    **{f"s{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    "f16": "f16",
+    "f32": "f32",
+    "f64": "f64",
+    "f16x2": "u32",
+    "bf16x2": "u32",
+    "bf16": "u16",
+    "tf32": "u32",
+    "e4m3": "u8",
+    "e5m2": "u8",
+    "e4m3x2": "u16",
+    "e5m2x2": "u16",
+    "b128": "b128",
+}
+
+BYTES: dict[str, int] = {**{code: dtype.itemsize for code, dtype in NUMPY.items()}, "b128": 16}
+
+
+def unsigned(code: str) -> str:
+    """The unsigned code of the same width."""
+    return code if code in ("pred", "b128") else f"u{8 * BYTES[code]}"

@@ -1,0 +1,101 @@
+"""A lock among processes and threads that leaves nothing behind: flock(2) on a file that its last holder unlinks.
+
+A killed process loses its lock at once, because the kernel closes its files. Its lock file stays, unlocked, until the
+next holder of the same name removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cudatma.errors import CacheError
+
+_POLL_SECONDS = 0.005
+#: What file systems without flock answer.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+#: Descriptors that this process holds locks through.
+_held: set[int] = set()
+
+
+def _forget_after_fork() -> None:
+    """A child shares its parent's open files: its copies would keep the locks alive after the parent's death."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock named by ``path`` (its folder exists). Raises CacheError if it does not come free in ``timeout_s``.
+
+    Where the file system has no locks, or the file cannot be made, the block runs without one.
+    """
+    descriptor = _acquire(path, time.monotonic() + timeout_s)
+    if descriptor is None:
+        yield
+        return
+    owner = os.getpid()
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        # A child forked inside the block has closed its copy already and must not unlink its parent's file.
+        if os.getpid() == owner:
+            _held.discard(descriptor)
+            # Unlinked before it is released: whoever opened the old file sees that it is no longer the one here.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            # Released by name, not only by closing: a child forked behind Python's back may hold a copy.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _acquire(path: Path, deadline: float) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+        try:
+            if not _wait(descriptor, deadline):
+                os.close(descriptor)
+                raise CacheError(f"{path} is held by another process; end it, or remove the file")
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _UNSUPPORTED:
+                return None
+            raise CacheError(f"{path} cannot be locked ({error})") from error
+        if _is_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def _wait(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the locked file is still the one at the path, not one that an earlier holder has unlinked."""
+    try:
+        here, held = path.stat(), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)

@@ -1,0 +1,289 @@
+"""What the Marlin template needs to know: one frozen dataclass, every rule stated once.
+
+The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of mma.m16n8k16, tokens (M) its columns. A warp
+dequantises its own weights into operand A's registers and reads activations as operand B with ldmatrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudatma.dtypes import ActivationType, activation_type
+from cudatma.errors import ArgumentError
+from cudatma.target import Target
+
+FEEDS = ("tma", "cp_async")
+#: plain: element loads, for a pitch that is no multiple of 16 bytes; gather: plain, through GPTQ's permutation of K.
+ACTIVATION_FEEDS = (*FEEDS, "plain", "gather")
+GROUP_SIZES = (32, 64, 128, -1)
+#: Bytes of one 64 x 64 block of packed weights (layout version 1).
+BLOCK64_BYTES = 2048
+_MAX_BOX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MarlinSpec:
+    """One instance of ``kernels/marlin_portable.cu.j2``.
+
+    dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results.
+    group_size: depths that share a scale; -1: one scale a channel.
+    has_zeros: zero points are loaded; otherwise the offset is 8.
+    block_m, block_n, block_k: tokens, channels and depth of a block's tile.
+    warps_m, warps_n, warps_k: how the consumer warps divide the tile; warps_k > 1 splits each stage's depth and adds the
+    partial sums up in shared memory.
+    stages: depth of the ring.
+    feed_weight, feed_scale (zero points too), feed_activation: how each operand reaches shared memory.
+    scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
+    dequantised weights, ``"epilogue"`` the result (whole-column scales only).
+    weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
+    blocks_per_sm: the register budget that __launch_bounds__ asks for.
+    consumer_registers: registers a consumer thread takes over from the producer's warpgroup through setmaxnreg; 0: none.
+    """
+
+    dtype: str
+    group_size: int
+    has_zeros: bool
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    stages: int
+    feed_weight: str = "tma"
+    feed_scale: str = "tma"
+    feed_activation: str = "tma"
+    scale_on: str = "weight"
+    weight_policy: str = "evict_first"
+    blocks_per_sm: int = 1
+    consumer_registers: int = 0
+
+    def __post_init__(self) -> None:
+        activation_type(self.dtype)
+        one_of = {
+            "group_size": GROUP_SIZES,
+            "feed_weight": FEEDS,
+            "feed_scale": FEEDS,
+            "feed_activation": ACTIVATION_FEEDS,
+            "scale_on": ("epilogue",) if self.group_size == -1 else ("accumulator", "weight"),
+            "weight_policy": ("evict_first", "evict_normal"),
+            "block_n": (64, 128, 256),
+            "block_k": (64, 128, 256),
+            "blocks_per_sm": (1, 2, 3, 4),
+            "consumer_registers": (0, 208, 216, 224, 232),
+            "warps_m": (1, 2, 4),
+            "warps_n": (1, 2, 4, 8),
+            "warps_k": (1, 2, 4),
+        }
+        for field, allowed in one_of.items():
+            if getattr(self, field) not in allowed:
+                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        if self.block_m % 8 or not 8 <= self.block_m <= _MAX_BOX:
+            raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {_MAX_BOX}")
+        if self.block_m % self.warps_m or self.warp_m not in (8, 16, 32, 48, 64, 128):
+            raise ArgumentError("warps_m", self.warps_m, "one that leaves a warp 8, 16, 32, 48, 64 or 128 tokens")
+        if self.warp_n not in (16, 32, 64):
+            raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 channels")
+        if (self.block_k // 64) % self.warps_k:
+            raise ArgumentError("warps_k", self.warps_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks")
+        if not 2 <= self.stages <= 16:
+            raise ArgumentError("stages", self.stages, "2 to 16")
+        if self.consumer_registers and self.consumer_warps != 8:
+            raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume",
+                                "setmaxnreg moves registers between whole warpgroups")
+        if self.consumer_warps > 16:
+            raise ArgumentError("warps_m * warps_n * warps_k", self.consumer_warps, "at most 16 warps")
+
+    # What a reader of the generated source finds as named constants.
+
+    @property
+    def entry(self) -> str:
+        scales = "column" if self.group_size == -1 else f"g{self.group_size}"
+        feeds = {self.feed_weight, self.feed_scale, self.feed_activation}
+        feed = feeds.pop() if len(feeds) == 1 else f"w_{self.feed_weight}_s_{self.feed_scale}_x_{self.feed_activation}"
+        zeros = "_zeros" if self.has_zeros else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
+        warps = f"w{self.warps_m}{self.warps_n}{self.warps_k}"
+        registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
+        return f"marlin_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
+
+    @property
+    def activation(self) -> ActivationType:
+        return activation_type(self.dtype)
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def warp_m(self) -> int:
+        return self.block_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        return self.block_n // self.warps_n
+
+    @property
+    def consumer_warps(self) -> int:
+        return self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def producer_warps(self) -> int:
+        """TMA needs one thread; per-thread copies need many, or the loads of a stage would not keep up, and setmaxnreg
+        a whole warpgroup to take registers from."""
+        return 1 if self.all_tma and not self.consumer_registers else 4
+
+    @property
+    def producer_threads(self) -> int:
+        return 32 * self.producer_warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.consumer_warps + self.producer_threads
+
+    @property
+    def all_tma(self) -> bool:
+        return self.feed_weight == self.feed_scale == self.feed_activation == "tma"
+
+    @property
+    def has_stage_scales(self) -> bool:
+        """Whole-column scales are read once, in the epilogue; all others travel with their stage."""
+        return self.group_size != -1
+
+    @property
+    def stage_group_size(self) -> int:
+        """Depths that share a scale inside a stage; 0 where stages carry no scales."""
+        return self.group_size if self.has_stage_scales else 0
+
+    @property
+    def has_stage_zeros(self) -> bool:
+        return self.has_zeros and self.has_stage_scales
+
+    @property
+    def groups_per_stage(self) -> int:
+        """Rows of the scale table that a stage brings; a group deeper than the stage is brought again by the next."""
+        return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.block_n * self.block_k // 2
+
+    @property
+    def activation_stage_bytes(self) -> int:
+        return self.block_m * self.block_k * 2
+
+    @property
+    def scale_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.block_n * 2 if self.has_stage_scales else 0
+
+    @property
+    def zero_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.block_n if self.has_stage_zeros else 0
+
+    @property
+    def zero_slot_bytes(self) -> int:
+        """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
+        return -(-self.zero_stage_bytes // 128) * 128
+
+    @property
+    def transaction_bytes(self) -> int:
+        """Bytes a stage's full barrier expects: those of the operands that TMA brings. No box is ever partial for the
+        count: what lies outside the tensor is filled and counted."""
+        scales = self.scale_stage_bytes + self.zero_stage_bytes
+        return (
+            (self.weight_stage_bytes if self.feed_weight == "tma" else 0)
+            + (scales if self.feed_scale == "tma" else 0)
+            + (self.activation_stage_bytes if self.feed_activation == "tma" else 0)
+        )
+
+    @property
+    def full_arrivals(self) -> int:
+        """Arrivals that complete a stage: one expect_tx where TMA takes part, one for each producer thread and way of
+        copying otherwise."""
+        return int(self.uses_tma) + self.producer_threads * (self.uses_cp_async + self.uses_plain)
+
+    @property
+    def uses_cp_async(self) -> bool:
+        return "cp_async" in self._stage_feeds
+
+    @property
+    def uses_plain(self) -> bool:
+        return self.feed_activation in ("plain", "gather")
+
+    @property
+    def uses_tma(self) -> bool:
+        return "tma" in self._stage_feeds
+
+    @property
+    def _stage_feeds(self) -> list[str]:
+        return [self.feed_weight, self.feed_activation] + ([self.feed_scale] if self.has_stage_scales else [])
+
+    # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of each array. Activations first: their 128-byte swizzle wants 1024-byte alignment."""
+        warp_tiles = self.warps_m * self.warps_n
+        parts = (
+            ("activations", self.activation_stage_bytes * self.stages),
+            ("weights", self.weight_stage_bytes * self.stages),
+            ("scales", self.scale_stage_bytes * self.stages),
+            ("zeros", self.zero_slot_bytes * self.stages),
+            ("output_staging", warp_tiles * self.staging_bytes),
+            ("depth_reduction", (self.warps_k - 1) * warp_tiles * self.warp_m * self.warp_n * 4),
+            ("full_barriers", 8 * self.stages),
+            ("empty_barriers", 8 * self.stages),
+        )
+        layout, offset = [], 0
+        for name, size in parts:
+            layout.append((name, offset, size))
+            offset += size
+        return layout
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        held = [
+            (f"activations {self.block_m} x {self.block_k} {self.dtype}, 128B swizzle", self.activation_stage_bytes),
+            (f"weights {self.block_n} x {self.block_k} int4, packed layout 1", self.weight_stage_bytes),
+            (f"scales {self.groups_per_stage} x {self.block_n} {self.dtype}", self.scale_stage_bytes),
+            (f"zero points {self.groups_per_stage} x {self.block_n} uint8", self.zero_stage_bytes),
+        ]
+        return [(what, size) for what, size in held if size]
+
+    def smem_offset(self, name: str) -> int:
+        return next(offset for part, offset, _ in self.smem_layout() if part == name)
+
+    @property
+    def staging_pitch_bytes(self) -> int:
+        """One token's channels of a warp, and 16 bytes that keep stmatrix free of bank conflicts."""
+        return self.warp_n * 2 + 16
+
+    @property
+    def staging_bytes(self) -> int:
+        return 8 * self.staging_pitch_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+    @property
+    def collect_unroll(self) -> int:
+        """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
+        return max(1, 16 // (self.warp_m // 8 * self.warp_n // 16))
+
+    @property
+    def partial_bytes(self) -> int:
+        """fp32 partial tile that one block may leave in the workspace."""
+        return self.block_m * self.block_n * 4
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        for feature in ("tma", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol"):
+            target.require(feature, "the Marlin kernel")
+        if self.consumer_registers:
+            target.require("setmaxnreg", "consumer_registers")
+        if self.smem_bytes > target.smem_per_block_bytes:
+            raise ArgumentError(
+                "stages", self.stages, f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
+            )

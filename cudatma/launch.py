@@ -1,0 +1,234 @@
+"""A compiled kernel: what it is made of, loading it onto a device, launching it.
+
+Everything is checked before the driver is called. After the first launch on a device a launch allocates nothing,
+synchronises nothing and compiles nothing, so it can be captured into a CUDA graph; loading cannot be part of a capture,
+so call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cudatma import context
+from cudatma.arrays import stream_handle
+from cudatma.errors import ArgumentError, DriverError, LaunchError, check
+from cudatma.launch_args import Arguments, marshal
+from cudatma.launch_config import LaunchConfig, make_config
+from cudatma.loading import Function, Resources, load_function, refuse_capture
+from cudatma.ptxas_log import log_warnings
+from cudatma.signature import Parameter, entries
+from cudatma.target import Target
+
+
+class LaunchPlan:
+    """A launch with everything settled but the stream.
+
+    arguments: one ctypes object a parameter. Change them in place between launches: ``arguments[0].value = pointer``
+    for arrays and scalars, ``arguments[1][0] = address`` for a tensor map: its first eight bytes are its address.
+    device: the ordinal it is for. config: its shape.
+
+    A plan keeps no array alive and is not for two threads at a time.
+    """
+
+    __slots__ = ("_addresses", "_call", "_config", "_handle", "_pointers", "arguments", "config", "device")
+
+    def __init__(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> None:
+        driver = context.initialise()
+        self.arguments, self.config, self.device = arguments.values, config, device
+        self._pointers = arguments.addresses()
+        self._addresses = ctypes.addressof(self._pointers)
+        self._config = config.for_driver(driver)
+        self._handle, self._call = function.handle, driver.cuLaunchKernelEx
+
+    def launch(self, stream: int) -> None:
+        """Launch on a stream, by its handle: one driver call. The caller orders it and keeps the arrays alive.
+
+        Raises DriverError if the driver refuses, LaunchError in a forked child.
+        """
+        self._config.hStream = stream
+        if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
+            self._launch_again()
+
+    def _launch_again(self) -> None:
+        """Off the hot path: launch if the thread only lacked the right context, else say why it fails."""
+        with context.using(self.device):
+            code = self._call(self._config, self._handle, self._addresses, 0)[0]
+            if code:
+                raise _launch_failure(int(code))
+
+
+class Kernel:
+    """One kernel of a cubin, ready to be read and, on a card of its target, launched.
+
+    cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
+    for. parameters: what it takes. folder: where the artifacts lie, None if they are in memory only.
+    Launching is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
+    """
+
+    def __init__(
+        self,
+        cubin: bytes,
+        entry: str,
+        target: Target,
+        *,
+        ptx: str,
+        source: str = "",
+        log: str = "",
+        folder: Path | None = None,
+    ) -> None:
+        """Raises ArgumentError unless ``entry`` is a kernel of ``ptx``, which tells the parameters."""
+        known = entries(ptx)
+        if entry not in known:
+            raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX holds no kernel")
+        self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
+        self.entry, self.target, self.folder = entry, target, folder
+        self.parameters: tuple[Parameter, ...] = known[entry]
+        self._functions: dict[int, Function] = {}
+        self._lock = threading.Lock()
+        context.after_fork(self, Kernel._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock, and its modules are not ours."""
+        self._lock = threading.Lock()
+        self._functions = {}
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.entry}, {self.target.name}, {len(self.parameters)} parameters)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the compilers warned of, wgmma serialisation and ignored setmaxnreg among it."""
+        return log_warnings(self.log)
+
+    def load(self, device: int | None = None) -> None:
+        """Load the kernel onto a device (the current one unless named), as its first launch would.
+
+        For use before a graph capture or a measurement. Raises LaunchError for a card of another target, DriverError.
+        """
+        self._on(context.current_device() if device is None else device)
+
+    def launch(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        args: Sequence[object] = (),
+        *,
+        cluster: int | tuple[int, ...] | None = None,
+        shared_bytes: int = 0,
+        stream: object = None,
+        programmatic: bool = False,
+    ) -> None:
+        """Launch on the device that the arguments live on (the current one if none does).
+
+        grid, block: blocks, threads. args: one value a parameter, see launch_args.marshal. cluster: blocks; divides the
+        grid. shared_bytes: dynamic shared memory of a block. stream: None for the current stream of the arguments'
+        library, or a stream or handle. programmatic: may begin before the kernel in front of it has ended; it must then
+        execute griddepcontrol.wait before it touches what that kernel writes.
+        Returns at once; raises LaunchError for what cannot work, before the driver is called, and DriverError.
+        """
+        arguments = marshal(self.parameters, args)
+        device = context.current_device() if arguments.device is None else arguments.device
+        handle = stream_handle(stream, arguments.kind, device)
+        function = self._functions.get(device) or self._on(device, handle)
+        config = make_config(
+            self.target,
+            grid,
+            block,
+            cluster=cluster,
+            shared_bytes=shared_bytes,
+            programmatic=programmatic,
+            limits=function.limits,
+        )
+        plan = LaunchPlan(function, config, arguments, device)
+        with context.using(device):
+            plan.launch(handle)
+
+    def plan(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        args: Sequence[object] = (),
+        *,
+        cluster: int | tuple[int, ...] | None = None,
+        shared_bytes: int = 0,
+        programmatic: bool = False,
+        device: int | None = None,
+    ) -> LaunchPlan:
+        """Check and marshal a launch once for many launches; loads the kernel. Arguments as in launch(), errors too.
+
+        device: where it will run; the arguments' device, else the current one, unless named.
+        """
+        arguments = marshal(self.parameters, args)
+        if device is not None and arguments.device not in (None, device):
+            raise LaunchError("device", device, f"{arguments.device}, where the arguments live")
+        where = arguments.device if device is None else device
+        where = context.current_device() if where is None else where
+        function = self._on(where)
+        config = make_config(
+            self.target,
+            grid,
+            block,
+            cluster=cluster,
+            shared_bytes=shared_bytes,
+            programmatic=programmatic,
+            limits=function.limits,
+        )
+        return LaunchPlan(function, config, arguments, where)
+
+    def resources(self, device: int | None = None) -> Resources:
+        """Registers, spills and shared memory as the driver reports them; loads the kernel."""
+        return self._on(context.current_device() if device is None else device).resources
+
+    def occupancy(self, threads: int, shared_bytes: int = 0, device: int | None = None) -> int:
+        """Blocks of this many threads and bytes of dynamic shared memory that one multiprocessor holds at a time.
+
+        [CUDA driver API, cuOccupancyMaxActiveBlocksPerMultiprocessor] Raises LaunchError for a block that cannot run.
+        """
+        ordinal = context.current_device() if device is None else device
+        function = self._on(ordinal)
+        make_config(self.target, 1, threads, shared_bytes=shared_bytes, limits=function.limits)
+        call = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        with context.using(ordinal) as driver:
+            return int(check(getattr(driver, call)(function.handle, threads, shared_bytes), call))
+
+    def _on(self, device: int, stream: int | None = None) -> Function:
+        """The kernel on a device, loaded at the first call. ``stream``: the one it is about to be launched on."""
+        context.require_no_fork()
+        function = self._functions.get(device)
+        if function is not None:
+            return function
+        card = context.device(device)
+        if not self.target.loads_on(card.compute_capability):
+            shown = f"compute capability {card.compute_capability[0]}.{card.compute_capability[1]}"
+            raise LaunchError("device", shown, f"a card that {self.target.name} code loads on", "compile for this card")
+        with self._lock, context.using(device) as driver:
+            if device not in self._functions:
+                if stream is not None:
+                    refuse_capture(driver, stream, self.entry, device)
+                self._functions[device] = load_function(
+                    driver, self.cubin, self.entry, self.parameters, self.target, card
+                )
+            return self._functions[device]
+
+
+def _rebuild(cubin: bytes, entry: str, target: Target, ptx: str, source: str, log: str, folder: Path | None) -> Kernel:
+    return Kernel(cubin, entry, target, ptx=ptx, source=source, log=log, folder=folder)
+
+
+def _launch_failure(code: int) -> DriverError:
+    from cuda.bindings import driver
+
+    try:
+        result = driver.CUresult(code)
+    except ValueError:  # a newer driver's code
+        return DriverError("cuLaunchKernelEx", code, f"CUresult {code}")
+    status, said = driver.cuGetErrorString(result)
+    return DriverError("cuLaunchKernelEx", code, f"{result.name}: {said.decode()}" if int(status) == 0 else result.name)

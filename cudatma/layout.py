@@ -1,0 +1,224 @@
+"""What a TMA box looks like in shared memory: swizzle, pitch, footprint, alignment and banks. Pure arithmetic.
+
+**NumPy order and TMA order.** NumPy lists the outermost dimension first, a tensor map lists the innermost first.
+to_tma_order() is the one place where the first becomes the second; whatever carries ``dims``, ``box``,
+``element_strides`` or ``coords`` in this project is in TMA order unless its docstring says otherwise.
+
+Sources: PTX ISA 5.5.7 "Swizzling Modes", 5.5.6 "Interleave Layout", 5.5.3.2 "Traversal-Stride"; CUDA driver API,
+cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles and the padding of rows to the swizzle span are measured on an
+H200; the ATOM swizzles (sm_100 and up) follow the PTX ISA's tables and are not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import ArgumentError, DescriptorError
+
+M = TypeVar("M", bound="Mode")
+
+BANKS = 32
+BANK_BYTES = 4
+WARP_LANES = 32
+
+
+class Mode(IntEnum):
+    """Base of the tensor map's enumerations: the values are the driver's."""
+
+    @property
+    def label(self) -> str:
+        """The name that people write: ``"none"``, ``"128B"``, ``"128B_ATOM_32B"``."""
+        if not (self.name.startswith("B") and self.name[1:2].isdigit()):
+            return self.name.lower()
+        width, _, rest = self.name[1:].partition("_")
+        return f"{width}B_{rest}" if rest else f"{width}B"
+
+    @classmethod
+    def parse(cls: type[M], value: object, field: str) -> M:
+        """A member from a member, its integer value or its label in any case; DescriptorError that names ``field``."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            for member in cls:
+                if value.strip().upper() in (member.label.upper(), member.name):
+                    return member
+        elif isinstance(value, int) and not isinstance(value, (bool, Mode)) and value in {int(m) for m in cls}:
+            return cls(value)
+        raise DescriptorError(field, value, ", ".join(member.label for member in cls))
+
+
+class Swizzle(Mode):
+    """How 16-byte chunks are permuted in shared memory (CUtensorMapSwizzle)."""
+
+    NONE = 0
+    B32 = 1
+    B64 = 2
+    B128 = 3
+    B128_ATOM_32B = 4
+    B128_ATOM_32B_FLIP_8B = 5
+    B128_ATOM_64B = 6
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes within which chunks are permuted, and the least pitch of a row; 0 without swizzle."""
+        return 0 if self is Swizzle.NONE else min(16 << int(self), 128)
+
+    @property
+    def is_atom(self) -> bool:
+        """Whether it is one of the 128B swizzles with 32B or 64B atomicity (target feature ``swizzle_atoms``)."""
+        return self >= Swizzle.B128_ATOM_32B
+
+
+class Interleave(Mode):
+    """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave)."""
+
+    NONE = 0
+    B16 = 1
+    B32 = 2
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of one channel slice; 0 without interleave."""
+        return 16 * int(self)
+
+
+def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
+    """NumPy's outermost-first order reversed into TMA's innermost-first order."""
+    return tuple(reversed(tuple(values)))
+
+
+#: (mask, shift) pairs: address bits under the mask are XORed with the bits that stand ``shift`` places higher.
+_XOR: dict[Swizzle, tuple[tuple[int, int], ...]] = {
+    Swizzle.NONE: (),
+    Swizzle.B32: ((0x10, 3),),
+    Swizzle.B64: ((0x30, 3),),
+    Swizzle.B128: ((0x70, 3),),
+    Swizzle.B128_ATOM_32B: ((0x60, 2),),
+    Swizzle.B128_ATOM_32B_FLIP_8B: ((0x60, 2), (0x08, 4)),
+    Swizzle.B128_ATOM_64B: ((0x40, 1),),
+}
+
+
+@overload
+def swizzle(address: int, mode: Swizzle) -> int: ...
+@overload
+def swizzle(address: NDArray[np.int64], mode: Swizzle) -> NDArray[np.int64]: ...
+def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np.int64]:
+    """Where the byte that the plain layout puts at ``address`` stands under ``mode``.
+
+    ``address`` is an absolute shared-memory byte address (an int or an int64 array), never an offset into a buffer:
+    the hardware XORs address bits. The function is its own inverse. Source: PTX ISA 5.5.7 and, for 32B, 64B and
+    128B, measurement; in the flip mode every odd 128-byte line also swaps the halves of its 16-byte chunks.
+    """
+    result = address
+    for mask, shift in _XOR[mode]:
+        result = result ^ ((address >> shift) & mask)
+    return result
+
+
+def required_alignment(mode: Swizzle) -> int:
+    """Bytes to which the shared-memory destination is to be aligned: 128, 256, 512 or 1024.
+
+    128 is what cp.async.bulk.tensor asks for; a swizzle's pattern repeats after 256 (32B), 512 (64B) or 1024 bytes
+    (128B), and a base on that boundary makes the pattern start with its first line, as wgmma descriptors expect.
+    The ATOM modes repeat sooner, but the PTX ISA names 1024 for every 128-byte swizzle.
+    """
+    return max(128, 8 * mode.span_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLayout:
+    """A box in shared memory: ``rows`` rows of ``row_bytes`` each, ``pitch_bytes`` apart."""
+
+    rows: int
+    row_bytes: int
+    pitch_bytes: int
+
+    @property
+    def expected_bytes(self) -> int:
+        """What the mbarrier counts: the box without padding, elements outside of the tensor included."""
+        return self.rows * self.row_bytes
+
+    @property
+    def footprint_bytes(self) -> int:
+        """What the box occupies in shared memory, padding of narrow rows to the swizzle span included."""
+        return self.rows * self.pitch_bytes
+
+
+def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: Interleave) -> tuple[int, ...]:
+    """Elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
+
+    Without interleave element_strides[0] is ignored: all of box[0] arrives.
+    """
+    counts = [-(-size // step) for size, step in zip(box, element_strides, strict=True)]
+    if interleave is Interleave.NONE:
+        counts[0] = box[0]
+    return tuple(counts)
+
+
+def box_layout(
+    counts: Sequence[int],
+    element_bits: int,
+    mode: Swizzle = Swizzle.NONE,
+    interleave: Interleave = Interleave.NONE,
+) -> BoxLayout:
+    """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive).
+
+    ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to it.
+    With interleave the innermost dimension counts whole channel slices of 16 or 32 bytes, each of which is a row;
+    that reading follows the driver's rules for interleaved boxes and is not measured, and the pitch is an upper bound.
+    """
+    if interleave is not Interleave.NONE:
+        rows, row_bytes = prod(counts), interleave.slice_bytes
+    else:
+        rows, row_bytes = prod(counts[1:]), counts[0] * element_bits // 8
+    return BoxLayout(rows, row_bytes, max(row_bytes, mode.span_bytes))
+
+
+def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:
+    """Shared-memory wavefronts of one warp access, and the least number that the same lanes could need.
+
+    addresses: a byte address for each lane, None for an inactive one; at most 32.
+    access_bytes: 1, 2, 4, 8 or 16 for each lane; addresses must be multiples of it.
+    There are 32 banks of 4 bytes. Wide accesses are served in groups of 32, 16 or 8 lanes that together move at most
+    128 bytes; lanes that touch the same word share it. Raises ArgumentError.
+    """
+    lanes = list(addresses)
+    if access_bytes not in (1, 2, 4, 8, 16):
+        raise ArgumentError("access_bytes", access_bytes, "1, 2, 4, 8 or 16")
+    if len(lanes) > WARP_LANES:
+        raise ArgumentError("addresses", f"{len(lanes)} lanes", f"at most {WARP_LANES}")
+    for lane, address in enumerate(lanes):
+        if address is not None and (address < 0 or address % access_bytes):
+            raise ArgumentError(f"addresses[{lane}]", address, f"non-negative multiples of {access_bytes}")
+    group = min(WARP_LANES, BANKS * BANK_BYTES // access_bytes)
+    total = least = 0
+    for start in range(0, len(lanes), group):
+        words = {
+            word
+            for address in lanes[start : start + group]
+            if address is not None
+            for word in range(address // BANK_BYTES, -(-(address + access_bytes) // BANK_BYTES))
+        }
+        loads = [0] * BANKS
+        for word in words:
+            loads[word % BANKS] += 1
+        total += max(loads)
+        least += 1 if words else 0
+    return total, least
+
+
+def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
+    """Wavefronts that a warp's shared-memory access costs beyond the least possible; 0 is free of conflicts.
+
+    See wavefronts() for the arguments and errors.
+    """
+    total, least = wavefronts(addresses, access_bytes)
+    return total - least

@@ -1,0 +1,234 @@
+"""What a ring of shared-memory slots holds, counts and waits for: stages, phases, expected bytes, arrivals. Pure.
+
+The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
+(completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
+arrivals). Kernel specs describe their ring here, take every offset and count from it, and hear of a contradiction
+before anything hangs on a card. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.target import Target
+
+MBARRIER_BYTES = 8
+#: Largest arrival count and most outstanding bytes of one phase (PTX ISA, "Contents of the mbarrier object").
+MBARRIER_MAX_COUNT = (1 << 20) - 1
+MBARRIER_MAX_TX_BYTES = (1 << 20) - 1
+#: Bulk copies move multiples of 16 bytes to addresses that are multiples of 16 (PTX ISA, "cp.async.bulk").
+BULK_UNIT_BYTES = 16
+
+
+def align_up(value: int, alignment: int) -> int:
+    """The least multiple of ``alignment`` that is at least ``value``."""
+    return -(-value // alignment) * alignment
+
+
+def _whole(field: str, value: object, least: int, most: int | None = None, remedy: str = "") -> int:
+    allowed = f"{least} and up" if most is None else f"{least}..{most}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(field, value, f"an int, {allowed}", remedy)
+    if value < least or (most is not None and value > most):
+        raise ArgumentError(field, value, allowed, remedy)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One array that a stage holds.
+
+    name: an identifier, unique in its ring.
+    footprint_bytes: shared memory that one stage of it takes; more than what arrives where rows are padded to the
+    swizzle span (``TensorMap.footprint_bytes``).
+    expected_bytes: bytes that the loads of one stage report to `full` (``TensorMap.expected_bytes``, out-of-bounds
+    elements included); 0 for an operand that threads bring themselves (cp.async, plain stores).
+    alignment: of each stage's copy, bytes; 128 for a TMA box, 256, 512 or 1024 under the 32-, 64- or 128-byte swizzle.
+    """
+
+    name: str
+    footprint_bytes: int
+    expected_bytes: int
+    alignment: int = 128
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise ArgumentError("operand.name", self.name, "an identifier", "it names constants in the template")
+        field = f"operand {self.name}"
+        _whole(f"{field}.footprint_bytes", self.footprint_bytes, 1)
+        _whole(f"{field}.expected_bytes", self.expected_bytes, 0)
+        _whole(f"{field}.alignment", self.alignment, BULK_UNIT_BYTES)
+        if self.alignment & (self.alignment - 1):
+            raise ArgumentError(f"{field}.alignment", self.alignment, "a power of two", "128 suits an unswizzled box")
+        if self.expected_bytes % BULK_UNIT_BYTES:
+            allowed = f"a multiple of {BULK_UNIT_BYTES}"
+            raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "TMA moves no other amounts")
+        if self.expected_bytes > self.footprint_bytes:
+            raise ArgumentError(
+                f"{field}.footprint_bytes",
+                self.footprint_bytes,
+                f"at least expected_bytes = {self.expected_bytes}",
+                "the load would overrun the next operand",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """A ring of ``stages`` slots, each with every operand, for one producer and many consumers.
+
+    producer_arrivals: arrivals at `full` a lap: one for the thread that calls expect_tx, plus one for each thread that
+    arrives without bytes (cp.async, plain stores).
+    consumer_arrivals: arrivals at `empty` a lap: how many times release() is called for a slot, by all consumers.
+    expect_tx_bytes: what the kernel passes to expect_tx, where it counts for itself; it must agree with the operands.
+
+    The slots come first, operands in the order given, each at its alignment; then full[stages], empty[stages].
+    Raises ArgumentError or ArgumentTypeError for numbers that contradict each other, and says what would happen.
+    """
+
+    stages: int
+    operands: tuple[Operand, ...]
+    producer_arrivals: int = 1
+    consumer_arrivals: int = 1
+    expect_tx_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("stages", self.stages, 1)
+        if not isinstance(self.operands, tuple) or not all(isinstance(o, Operand) for o in self.operands):
+            raise ArgumentTypeError("operands", type(self.operands).__name__, "a tuple of Operand")
+        if not self.operands:
+            raise ArgumentError("operands", (), "at least one Operand", "nothing would complete a slot")
+        names = [o.name for o in self.operands]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ArgumentError("operands", ", ".join(repeated), "different names", "rename one of them")
+        for field, count, waiter in (
+            ("producer_arrivals", self.producer_arrivals, "`full` would never complete: consumers wait for ever"),
+            ("consumer_arrivals", self.consumer_arrivals, "`empty` would never complete: the producer waits for ever"),
+        ):
+            _whole(field, count, 1, MBARRIER_MAX_COUNT, waiter)
+        if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
+            allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes a stage"
+            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "the barrier's byte count would overflow")
+        if self.expect_tx_bytes is not None:
+            self.check_expected(self.expect_tx_bytes)
+
+    # What a stage counts.
+
+    @property
+    def stage_tx_bytes(self) -> int:
+        """Bytes that the loads of one stage report to `full`: the argument of expect_tx."""
+        return sum(o.expected_bytes for o in self.operands)
+
+    def check_expected(self, expect_tx_bytes: int, field: str = "expect_tx_bytes") -> None:
+        """Raise ArgumentError unless expect_tx is told exactly what the loads of one stage deliver."""
+        delivered = self.stage_tx_bytes
+        if expect_tx_bytes == delivered:
+            return
+        parts = " + ".join(f"{o.expected_bytes} ({o.name})" for o in self.operands if o.expected_bytes)
+        fate = (
+            "expect_tx differs from the delivered bytes: the wait never ends"
+            if expect_tx_bytes > delivered
+            else "expect_tx differs from the delivered bytes: the wait ends before the data is there, or never"
+        )
+        raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
+
+    def check_arrivals(self, *, produced: int | None = None, released: int | None = None) -> None:
+        """Raise ArgumentError unless a kernel's arrivals for one slot and lap are those that init() is told."""
+        for field, told, count, waiter in (
+            ("producer_arrivals", self.producer_arrivals, produced, "consumers"),
+            ("consumer_arrivals", self.consumer_arrivals, released, "the producer"),
+        ):
+            if count is None or count == told:
+                continue
+            fate = (
+                f"an arrival is missing: {waiter} wait for ever"
+                if count < told
+                else f"an arrival too many completes the next phase as well: {waiter} go on before the slot is ready"
+            )
+            raise ArgumentError(field, told, f"{count}, the arrivals that the kernel makes", fate)
+
+    # Where a stage's operands stand.
+
+    def offset(self, name: str) -> int:
+        """Offset of an operand in its slot, bytes."""
+        position = 0
+        for operand in self.operands:
+            position = align_up(position, operand.alignment)
+            if operand.name == name:
+                return position
+            position += operand.footprint_bytes
+        raise ArgumentError("operand", name, ", ".join(o.name for o in self.operands))
+
+    @property
+    def alignment(self) -> int:
+        """Alignment of the ring's base in shared memory, bytes."""
+        return max(o.alignment for o in self.operands)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Distance of one slot from the next, bytes; the padding of every operand's alignment included."""
+        last = self.operands[-1]
+        return align_up(self.offset(last.name) + last.footprint_bytes, self.alignment)
+
+    def address(self, name: str, slot: int) -> int:
+        """Offset of an operand's copy in slot 0..stages-1 from the ring's base, bytes."""
+        return _whole("slot", slot, 0, self.stages - 1) * self.stage_bytes + self.offset(name)
+
+    @property
+    def barriers_offset(self) -> int:
+        """Offset of the barriers (TmaPipeline's base_address) from the ring's base, bytes."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Shared memory of full[stages] and empty[stages], bytes."""
+        return 2 * self.stages * MBARRIER_BYTES
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of the ring and its barriers, from a base of the right alignment, bytes."""
+        return self.barriers_offset + self.barrier_bytes
+
+    def check_fits(self, target: Target, other_bytes: int = 0) -> None:
+        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one block's shared memory."""
+        total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
+        if total > limit:
+            most = (limit - other_bytes) // (self.stage_bytes + 2 * MBARRIER_BYTES)
+            remedy = f"at most {most} stages fit" if most > 0 else "not even one stage fits: choose smaller boxes"
+            raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
+
+    # When who waits for what: iteration i = 0, 1, .. of a producer's or a consumer's loop.
+
+    def slot(self, iteration: int) -> int:
+        """The slot that iteration i fills or reads."""
+        return iteration % self.stages
+
+    def consumer_parity(self, iteration: int) -> int:
+        """The parity that wait() passes: it ends with the producer's fill number i // stages of the slot."""
+        return iteration // self.stages & 1
+
+    def producer_parity(self, iteration: int) -> int:
+        """The parity that acquire() passes: it ends with the release of the slot's lap before this one; on the first
+        lap at once, because on a fresh barrier the phase of parity 1 counts as ended."""
+        return self.consumer_parity(iteration) ^ 1
+
+    def notes(self) -> tuple[str, ...]:
+        """What each stage holds, for the comment that a rendered kernel opens with."""
+        lines = [
+            f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes}, "
+            f"{self.producer_arrivals} producer and {self.consumer_arrivals} consumer arrivals; "
+            f"{self.smem_bytes} bytes of shared memory"
+        ]
+        for operand in self.operands:
+            fed = f"{operand.expected_bytes} by TMA" if operand.expected_bytes else "brought by threads"
+            lines.append(f"  +{self.offset(operand.name)} {operand.name}: {operand.footprint_bytes} bytes, {fed}")
+        lines.append(f"  barriers at +{self.barriers_offset}: full[{self.stages}], empty[{self.stages}]")
+        return tuple(lines)
+
+
+def most_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
+    """How many stages of these operands fit into one block's shared memory beside ``other_bytes``; 0 if none does."""
+    one = PipelineSpec(1, tuple(operands))
+    return max(0, (target.smem_per_block_bytes - other_bytes) // (one.stage_bytes + 2 * MBARRIER_BYTES))

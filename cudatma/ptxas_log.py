@@ -1,0 +1,16 @@
+"""What a compilation's log says that somebody should act on. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_WARNING = re.compile(r"warning|Potential Performance Loss|is injected in around line", re.IGNORECASE)
+
+
+def log_warnings(log: str) -> tuple[str, ...]:
+    """The lines of an NVRTC log that say something is wrong, or slower than written.
+
+    Compiler warnings; ptxas' "Potential Performance Loss" (wgmma serialised, setmaxnreg ignored); waits and arrives
+    that ptxas injected around wgmma.
+    """
+    return tuple(line.strip() for line in log.splitlines() if _WARNING.search(line) and "Remark:" not in line)

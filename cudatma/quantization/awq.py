@@ -1,0 +1,66 @@
+"""AWQ checkpoints (AutoAWQ's "gemm" version), four bits.
+
+Tensors of a layer: qweight int32 (K, N / 8), qzeros int32 (G, N / 8), scales (G, N). A word holds eight consecutive
+channels with the even ones first: channel 2 m + h of the eight stands in nibble m + 4 h. Zero points are stored plain.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.importing import (
+    WORD_VALUES,
+    assemble,
+    check_bits,
+    matrix,
+    nibbles_along_columns,
+    require_shape,
+)
+from cudatma.quantization.packed import PackedWeight
+
+
+def from_awq(
+    qweight: Any, qzeros: Any, scales: Any, *, group_size: int | None = None, dtype: Any | None = None, bits: int = 4
+) -> PackedWeight:
+    """A PackedWeight from AWQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
+
+    group_size None: inferred from K and G. dtype None: the scales' own type. Raises QuantizationError,
+    ArgumentTypeError.
+    """
+    check_bits(bits)
+    q, zeros, factors = _channels(qweight, "qweight"), _channels(qzeros, "qzeros"), matrix(scales, "scales")
+    groups, width = factors.shape
+    remedy = "N / 8 words for four bits; other bit widths are not supported"
+    require_shape("qweight", q.shape, (q.shape[0], width), remedy)
+    require_shape("qzeros", zeros.shape, (groups, width), remedy)
+    return assemble(q, factors, zeros, group_size=group_size, dtype=dtype)
+
+
+def load_awq(
+    path: str | os.PathLike[str] | Checkpoint,
+    layer: str,
+    *,
+    group_size: int | None = None,
+    dtype: Any | None = None,
+    bits: int = 4,
+) -> PackedWeight:
+    """from_awq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
+
+    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    """
+    checkpoint = open_checkpoint(path)
+    tensors = [checkpoint.read(f"{layer}.{name}") for name in ("qweight", "qzeros", "scales")]
+    return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
+
+
+def _channels(value: Any, field: str) -> NDArray[np.uint8]:
+    """int32 (R, N / 8) -> uint8 (R, N) in channel order."""
+    stored = nibbles_along_columns(value, field)
+    rows, width = stored.shape
+    split = stored.reshape(rows, width // WORD_VALUES, 2, 4)  # nibble 4 h + m
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, width)  # channel 2 m + h

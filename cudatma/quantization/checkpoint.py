@@ -1,0 +1,87 @@
+"""A checkpoint: one safetensors file, a sharded one through its index, or the folder that holds either."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cudatma.errors import WeightFileError
+from cudatma.quantization.safetensors_file import SafetensorsFile, open_safetensors, similar_names
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Tensors of one or several files by name. path: what was opened."""
+
+    path: Path
+    files: dict[str, SafetensorsFile]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors, sorted."""
+        return tuple(sorted(self.files))
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
+        if name in self.files:
+            return self.files[name].read(name)
+        raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.names))
+
+    def read_if_present(self, name: str) -> NDArray[Any] | None:
+        """read(), or None where there is no such tensor."""
+        return self.read(name) if name in self.files else None
+
+
+def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Open a ``.safetensors`` file, a ``*.safetensors.index.json`` or a folder with one of them.
+
+    A Checkpoint is returned as it is. Only headers are read. Raises WeightFileError.
+    """
+    if isinstance(path, Checkpoint):
+        return path
+    path = Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    if path.suffix == ".json":
+        return _sharded(path)
+    file = open_safetensors(path)
+    return Checkpoint(path, dict.fromkeys(file.tensors, file))
+
+
+def _in_folder(folder: Path) -> Path:
+    for pattern in ("*.safetensors.index.json", "*.safetensors"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            shown = ", ".join(file.name for file in found[:4])
+            raise WeightFileError(str(folder), shown, "one checkpoint in a folder", "name the file or its index")
+    raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
+
+
+def _sharded(index: Path) -> Checkpoint:
+    try:
+        content = json.loads(index.read_bytes())
+    except OSError as error:
+        raise WeightFileError(str(index), f"{error}", "a readable index", "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightFileError(str(index), f"{error}", "JSON", "copy or download the file again") from error
+    shards = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(shards, dict) or any(not isinstance(name, str) for name in shards.values()):
+        raise WeightFileError(f"{index}: weight_map", repr(shards)[:80], "an object of tensor name: file name")
+    opened: dict[str, SafetensorsFile] = {}
+    files: dict[str, SafetensorsFile] = {}
+    for tensor, name in shards.items():
+        if name not in opened:
+            if Path(name).name != name:  # an index must not lead out of its folder
+                raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "the name of a file beside the index")
+            opened[name] = open_safetensors(index.parent / name)
+        if tensor not in opened[name].tensors:
+            raise WeightFileError(tensor, f"not in {name}", f"what {index} says", "copy or download the shard again")
+        files[tensor] = opened[name]
+    return Checkpoint(index, files)

@@ -1,0 +1,111 @@
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers), four bits.
+
+Tensors of a layer: qweight int32 (K / 8, N), eight consecutive depths in a word, lowest nibble first; qzeros int32
+(G, N / 8), eight consecutive channels in a word; scales (G, N); g_idx (K,), the group of each depth, which is not
+sorted where the model was quantized in activation order ("desc_act").
+
+Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. A file does not say which it
+is in its tensors: quantize_config.json or config.json does ("checkpoint_format"). The first format has no code for a
+zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16; GPTQModel subtracts
+1 from the eight values of a word as one 32-bit number, so that a 0 borrows from its neighbour and adding gives it back.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import QuantizationError
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.importing import (
+    WORD_VALUES,
+    assemble,
+    check_bits,
+    matrix,
+    nibbles_along_columns,
+    nibbles_along_rows,
+    require_shape,
+)
+from cudatma.quantization.namespaces import host_array
+from cudatma.quantization.packed import PackedWeight
+
+_OTHER_BITS = "eight values a word for four bits; other bit widths are not supported"
+#: How zero points are stored: minus one, each for itself; minus one, borrowing inside a word (GPTQModel's asymmetric
+#: files of the first format); plain.
+ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
+_ONES = 0x11111111
+
+
+def from_gptq(
+    qweight: Any,
+    qzeros: Any,
+    scales: Any,
+    g_idx: Any | None = None,
+    *,
+    zero_point_format: str = "v1",
+    group_size: int | None = None,
+    dtype: Any | None = None,
+    bits: int = 4,
+) -> PackedWeight:
+    """A PackedWeight from GPTQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
+
+    group_size None: inferred from K and G. dtype None: the scales' own type. Zero points that are all 8 give a
+    symmetric weight; g_idx that is not sorted gives a perm. Raises QuantizationError, ArgumentTypeError.
+    """
+    check_bits(bits)
+    q, zeros = nibbles_along_rows(qweight, "qweight"), _zero_points(qzeros, zero_point_format)
+    factors = matrix(scales, "scales")
+    groups, width = factors.shape
+    rows = q.shape[0] // WORD_VALUES
+    require_shape("qweight", (rows, q.shape[1]), (rows, width), "its columns are those of scales")
+    zero_words = (zeros.shape[0], zeros.shape[1] // WORD_VALUES)
+    require_shape("qzeros", zero_words, (groups, -(-width // WORD_VALUES)), _OTHER_BITS)
+    index = None if g_idx is None else host_array(g_idx, "g_idx")
+    if index is not None and index.size == 0:  # written by some tools for layers without activation order
+        index = None
+    if index is not None:
+        require_shape("qweight", (rows, width), (-(-index.size // WORD_VALUES), width), _OTHER_BITS)
+        q = q[: index.size]
+    return assemble(q, factors, zeros[:, :width], group_size=group_size, dtype=dtype, g_idx=index)
+
+
+def load_gptq(
+    path: str | os.PathLike[str] | Checkpoint,
+    layer: str,
+    *,
+    zero_point_format: str = "v1",
+    group_size: int | None = None,
+    dtype: Any | None = None,
+    bits: int = 4,
+) -> PackedWeight:
+    """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
+
+    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    """
+    checkpoint = open_checkpoint(path)
+    return from_gptq(
+        checkpoint.read(f"{layer}.qweight"),
+        checkpoint.read(f"{layer}.qzeros"),
+        checkpoint.read(f"{layer}.scales"),
+        checkpoint.read_if_present(f"{layer}.g_idx"),
+        zero_point_format=zero_point_format,
+        group_size=group_size,
+        dtype=dtype,
+        bits=bits,
+    )
+
+
+def _zero_points(qzeros: Any, zero_point_format: str) -> NDArray[np.uint8]:
+    """int32 (G, N / 8) -> zero points uint8 (G, N)."""
+    if zero_point_format not in ZERO_POINT_FORMATS:
+        raise QuantizationError("zero_point_format", zero_point_format, ", ".join(ZERO_POINT_FORMATS))
+    stored = nibbles_along_columns(qzeros, "qzeros")
+    if zero_point_format == "v1":
+        return np.add(stored, 1, dtype=np.uint8)
+    if zero_point_format == "v1_borrow":
+        whole = np.ascontiguousarray(host_array(qzeros, "qzeros")).view(np.uint32) + np.uint32(_ONES)
+        return nibbles_along_columns(whole, "qzeros")
+    return stored

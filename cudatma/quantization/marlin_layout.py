@@ -1,0 +1,75 @@
+"""The original Marlin's weight layout, symmetric, four bits (IST-DASLab's reference implementation of "MARLIN").
+
+B int32 (K / 16, 2 N): a row of words is one 16-deep slice. Every 64 channels of it are 128 consecutive words: lane
+l = 4 g + t (g = 0..7, t = 0..3) owns four of them, word i for the 16 channels 16 i .. 16 i + 15. In a word, nibble
+r + 2 b + 4 h holds depth 2 t + h + 8 r, channel 16 i + 8 b + g.
+
+s fp16 (G, N), permuted. With G over 1, every 64 channels are an 8 x 8 matrix stored transposed. With G = 1 (one scale
+a column, kept for the epilogue), in every 32 channels channel 8 u + 2 i + v stands at 8 i + 2 u + v (i, u = 0..3,
+v = 0..1).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import QuantizationError
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.importing import WORD_VALUES, assemble, matrix, words
+from cudatma.quantization.packed import PackedWeight
+
+#: Depths of one row of words, and channels of one run of 128 words.
+_SLICE, _RUN = 16, 64
+
+
+def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | None = None) -> PackedWeight:
+    """A PackedWeight from the original Marlin's tensors B and s (NumPy, CuPy, torch or DLPack).
+
+    Any K that is a multiple of 16 and N of 64 is read. group_size None: inferred from K and G. dtype None: the scales'
+    own type. Raises QuantizationError, ArgumentTypeError.
+    """
+    factors = matrix(s, "s")
+    width = factors.shape[1]
+    data = words(b, "B")
+    expected = width * _SLICE // WORD_VALUES
+    if width % _RUN or data.shape[1] != expected:
+        allowed = f"(K / 16, {expected}) for s of N = {width} channels, N a multiple of {_RUN}"
+        raise QuantizationError("B", data.shape[:2], allowed, "other bit widths are not supported")
+    return assemble(_values(data), _channels(factors), None, group_size=group_size, dtype=dtype)
+
+
+def load_marlin(
+    path: str | os.PathLike[str] | Checkpoint, layer: str, *, group_size: int | None = None, dtype: Any | None = None
+) -> PackedWeight:
+    """from_marlin() for the tensors ``{layer}.B`` and ``{layer}.s`` of a checkpoint (a path, or what open_checkpoint
+    returned).
+
+    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    """
+    checkpoint = open_checkpoint(path)
+    return from_marlin(checkpoint.read(f"{layer}.B"), checkpoint.read(f"{layer}.s"), group_size=group_size, dtype=dtype)
+
+
+def _values(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes (K / 16, 2 N, 4) of B -> q uint8 (K, N)."""
+    slices, columns, _ = data.shape
+    runs = columns * WORD_VALUES // (_SLICE * _RUN)
+    split = data.reshape(slices, runs, 8, 4, 4, 2, 2)  # slice run g t i h b; r is the low or the high nibble
+    out = np.empty((slices, 2, 4, 2, runs, 4, 2, 8), dtype=np.uint8)  # slice r t h run i b g
+    turned = split.transpose(0, 3, 5, 1, 4, 6, 2)  # slice t h run i b g
+    out[:, 0], out[:, 1] = turned & 15, turned >> 4
+    return out.reshape(slices * _SLICE, runs * _RUN)
+
+
+def _channels(stored: NDArray[Any]) -> NDArray[Any]:
+    """Scales (G, N) in channel order."""
+    groups, width = stored.shape
+    if groups == 1:
+        turned = stored.reshape(1, width // 32, 4, 4, 2).transpose(0, 1, 3, 2, 4)
+    else:
+        turned = stored.reshape(groups, width // _RUN, 8, 8).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(turned).reshape(groups, width)

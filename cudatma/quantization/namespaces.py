@@ -1,0 +1,119 @@
+"""Arrays of NumPy, CuPy, torch or any DLPack library, brought to NumPy or CuPy without touching their values."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import ArgumentTypeError
+
+#: DLPack device types (dlpack.h, DLDeviceType) whose memory the host can read, and CUDA's own.
+_DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)
+
+
+def library_of(array: object) -> str:
+    """The top-level package that an array's type comes from: ``"numpy"``, ``"cupy"``, ``"torch"`` ..."""
+    return type(array).__module__.partition(".")[0]
+
+
+def namespace_of(array: object) -> Any:
+    """The module (NumPy or CuPy) whose functions work on this array."""
+    if library_of(array) == "cupy":
+        import cupy
+
+        return cupy
+    return np
+
+
+def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which new CuPy arrays lie on the device of ``array``; does nothing for NumPy."""
+    if library_of(array) == "cupy":
+        device: contextlib.AbstractContextManager[Any] = array.device
+        return device
+    return contextlib.nullcontext()
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether a NumPy or CuPy dtype is fp16, fp32, fp64 or bf16."""
+    return dtype == BFLOAT16 or np.dtype(dtype) in (np.float16, np.float32, np.float64)
+
+
+def native_array(value: Any, field: str) -> Any:
+    """``value`` as a NumPy array (host memory) or a CuPy array (device memory), copied only where it must be.
+
+    torch tensors are detached; their bf16 arrives as ml_dtypes' bfloat16 on the host and as float32, which holds every
+    bf16 value, on the device. Raises ArgumentTypeError for anything that is no array.
+    """
+    library = library_of(value)
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)  # a plain one: a subclass may give indexing and shapes another meaning
+    if library == "cupy" and hasattr(value, "flags"):
+        return value
+    if library == "torch" and hasattr(value, "detach"):
+        return _from_torch(value.detach(), field)
+    if not hasattr(value, "__dlpack__"):
+        remedy = "pass a NumPy or CuPy array, a torch tensor or anything with DLPack"
+        raise ArgumentTypeError(field, type(value).__name__, "an array", remedy)
+    return _from_dlpack(value, field)
+
+
+def host_array(value: Any, field: str) -> NDArray[Any]:
+    """``value`` as a NumPy array, copied from its device where it lies on one. ArgumentTypeError for no array."""
+    if library_of(value) == "torch" and hasattr(value, "detach"):
+        value = value.detach().cpu()
+    native = native_array(value, field)
+    host: NDArray[Any] = native if isinstance(native, np.ndarray) else native.get()
+    return host
+
+
+def upload(array: NDArray[Any]) -> Any:
+    """A NumPy array as a CuPy array on the current device. ArgumentTypeError where this CuPy has no bf16."""
+    import cupy
+
+    if array.dtype != BFLOAT16:
+        return cupy.asarray(array)
+    bits = cupy.asarray(array.view(np.uint16))
+    try:
+        return bits.view(BFLOAT16)
+    except (TypeError, ValueError) as error:
+        remedy = "install CuPy 14 or newer, or convert the weight to float16 scales"
+        raise ArgumentTypeError("dtype", f"bfloat16 with CuPy {cupy.__version__}", "float16", remedy) from error
+
+
+def _from_torch(tensor: Any, field: str) -> Any:
+    import torch
+
+    on_host = tensor.device.type == "cpu"
+    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack knows no bf16: carry its bits, or widen it on the device
+        if on_host:
+            return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+        tensor = tensor.float()
+    if not on_host:
+        return _from_dlpack(tensor, field)
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentTypeError(field, str(tensor.dtype), "a type that NumPy has", "convert it to float32") from error
+
+
+def _from_dlpack(value: Any, field: str) -> Any:
+    kind = int(value.__dlpack_device__()[0])
+    try:
+        if kind in _DLPACK_HOST:
+            return np.from_dlpack(value)
+        if kind in _DLPACK_CUDA:
+            import cupy
+
+            return cupy.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        shown = f"{type(value).__name__} ({error})"
+        raise ArgumentTypeError(
+            field, shown, "an array that DLPack can share", "convert it to float32 first"
+        ) from error
+    raise ArgumentTypeError(
+        field, f"DLPack device type {kind}", "host or CUDA memory", "copy the array to the host first"
+    )

@@ -1,0 +1,215 @@
+"""PackedWeight: one int4 weight in the layout that the kernels read, on the host or on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
+from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.quantization import layout_v1
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
+from cudatma.quantization.namespaces import host_array, library_of, upload
+
+LAYOUT_VERSION = 1
+#: Depths that share one scale; -1 is one scale for the whole column.
+GROUP_SIZES = (32, 64, 128, -1)
+#: GPTQ's first format stores zero points minus one in four bits, so 16 occurs.
+MAX_ZERO = 16
+
+_MAX_EXTENT = 2**31 - 1
+_NAMES = ("qweight", "scales", "zeros", "perm")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PackedWeight:
+    """A weight W of shape (K, N), int4, in layout version 1 (docs/architecture.md, docs/quantization.md).
+
+    qweight: uint8 (N64 * K64, 2048), C order. scales: fp16 or bf16 (G, 64 N64). zeros: uint8 (G, 64 N64), 0..16, or
+    None where symmetric (the offset is 8). perm: int32 (K,) or None; packed depth k multiplies activation column
+    perm[k]. shape: (K, N). group_size: 32, 64, 128 or -1. dtype: ``"float16"`` or ``"bfloat16"``, the scales' type.
+
+    All arrays are NumPy arrays, or all are CuPy arrays of one device. Everything is checked when the weight is made:
+    QuantizationError names the field (shapes, dtypes, order, NaN and infinite scales, zero points over 16, a perm that
+    is no permutation), ArgumentTypeError an object that is no such array. What the padding of qweight holds is not
+    checked: activations beyond K read as zero and outputs beyond N are never written. Weights compare by identity.
+    """
+
+    qweight: Any
+    scales: Any
+    zeros: Any | None
+    perm: Any | None
+    shape: tuple[int, int]
+    group_size: int
+    dtype: str
+    layout_version: int = LAYOUT_VERSION
+
+    def __post_init__(self) -> None:
+        _check_facts(self)
+        _check_arrays(self)
+        _check_values(self)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all zero points are 8."""
+        return self.zeros is None
+
+    @property
+    def groups(self) -> int:
+        """G, the number of scale groups along K."""
+        return layout_v1.group_count(self.shape[0], self.group_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(int(a.nbytes) for a in self._arrays() if a is not None)
+
+    @property
+    def device(self) -> int | None:
+        """The CUDA device ordinal that holds the arrays; None on the host."""
+        return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
+
+    def dequantize(self, dtype: Any = np.float64) -> NDArray[Any]:
+        """W as a NumPy array (K, N) of ``dtype``: (q - zero) * scale, rows in the order of the activation's columns.
+
+        Exact in float32 and float64 (a 5-bit integer times an 11-bit significand); other types round once.
+        """
+        dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
+        from cudatma.quantization.packing import unpack
+
+        logical = unpack(self.to_host())
+        depth = self.shape[0]
+        size = depth if self.group_size == -1 else self.group_size
+        exact: Any = np.float64 if dtype == np.float64 else np.float32
+        out: NDArray[Any] = np.empty(self.shape, dtype=dtype)
+        for group in range(self.groups):
+            rows = slice(group * size, min((group + 1) * size, depth))
+            zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
+            values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
+            out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
+        return out
+
+    def to_device(self, device: int | None = None) -> PackedWeight:
+        """This weight with CuPy arrays on ``device`` (an ordinal; None is CuPy's current one). Itself if already there.
+
+        Raises ArgumentTypeError where the installed CuPy has no bf16 and the scales are bf16.
+        """
+        import cupy
+
+        ordinal = cupy.cuda.Device().id if device is None else device
+        if self.device == ordinal:
+            return self
+        host = self.to_host()  # from another device by way of the host: cards need not be peers
+        with cupy.cuda.Device(ordinal):
+            return host._moved(upload)
+
+    def to_host(self) -> PackedWeight:
+        """This weight with NumPy arrays; itself if it is on the host."""
+        return self if self.device is None else self._moved(lambda array: host_array(array, "array"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weight to a safetensors file (storage.save_weights). Raises WeightFileError."""
+        from cudatma.quantization.storage import save_weights
+
+        save_weights(path, {"weight": self})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PackedWeight:
+        """Read the only weight of a file written by save() or save_weights(). Raises WeightFileError."""
+        from cudatma.quantization.storage import load_single
+
+        return load_single(path)
+
+    def __repr__(self) -> str:
+        where = "host" if self.device is None else f"device {self.device}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        order = "" if self.perm is None else ", act-order"
+        return f"PackedWeight(shape={self.shape}, group_size={self.group_size}, {self.dtype}, {kind}{order}, {where})"
+
+    def _arrays(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in _NAMES)
+
+    def _moved(self, move: Callable[[Any], Any]) -> PackedWeight:
+        """A copy whose arrays were moved. They are what was checked already, so nothing is read back to check it."""
+        twin = object.__new__(PackedWeight)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved = move(value) if field.name in _NAMES and value is not None else value
+            object.__setattr__(twin, field.name, moved)
+        return twin
+
+
+def check_group_size(group_size: object) -> None:
+    """QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
+    if type(group_size) is not int or group_size not in GROUP_SIZES:
+        raise QuantizationError("group_size", group_size, ", ".join(map(str, GROUP_SIZES)), "-1 is the whole column")
+
+
+def _check_facts(weight: PackedWeight) -> None:
+    if type(weight.layout_version) is not int or weight.layout_version != LAYOUT_VERSION:
+        raise QuantizationError("layout_version", weight.layout_version, str(LAYOUT_VERSION))
+    shape: object = weight.shape
+    if not isinstance(shape, tuple) or len(shape) != 2 or any(type(e) is not int for e in shape):
+        raise QuantizationError("shape", shape, "a tuple (K, N) of two ints")
+    if any(not 1 <= extent <= _MAX_EXTENT for extent in shape):
+        raise QuantizationError("shape", shape, f"K and N in 1..{_MAX_EXTENT}")
+    check_group_size(weight.group_size)
+    if not isinstance(weight.dtype, str) or weight.dtype not in ACTIVATION_TYPES:
+        remedy = "convert the scales to float16 or bfloat16"
+        raise QuantizationError("dtype", weight.dtype, ", ".join(ACTIVATION_TYPES), remedy)
+
+
+def _check_arrays(weight: PackedWeight) -> None:
+    depth, width = weight.shape
+    k64, n64 = layout_v1.blocks(depth), layout_v1.blocks(width)
+    rows = (weight.groups, n64 * layout_v1.BLOCK)
+    wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        "qweight": (np.dtype(np.uint8), (n64 * k64, layout_v1.BLOCK_BYTES)),
+        "scales": (ACTIVATION_TYPES[weight.dtype].numpy, rows),
+        "zeros": (np.dtype(np.uint8), rows),
+        "perm": (np.dtype(np.int32), (depth,)),
+    }
+    library = library_of(weight.qweight)
+    for name, (dtype, shape) in wanted.items():
+        array = getattr(weight, name)
+        if array is None and name in ("zeros", "perm"):
+            continue
+        if library_of(array) not in ("numpy", "cupy") or not hasattr(array, "flags"):
+            raise ArgumentTypeError(name, type(array).__name__, "a NumPy or CuPy array", "use pack() to build a weight")
+        if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
+            raise QuantizationError(
+                name, f"{library_of(array)} array", "the library and device of qweight", "use to_device()"
+            )
+        if array.dtype != dtype or tuple(array.shape) != shape:
+            raise QuantizationError(
+                name, f"{array.dtype} {tuple(array.shape)}", f"{dtype} {shape}", "use pack() to build it"
+            )
+        if not array.flags.c_contiguous:
+            raise QuantizationError(name, f"strides {array.strides}", "C order without gaps", "use ascontiguousarray")
+
+
+def _check_values(weight: PackedWeight) -> None:
+    """Read scales, zero points and perm once, on the host; they are small beside qweight."""
+    scales = host_array(weight.scales, "scales")
+    broken = ~np.isfinite(scales)
+    if broken.any():
+        group, position = (int(i) for i in np.argwhere(broken)[0])
+        field = f"scales[{group}, {layout_v1.channel_at(position)}]"
+        raise QuantizationError(
+            field, str(scales[group, position]), "finite values", "the weight was not quantized well"
+        )
+    if weight.zeros is not None:
+        zeros = host_array(weight.zeros, "zeros")
+        if int(zeros.max()) > MAX_ZERO:
+            group, position = (int(i) for i in np.argwhere(zeros > MAX_ZERO)[0])
+            field = f"zeros[{group}, {layout_v1.channel_at(position)}]"
+            raise QuantizationError(field, int(zeros[group, position]), f"0..{MAX_ZERO}")
+    if weight.perm is not None:
+        perm, depth = host_array(weight.perm, "perm"), weight.shape[0]
+        if int(perm.min()) < 0 or int(perm.max()) >= depth or (np.bincount(perm, minlength=depth) != 1).any():
+            raise QuantizationError("perm", "repeated or outside values", f"each of 0..{depth - 1} once")

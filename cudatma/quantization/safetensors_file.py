@@ -1,0 +1,128 @@
+"""Reads one safetensors file: header checked once, each tensor read when it is asked for.
+
+The format (huggingface.co/docs/safetensors): 8 bytes, little-endian length of the header; the header, JSON, for each
+tensor dtype, shape and data_offsets [begin, end) behind the header; the data. Read here rather than through the
+library because that one's NumPy side knows no bf16, and because a damaged file is to be named precisely.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import WeightFileError
+
+#: The format's names of element types and NumPy's; the data is little-endian.
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BF16": BFLOAT16,
+    "BOOL": np.dtype("?"),
+    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+}
+#: Longest header that the format allows.
+_MAX_HEADER_BYTES = 100_000_000
+_COPY_AGAIN = "copy or download the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file: its type's name in the format, shape, and byte range [begin, end) in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """A file whose header has been read. tensors: by name. metadata: the header's strings."""
+
+    path: Path
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.tensors))
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", ", ".join(sorted(_DTYPES)))
+        count = math.prod(entry.shape)
+        if count * dtype.itemsize != entry.end - entry.begin:
+            got = f"{entry.end - entry.begin} bytes in {self.path}"
+            raise WeightFileError(
+                name, got, f"{count * dtype.itemsize} bytes for {entry.dtype} {entry.shape}", _COPY_AGAIN
+            )
+        try:
+            data = np.fromfile(self.path, dtype=dtype, count=count, offset=entry.begin)
+        except OSError as error:
+            raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
+        if data.size != count:
+            raise WeightFileError(name, f"{self.path} ends inside it", f"{count} elements", _COPY_AGAIN)
+        return data.reshape(entry.shape)
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
+    """Read and check the header of a safetensors file. WeightFileError if it cannot be read or contradicts itself."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                got = f"{size} bytes with a header of {length}"
+                raise WeightFileError(str(path), got, "a safetensors file that holds its whole header", _COPY_AGAIN)
+            text = file.read(length)
+    except OSError as error:
+        raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WeightFileError(str(path), f"header: {error}", "JSON", _COPY_AGAIN) from error
+    if not isinstance(header, dict):
+        raise WeightFileError(str(path), f"header: {type(header).__name__}", "a JSON object", _COPY_AGAIN)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
+        raise WeightFileError(f"{path}: __metadata__", repr(metadata)[:80], "an object of strings", _COPY_AGAIN)
+    data_at = 8 + length
+    tensors = {name: _entry(path, name, value, data_at, size) for name, value in header.items()}
+    return SafetensorsFile(path, tensors, metadata)
+
+
+def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:
+    field = f"{path}: {name}"
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
+        raise WeightFileError(field, repr(value)[:80], "an object with dtype, shape, data_offsets", _COPY_AGAIN)
+    shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise WeightFileError(field, repr(value)[:80], "shape and data_offsets of non-negative integers", _COPY_AGAIN)
+    begin, end = data_at + offsets[0], data_at + offsets[1]
+    if end > size:
+        raise WeightFileError(field, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
+    return TensorEntry(value["dtype"], shape, begin, end)
+
+
+def _extents(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or any(type(extent) is not int or extent < 0 for extent in value):
+        return None
+    return tuple(value)
+
+
+def similar_names(name: str, names: Iterable[str]) -> str:
+    """Names that end as the missing one does, to show what the layer prefix should look like."""
+    ending = name.rpartition(".")[2]
+    found = [other for other in names if other.rpartition(".")[2] == ending]
+    return f"it holds {', '.join(found[:4])}" if found else f"it has no tensor that ends in {ending!r}"

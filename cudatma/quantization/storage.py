@@ -1,0 +1,136 @@
+"""Packed weights in safetensors files.
+
+A weight named ``layer`` is stored as the tensors ``layer.qweight``, ``layer.scales`` and, where there are any,
+``layer.zeros`` and ``layer.perm``. The file's metadata, all strings: format, layout_version, and weights, JSON that
+gives for each name its shape, group_size, dtype and the arrays it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cudatma.errors import ArgumentTypeError, FieldError, WeightFileError
+from cudatma.quantization.converters import StoredWeight, check_version, upgrade
+from cudatma.quantization.packed import LAYOUT_VERSION, PackedWeight
+from cudatma.quantization.safetensors_file import SafetensorsFile, open_safetensors
+
+FORMAT = "cudatma-packed-weight"
+_ARRAYS = ("qweight", "scales", "zeros", "perm")
+
+
+def save_weights(path: str | os.PathLike[str], weights: Mapping[str, PackedWeight]) -> None:
+    """Write weights by name to one safetensors file; weights on a device are copied to the host.
+
+    The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
+    Raises WeightFileError where it cannot be written, ArgumentTypeError for values that are no PackedWeight.
+    """
+    path = Path(path)
+    tensors: dict[str, NDArray[Any]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for name, weight in weights.items():
+        if not isinstance(weight, PackedWeight) or not isinstance(name, str):
+            raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, "a PackedWeight by its name, a str")
+        host = weight.to_host()
+        held = {array: getattr(host, array) for array in _ARRAYS if getattr(host, array) is not None}
+        tensors.update({f"{name}.{array}": value for array, value in held.items()})
+        facts[name] = {
+            "shape": list(weight.shape),
+            "group_size": weight.group_size,
+            "dtype": weight.dtype,
+            "arrays": list(held),
+        }
+    metadata = {"format": FORMAT, "layout_version": str(LAYOUT_VERSION), "weights": json.dumps(facts)}
+    _write(path, tensors, metadata)
+
+
+def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
+    """Read all weights of a file that save_weights() wrote, by name, on the host.
+
+    Files of an earlier layout version go through the converters. Raises WeightFileError for files that are truncated
+    or corrupt, of another format or an unknown version, or that lack a tensor.
+    """
+    file = open_safetensors(path)
+    return {name: _weight(file, name, facts) for name, facts in _facts(file).items()}
+
+
+def load_single(path: str | os.PathLike[str]) -> PackedWeight:
+    """The only weight of a file. WeightFileError as load_weights(), and where there are several or none."""
+    weights = load_weights(path)
+    if len(weights) != 1:
+        shown = ", ".join(list(weights)[:4]) or "none"
+        raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one", "use load_weights()")
+    return next(iter(weights.values()))
+
+
+def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        aside.touch(exist_ok=False)
+        mode = stat.S_IMODE(aside.stat().st_mode)  # what the umask leaves; the library makes private files
+        save_file(tensors, aside, metadata=metadata)
+        aside.chmod(mode)
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        raise WeightFileError(str(path), f"{error}", "a path that can be written", "check folder and space") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _facts(file: SafetensorsFile) -> dict[str, Any]:
+    """What the metadata says of each weight, after format and version were checked."""
+    found = file.metadata.get("format")
+    if found != FORMAT:
+        remedy = "import checkpoints of other tools with load_gptq, load_awq, load_compressed_tensors or load_marlin"
+        raise WeightFileError(f"{file.path}: format", repr(found), FORMAT, remedy)
+    version = file.metadata.get("layout_version", "")
+    if not version.isdecimal():
+        raise WeightFileError(f"{file.path}: layout_version", repr(version), "a number", "pack the weight again")
+    check_version(int(version), f"{file.path}: layout_version")
+    try:
+        facts = json.loads(file.metadata.get("weights", ""))
+    except (ValueError, RecursionError) as error:
+        raise WeightFileError(f"{file.path}: weights", f"{error}", "JSON", "pack the weight again") from error
+    if not isinstance(facts, dict):
+        raise WeightFileError(f"{file.path}: weights", type(facts).__name__, "a JSON object", "pack the weight again")
+    return facts
+
+
+def _weight(file: SafetensorsFile, name: str, facts: Any) -> PackedWeight:
+    field = f"{file.path}: {name}"
+    try:
+        depth, width = facts["shape"]
+        group_size, dtype, held = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightFileError(field, repr(facts)[:80], "shape, group_size, dtype, arrays", "pack it again") from error
+    arrays = {array: file.read(f"{name}.{array}") for array in held}
+    version = int(file.metadata["layout_version"])
+    stored = upgrade(StoredWeight(name, version, (depth, width), group_size, dtype, arrays))
+    parts = stored.arrays
+    missing = [array for array in ("qweight", "scales") if array not in parts]
+    if missing:
+        raise WeightFileError(field, f"no {' and no '.join(missing)}", "qweight and scales", "pack the weight again")
+    try:
+        return PackedWeight(
+            qweight=parts["qweight"],
+            scales=parts["scales"],
+            zeros=parts.get("zeros"),
+            perm=parts.get("perm"),
+            shape=stored.shape,
+            group_size=stored.group_size,
+            dtype=stored.dtype,
+        )
+    except FieldError as error:
+        raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, "pack the weight again") from error

@@ -1,0 +1,1 @@
+"""The CUDA templates that ``cudatma.render`` renders; data only."""

@@ -1,0 +1,71 @@
+"""Every kernel of the registry, dumped for every architecture that cudatma launches on, and what its SASS must show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudatma.kernels.registry import REGISTRY
+from cudatma.target import get_target
+from tools.dump_kernels import Job, dump, jobs_for
+from tools.report import Report
+from tools.sass import find_program
+
+TARGETS = ("sm_90a", "sm_120a", "sm_121a")
+
+
+def all_jobs() -> list[Job]:
+    return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
+
+
+JOBS = all_jobs()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dump")
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    """Each kernel is compiled once."""
+    return {}
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
+    report = dump(job, folder)
+    assert report.resources is not None, "ptxas said nothing about the entry"
+    assert report.resources.spill_store_bytes == report.resources.spill_load_bytes == 0
+    assert report.resources.registers <= 255
+    assert report.threads is not None
+    assert report.resources.registers * report.threads <= 65536, "one block would not fit the register file"
+    assert report.smem_total_bytes is not None
+    assert report.smem_total_bytes <= job.target.smem_per_block_bytes
+    assert report.compile_seconds < 10  # 2 s where nothing else runs
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    assert report.sass is not None, report.notes
+    assert report.sass.get("LDL", 0) == report.sass.get("STL", 0) == 0
+    if not job.target.has_multicast:
+        assert report.cluster_opcodes == ()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
+    """The kernel that is fed by TMA alone has no other loads into shared memory."""
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here")
+    jobs = [job for job in jobs_for(REGISTRY["marlin"], get_target(name), {}) if job.spec.all_tma]
+    assert jobs, "no representative spec is fed by TMA alone"
+    sass = dump(jobs[0], folder).sass
+    assert sass is not None
+    assert sass["UTMALDG"] > 0
+    assert sass["HMMA"] > 0
+    assert "LDGSTS" not in sass
+
+
+def test_names_are_distinct() -> None:
+    names = [job.name for job in JOBS]
+    assert len(names) == len(set(names)) > 0

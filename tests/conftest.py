@@ -1,0 +1,62 @@
+"""What all tests share: the golden switch, and skipping GPU tests with the reason why there is no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cudatma.cli import tools_package
+
+tools_package()  # gives a checkout that is not installed its cudatma.tools
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "write the golden files from what the tests get instead of comparing"
+    parser.addoption("--update-golden", action="store_true", help=what)
+
+
+@lru_cache(maxsize=1)
+def missing_gpu() -> str:
+    """Why GPU tests cannot run here; empty where they can."""
+    from cudatma.errors import CudaTmaError
+    from cudatma.target import detect
+
+    try:
+        detect()
+    except CudaTmaError as error:
+        return str(error)
+    except ImportError as error:
+        return f"the CUDA bindings are not installed: {error}"
+    return ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = missing_gpu() if marked else ""
+    if reason:
+        skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
+        for item in marked:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def load_example() -> Callable[[str], ModuleType]:
+    """``load_example("tile_copy")``: the module ``examples/tile_copy.py``, as nobody installs it."""
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return load

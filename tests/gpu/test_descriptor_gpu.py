@@ -1,0 +1,365 @@
+"""Tensor maps on a real card: the driver against the codec, and boxes that TMA really moves against the arithmetic.
+
+The probe loads one box with a given expect_tx and waits a bounded time, so that a wrong byte count fails instead of
+hanging, and copies all of shared memory out: data, swizzle, padding and everything after the footprint are compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.descriptor import Im2colSpec, TensorMap, TiledSpec, check_load, check_store, codec
+from cudatma.descriptor import driver as map_driver
+from cudatma.dtypes import TMA_TYPES
+from cudatma.errors import DescriptorError, check
+from cudatma.layout import Interleave, Swizzle, swizzle, traversed
+from cudatma.target import detect
+
+if not map_driver.has_driver():
+    pytest.skip("no CUDA driver or no device on this machine", allow_module_level=True)
+cp = pytest.importorskip("cupy")
+pytestmark = pytest.mark.gpu
+
+POISON = 0xA5
+SOURCE = r"""
+struct alignas(128) TensorMap { unsigned char opaque[128]; };
+
+// Loads one box to the first 1024-byte boundary of shared memory, or stores one from there.
+extern "C" __global__ void probe(const __grid_constant__ TensorMap map, unsigned char* image, unsigned* report,
+                                 unsigned expected, unsigned total, int c0, int c1, int c2, int c3, int c4) {
+    extern __shared__ unsigned char memory[];
+    __shared__ unsigned long long barrier;
+    unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier);
+    unsigned raw = (unsigned)__cvta_generic_to_shared(memory), base = (raw + 1023) & ~1023u;
+    unsigned char* box = memory + (base - raw);
+    for (unsigned i = threadIdx.x; i < total; i += blockDim.x) box[i] = STORE ? image[i] : 0xA5;
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned done = 0;
+#if STORE
+        asm volatile("cp.async.bulk.tensor.RANKd.global.shared::cta.tile.bulk_group [%0, {COORDS}], [%1];"
+            :: "l"(&map), "r"(base), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
+        asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group 0;" ::: "memory");
+        done = 1;
+#else
+        asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}"
+            :: "r"(bar), "r"(expected) : "memory");
+        asm volatile("cp.async.bulk.tensor.RANKd.shared::cluster.global.LOADMODE.mbarrier::complete_tx::bytes"
+            " [%1], [%0, {COORDS}], [%7]OFFSETS;"
+            :: "l"(&map), "r"(base), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(bar), "h"((short)0) : "memory");
+        long long start = clock64();
+        while (!done && clock64() - start < 40000000) {
+            asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
+                "selp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(bar) : "memory");
+        }
+        // Bytes beyond the expected ones may still be on their way; they must not land in a block that is gone.
+        for (start = clock64(); clock64() - start < 200000;) {}
+#endif
+        report[0] = done;
+        report[1] = base;
+    }
+    __syncthreads();
+#if !STORE
+    for (unsigned i = threadIdx.x; i < total; i += blockDim.x) image[i] = box[i];
+#endif
+}
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the probe saw: whether the barrier completed, the box's shared-memory address, and shared memory."""
+
+    done: bool
+    base: int
+    image: np.ndarray[Any, Any]
+
+
+_functions: dict[tuple[int, bool, bool], Any] = {}
+
+
+def probe_function(rank: int, store: bool, im2col: bool) -> Any:
+    """The probe for a rank and direction, compiled once."""
+    key = (rank, store, im2col)
+    if key not in _functions:
+        from cuda.bindings import driver, nvrtc
+
+        coords = ", ".join(f"%{2 + i}" for i in range(rank))
+        offsets = ", {" + ", ".join(["%8"] * (rank - 2)) + "}" if im2col else ""
+        text = SOURCE.replace("RANK", str(rank)).replace("COORDS", coords).replace("OFFSETS", offsets)
+        text = text.replace("LOADMODE", "im2col" if im2col else "tile")
+        program = check(nvrtc.nvrtcCreateProgram(text.encode(), b"probe.cu", 0, [], []), "nvrtcCreateProgram")
+        options = [f"--gpu-architecture={detect().name}".encode(), f"-DSTORE={int(store)}".encode(), b"-std=c++17"]
+        code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
+        if int(code):
+            log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
+            nvrtc.nvrtcGetProgramLog(program, log)
+            pytest.fail(log.decode())
+        cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+        check(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+        module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
+        function = check(driver.cuModuleGetFunction(module, b"probe"), "cuModuleGetFunction")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(driver.cuFuncSetAttribute(function, attribute, 200 * 1024), "cuFuncSetAttribute")
+        _functions[key] = function
+    return _functions[key]
+
+
+def run(made: TensorMap, coords: Sequence[int], expected: int, total: int, stored: Any = None) -> Seen:
+    """Load (or store ``stored``) one box; ``total`` bytes of shared memory are watched."""
+    from cuda.bindings import driver
+
+    image = cp.zeros(total, cp.uint8) if stored is None else cp.asarray(stored)
+    report = cp.zeros(2, cp.uint32)
+    function = probe_function(made.spec.rank, stored is not None, isinstance(made.spec, Im2colSpec))
+    values: list[Any] = [
+        made.data,
+        *(ctypes.c_void_p(int(array.data.ptr)) for array in (image, report)),
+        *(ctypes.c_uint32(number) for number in (expected, total)),
+        *(ctypes.c_int32(c) for c in (*coords, 0, 0, 0, 0)[:5]),
+    ]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    launch = driver.cuLaunchKernel(function, 1, 1, 1, 128, 1, 1, total + 1024, 0, ctypes.addressof(pointers), 0)
+    check(launch, "cuLaunchKernel")
+    check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
+    done, base = (int(value) for value in report.get())
+    return Seen(bool(done), base, image.get())
+
+
+def reference(spec: TiledSpec, memory: np.ndarray[Any, Any], coords: Sequence[int], base: int, total: int) -> Any:
+    """Shared memory after the load, byte by byte: element offsets from strides, zeros outside, pitch, swizzle."""
+    size = spec.dtype.element_bytes
+    image = np.full(total, POISON, np.uint8)
+    counts = traversed(spec.box, spec.element_strides, spec.interleave)
+    steps = (1, *spec.element_strides[1:])
+    strides = (size, *spec.strides_bytes)
+    pitch = max(counts[0] * size, spec.swizzle.span_bytes)
+    for row, outer in enumerate(product(*(range(count) for count in reversed(counts[1:])))):
+        for inner in range(counts[0]):
+            index = (inner, *reversed(outer))
+            place = [c + i * s for c, i, s in zip(coords, index, steps, strict=True)]
+            inside = all(0 <= p < dim for p, dim in zip(place, spec.dims, strict=True))
+            offset = sum(p * stride for p, stride in zip(place, strides, strict=True))
+            for byte in range(size):
+                at = swizzle(base + row * pitch + inner * size + byte, spec.swizzle) - base
+                image[at] = memory[offset + byte] if inside else 0
+    return image
+
+
+BOXES: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+    ({"dtype": "uint8", "dims": (1000,), "box": (256,)}, (800,)),
+    ({"dtype": "float32", "dims": (100,), "box": (64,)}, (-8,)),
+    ({"dtype": "float16", "dims": (96, 40), "strides_bytes": (208,), "box": (64, 16), "swizzle": "128B"}, (64, 30)),
+    ({"dtype": "float16", "dims": (96, 40), "strides_bytes": (208,), "box": (16, 16), "swizzle": "128B"}, (8, -3)),
+    ({"dtype": "bfloat16", "dims": (96, 40), "strides_bytes": (192,), "box": (8, 16), "swizzle": "64B"}, (88, 0)),
+    ({"dtype": "uint64", "dims": (20, 40), "strides_bytes": (160,), "box": (2, 9), "swizzle": "32B"}, (18, 33)),
+    ({"dtype": "int32", "dims": (20, 9, 7), "strides_bytes": (80, 720), "box": (8, 3, 5), "swizzle": "32B"}, (4, 7, 3)),
+    (
+        {
+            "dtype": "uint16",
+            "dims": (40, 9, 7),
+            "strides_bytes": (80, 720),
+            "box": (16, 8, 6),
+            "element_strides": (4, 3, 2),
+            "swizzle": "64B",
+        },
+        (24, 1, 2),
+    ),
+    ({"dtype": "float64", "dims": (6, 5, 4, 3), "strides_bytes": (48, 240, 960), "box": (4, 3, 2, 3)}, (2, 3, -1, 0)),
+    (
+        {
+            "dtype": "uint8",
+            "dims": (64, 3, 4, 3, 2),
+            "strides_bytes": (64, 192, 768, 2304),
+            "box": (32, 2, 3, 2, 2),
+            "swizzle": "128B",
+        },
+        (16, 2, 2, 1, 1),
+    ),
+    ({"dtype": "uint8", "dims": (64, 8), "strides_bytes": (0,), "box": (64, 8)}, (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("fields", "coords"), BOXES, ids=lambda value: str(value)[:70])
+def test_a_box_arrives_as_computed(fields: dict[str, Any], coords: tuple[int, ...]) -> None:
+    memory = np.random.default_rng(1).integers(0, 255, 1 << 16, np.uint8)
+    source = cp.asarray(memory)
+    spec = TiledSpec(**fields, address=int(source.data.ptr))
+    check_load(spec, coords)
+    made = TensorMap.tiled(spec, owner=source)
+    total = spec.footprint_bytes + 2048
+    seen = run(made, coords, made.expected_bytes, total)
+    assert seen.done, "the barrier must complete with exactly expected_bytes"
+    assert seen.base % 1024 == 0
+    expected = reference(spec, memory, coords, seen.base, total)
+    # Padding of narrow rows may be written with anything; what lies after the footprint may not.
+    pitch, row = spec.box_layout.pitch_bytes, spec.box_layout.row_bytes
+    compared = np.ones(total, bool)
+    if pitch > row:
+        for start in range(0, spec.footprint_bytes, pitch):
+            for byte in range(row, pitch):
+                compared[swizzle(seen.base + start + byte, spec.swizzle) - seen.base] = False
+    np.testing.assert_array_equal(seen.image[compared], expected[compared])
+    assert not run(made, coords, made.expected_bytes + 16, total).done, "not a byte more may be delivered"
+
+
+@pytest.mark.parametrize(("interleave", "mode"), [("16B", "none"), ("16B", "32B"), ("16B", "128B"), ("32B", "32B")])
+@pytest.mark.parametrize("inner", [1, 3, 8])
+def test_interleaved_boxes_count_slices(interleave: str, mode: str, inner: int) -> None:
+    source = cp.full(1 << 20, 7, cp.uint8)
+    spec = TiledSpec(
+        dtype="float16",
+        dims=(64, 16, 16),
+        strides_bytes=(4096, 65536),
+        box=(inner, 4, 2),
+        interleave=interleave,
+        swizzle=mode,
+        address=int(source.data.ptr),
+    )
+    total = 64 * 1024
+    made = TensorMap.tiled(spec, owner=source)
+    counts = {
+        count
+        for count in {made.expected_bytes, *(inner * 8 * unit for unit in (2, 16, 32))}
+        if run(made, (0, 0, 0), count, total).done and not run(made, (0, 0, 0), count + 16, total).done
+    }
+    touched = np.nonzero(run(made, (0, 0, 0), made.expected_bytes, total).image != POISON)[0]
+    last = int(touched.max()) + 1 if touched.size else 0
+    assert counts == {made.expected_bytes}, f"the mbarrier counts {sorted(counts)}, {touched.size} bytes were written"
+    assert last <= made.footprint_bytes, f"{last} bytes of shared memory were written"
+
+
+@pytest.mark.parametrize("mode", ["none", "64B", "128B"])
+@pytest.mark.parametrize("steps", [(1, 1, 1, 1), (1, 2, 2, 1)])
+def test_im2col_counts_channels_times_pixels(mode: str, steps: tuple[int, ...]) -> None:
+    source = cp.full(1 << 20, 7, cp.uint8)
+    spec = Im2colSpec(
+        dtype="float16",
+        dims=(64, 14, 9, 4),
+        strides_bytes=(128, 1792, 16128),
+        element_strides=steps,
+        lower_corner=(-1, -1),
+        upper_corner=(-1, -1),
+        channels_per_pixel=16,
+        pixels_per_column=24,
+        swizzle=mode,
+        address=int(source.data.ptr),
+    )
+    made = TensorMap.im2col(spec, owner=source)
+    total = made.footprint_bytes + 2048
+    seen = run(made, (0, -1, -1, 0), made.expected_bytes, total)
+    assert seen.done
+    assert (seen.image[made.footprint_bytes :] == POISON).all()
+    assert not run(made, (0, -1, -1, 0), made.expected_bytes + 16, total).done
+
+
+def test_stores_clip_at_16_bytes() -> None:
+    target = cp.zeros((4, 128), cp.float16)
+    spec = TiledSpec(
+        dtype="float16", dims=(100, 4), strides_bytes=(256,), box=(64, 4), address=int(target.data.ptr)
+    )  # fmt: skip
+    with pytest.raises(DescriptorError) as caught:
+        check_store(spec, (64, 0))
+    assert caught.value.field == "dims[0]"
+    ones = np.ones((4, 64), np.float16)
+    run(TensorMap.tiled(spec, owner=target), (64, 0), 0, 512, ones.view(np.uint8).reshape(-1))
+    written = target.get() != 0
+    assert written[:, 64:100].all()
+    assert written[:, 100:104].all(), "the chunk that holds the last element is written whole"
+    assert not written[:, 104:].any()
+
+
+def test_replace_address() -> None:
+    first, second = cp.full((64, 64), 1, cp.uint8), cp.full((64, 64), 2, cp.uint8)
+    made = TensorMap.from_array(first, (16, 64))
+    assert made.backend == "driver"
+    assert (made.device, made.owner) == (first.device.id, first)
+    before = bytes(made)
+    made.replace_address(second)
+    assert (made.address, made.owner) == (int(second.data.ptr), second)
+    assert bytes(made)[8:] == before[8:]
+    assert bytes(made)[:8] == int(second.data.ptr).to_bytes(8, "little")
+    assert (run(made, (0, 0), made.expected_bytes, 1024).image == 2).all()
+    made.replace_address(int(first.data.ptr))
+    assert bytes(made) == before
+
+
+def test_the_codec_makes_maps_that_work() -> None:
+    """A map without the driver's derived fields loads the same bytes."""
+    source = cp.arange(64 * 64, dtype=cp.uint16).reshape(64, 64)
+    images = []
+    for backend in ("driver", "codec"):
+        made = TensorMap.from_array(source, (16, 32), swizzle="64B", backend=backend)
+        images.append(run(made, (32, 16), made.expected_bytes, 2048))
+    assert all(seen.done for seen in images)
+    np.testing.assert_array_equal(images[0].image, images[1].image)
+
+
+def test_driver_and_codec_agree_on_all_types() -> None:
+    for name, dtype in TMA_TYPES.items():
+        if dtype.packed:
+            continue
+        for mode in list(Swizzle)[:4]:
+            spec = TiledSpec(
+                dtype=name,
+                dims=(1 << 20, 77, 5),
+                strides_bytes=((1 << 23) + 16, 1 << 38),
+                box=(16 // dtype.element_bytes, 3, 2),
+                element_strides=(1, 2, 3),
+                swizzle=mode,
+                l2_promotion="256B",
+                oob_fill="nan" if dtype.is_float else "zeros",
+                address=1 << 33,
+            )
+            raw = map_driver.encode(spec)
+            ours = int.from_bytes(codec.encode(spec), "little")
+            assert (int.from_bytes(raw, "little") ^ ours) & codec.KNOWN["tiled"] == 0, name
+            decoded = codec.decode(raw)
+            assert decoded.spec == spec
+            assert decoded.spec.interleave is Interleave.NONE
+
+
+def test_random_specs_against_the_driver() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    try:
+        from capture_descriptors import capture
+    finally:
+        sys.path.pop(0)
+    lines, summary = capture(count=1000, invalid=0.25, seed=11)
+    assert len(lines) == 1000
+    counts = summary["counts"]
+    assert set(counts["codec: descriptors"]) == {"equal in all known bits"}, summary["examples"]
+    assert set(counts["decode"]) == {"equal"}, summary["examples"]
+    assert "DIFFER: mutation, driver, rules" not in counts, counts["DIFFER: mutation, driver, rules"]
+
+
+def test_a_misaligned_inner_coordinate_traps() -> None:
+    """In a process of its own: the trap costs the context."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, __file__, "trap"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert "ILLEGAL_INSTRUCTION" in result.stderr, result.stderr
+    with pytest.raises(DescriptorError):
+        check_load(TiledSpec(dtype="float16", dims=(64, 64), strides_bytes=(128,), box=(16, 16)), (4, 0))
+
+
+def trap() -> None:
+    made = TensorMap.from_array(cp.zeros((64, 64), cp.float16), (16, 16))
+    run(made, (4, 0), made.expected_bytes, 1024)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["trap"]:
+    trap()

@@ -1,0 +1,94 @@
+"""Specs of the probe kernels in ptx_templates/probes, shared by the tests that compile them and those that run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudatma.pipeline import Operand, PipelineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A probe that has no numbers of its own."""
+
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class TileMove:
+    rank: int
+    expected_bytes: int
+    footprint_bytes: int
+    write: str = "store"
+    policy: str = ""
+    entry: str = "tile_move"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    count: int
+    load_suffix: str = ""
+    store_suffix: str = ""
+    entry: str = "matrix"
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    type: str
+    entry: str = "mma"
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    stages: int
+    consumers: int
+    tile_bytes: int = 1024
+    entry: str = "ring"
+
+    @property
+    def ring(self) -> PipelineSpec:
+        tile = Operand("tile", self.tile_bytes, self.tile_bytes)
+        return PipelineSpec(self.stages, (tile,), 1, self.consumers)
+
+
+@dataclass(frozen=True, slots=True)
+class Im2col:
+    rank: int
+    expected_bytes: int
+    entry: str = "im2col"
+
+    @property
+    def offsets(self) -> int:
+        return self.rank - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Multicast:
+    half_bytes: int
+    half_rows: int
+    entry: str = "multicast"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapEdit:
+    expected_bytes: int
+    entry: str = "tensormap_edit"
+
+
+#: Template, a spec of it, and the feature it needs besides TMA.
+PROBES: tuple[tuple[str, object, str], ...] = (
+    *(("tile_move", TileMove(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
+    ("tile_move", TileMove(2, 1024, 2048, "add", "evict_last"), "tma"),
+    ("tile_move", TileMove(3, 1024, 1024, "store", "evict_first"), "tma"),
+    ("bulk_copy", Plain("bulk_copy"), "tma"),
+    ("matrix", Matrix(4, "_trans", "_trans"), "stmatrix"),
+    ("matrix", Matrix(1), "stmatrix"),
+    ("mma", Mma("f16"), "mma_sync"),
+    ("mma", Mma("bf16"), "mma_sync"),
+    ("cp_async", Plain("cp_async"), "mbarrier_expect_tx"),
+    ("ring", Ring(3, 4), "tma"),
+    *(("im2col", Im2col(rank, 1024), "tma") for rank in (3, 4, 5)),
+    ("multicast", Multicast(1024, 8), "multicast"),
+    ("sync", Plain("sync"), "griddepcontrol"),
+    ("tensormap_edit", TensorMapEdit(1024), "tensormap_replace"),
+)

@@ -1,0 +1,113 @@
+// A stand-in for libcuda.so.1 with two cards of compute capability 9.0: contexts are kept per thread, a launch copies its
+// configuration and arguments into a record instead of running anything. Enough of the driver API for cudatma's launcher.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_IMAGE = 200, INVALID_CONTEXT = 201 };
+enum { INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { CONTEXT_OF_DEVICE_0 = 0x1000, FUNCTION_OF_CONTEXT = 0x100000, FAILING_STREAM = 0xdead };
+enum { MAX_PARAMETERS = 64 };
+
+typedef struct {
+    uint32_t grid[3], block[3], shared_bytes;
+    void *stream;
+    uint32_t (*attributes)[18];
+    uint32_t attribute_count;
+} Config;
+
+struct {
+    int32_t launches, device, attribute_count, loads, argument_bytes, dynamic_shared_bytes;
+    uint32_t shape[7];
+    uint32_t attributes[4][18];
+    uint64_t stream;
+    unsigned char arguments[4096];
+} fake_record;
+
+struct {
+    int32_t parameters, capturing;
+    uint64_t sizes[MAX_PARAMETERS];
+} fake_setup;
+
+static __thread uintptr_t stack[16];
+static __thread int depth;
+static pid_t initialised_by;
+
+int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status) {
+    char newer[128];
+    void *self = dlopen("libcuda.so.1", RTLD_NOW);
+    snprintf(newer, sizeof newer, "%s_v2", name);
+    if (!(*found = dlsym(self, newer))) *found = dlsym(self, name);
+    if (status) *status = *found ? 0 : 1;
+    return *found ? SUCCESS : NOT_FOUND;
+}
+int cuInit(unsigned flags) {
+    if (initialised_by && initialised_by != getpid()) return NOT_INITIALIZED;
+    initialised_by = getpid();
+    return SUCCESS;
+}
+int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
+int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
+int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, SUCCESS; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    // major, minor, opt-in shared memory, multiprocessors
+    *value = attribute == 75 ? 9 : attribute == 97 ? 232448 : attribute == 16 ? 132 : 0;
+    return SUCCESS;
+}
+int cuDevicePrimaryCtxRetain(uintptr_t *context, int device) { return *context = CONTEXT_OF_DEVICE_0 + device, SUCCESS; }
+int cuCtxGetCurrent(uintptr_t *context) { return *context = depth ? stack[depth - 1] : 0, SUCCESS; }
+int cuCtxSetCurrent(uintptr_t context) { return stack[depth ? depth - 1 : depth++] = context, SUCCESS; }
+int cuCtxPushCurrent_v2(uintptr_t context) { return stack[depth++] = context, SUCCESS; }
+int cuCtxPopCurrent_v2(uintptr_t *context) { return *context = stack[--depth], SUCCESS; }
+int cuCtxGetDevice(int *device) {
+    return depth ? (*device = (int)(stack[depth - 1] - CONTEXT_OF_DEVICE_0), SUCCESS) : INVALID_CONTEXT;
+}
+int cuModuleLoadData(uintptr_t *module, const void *image) {
+    if (!depth) return INVALID_CONTEXT;
+    if (memcmp(image, "\177ELF", 4)) return INVALID_IMAGE;
+    fake_record.loads++;
+    return *module = stack[depth - 1], SUCCESS;
+}
+int cuModuleGetFunction(uintptr_t *function, uintptr_t module, const char *name) {
+    return *function = module + FUNCTION_OF_CONTEXT, SUCCESS;
+}
+int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    // threads, static shared memory, registers
+    *value = attribute == 0 ? 256 : attribute == 1 ? 1024 : attribute == 4 ? 40 : 0;
+    return SUCCESS;
+}
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+    return fake_record.dynamic_shared_bytes = attribute == 8 ? value : 0, SUCCESS;
+}
+int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+    if ((int)index >= fake_setup.parameters) return INVALID_VALUE;
+    return *offset = 0, *size = fake_setup.sizes[index], SUCCESS;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared_bytes) {
+    return *blocks = 2048 / threads, SUCCESS;
+}
+int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, SUCCESS; }
+int cuStreamIsCapturing(void *stream, int *status) { return *status = fake_setup.capturing, SUCCESS; }
+int cuGetErrorString(int error, const char **text) { return *text = "said by the fake", SUCCESS; }
+int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
+    return *(int *)data = pointer >> 40 & 1, SUCCESS;
+}
+int cuLaunchKernelEx(const Config *config, uintptr_t function, void **arguments, void **extra) {
+    if (!depth) return INVALID_CONTEXT;
+    if (function != stack[depth - 1] + FUNCTION_OF_CONTEXT) return INVALID_HANDLE;
+    if ((uintptr_t)config->stream == FAILING_STREAM) return LAUNCH_FAILED;
+    memcpy(fake_record.shape, config, sizeof fake_record.shape);
+    fake_record.stream = (uintptr_t)config->stream;
+    fake_record.attribute_count = config->attribute_count;
+    memcpy(fake_record.attributes, config->attributes, config->attribute_count * sizeof *config->attributes);
+    int used = 0;
+    for (int i = 0; i < fake_setup.parameters; used += (int)fake_setup.sizes[i++])
+        memcpy(fake_record.arguments + used, arguments[i], fake_setup.sizes[i]);
+    fake_record.argument_bytes = used;
+    fake_record.device = (int)(stack[depth - 1] - CONTEXT_OF_DEVICE_0);
+    fake_record.launches++;
+    return SUCCESS;
+}

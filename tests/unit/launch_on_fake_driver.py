@@ -1,0 +1,211 @@
+"""Run by test_launch.py in a process of its own: launches a pickled kernel through the fake driver, one case by name.
+
+Usage: python launch_on_fake_driver.py KERNEL.pickle CASE. Exit status 0 means that every check held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from cudatma import context
+from cudatma.build import default_target
+from cudatma.errors import DriverError, LaunchError
+
+
+class Record(ctypes.Structure):
+    """fake_record of fake_driver.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("launches", "device", "attribute_count", "loads")),
+        *((name, ctypes.c_int32) for name in ("argument_bytes", "dynamic_shared_bytes")),
+        ("shape", ctypes.c_uint32 * 7),
+        ("attributes", ctypes.c_uint32 * 18 * 4),
+        ("stream", ctypes.c_uint64),
+        ("arguments", ctypes.c_ubyte * 4096),
+    )
+
+
+class Setup(ctypes.Structure):
+    """fake_setup of fake_driver.c."""
+
+    _fields_ = (("parameters", ctypes.c_int32), ("capturing", ctypes.c_int32), ("sizes", ctypes.c_uint64 * 64))
+
+
+class Array:
+    """A device array; the fake driver tells its device by bit 40 of its address."""
+
+    def __init__(self, pointer: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (pointer, False), "version": 3}
+
+
+class Map:
+    def __init__(self, device: int = 0) -> None:
+        self.data, self.device = (ctypes.c_ubyte * 128)(*range(128)), device
+
+
+ON_1 = 1 << 40
+library = ctypes.CDLL("libcuda.so.1")
+record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
+kernel = pickle.loads(Path(sys.argv[1]).read_bytes())
+setup.parameters = len(kernel.parameters)
+for number, parameter in enumerate(kernel.parameters):
+    setup.sizes[number] = parameter.size_bytes
+
+
+def args(base: int = 0, device: int = 0) -> tuple[Any, ...]:
+    return Array(base + 0x7000), -3, 1.5, Map(device)
+
+
+def packed(pointer: int) -> bytes:
+    return struct.pack("<Qif", pointer, -3, 1.5) + bytes(range(128))
+
+
+def sent() -> bytes:
+    return bytes(record.arguments)[: record.argument_bytes]
+
+
+def raises(kind: type[Exception], text: str, call: Any) -> None:
+    try:
+        call()
+    except kind as error:
+        if text not in str(error):
+            raise AssertionError(f"no {text!r} in: {error}") from error
+    else:
+        raise AssertionError(f"no {kind.__name__} with {text!r}")
+
+
+def case_launch() -> None:
+    kernel.launch((6, 2), 64, args(), cluster=2, shared_bytes=50000, stream=0x55, programmatic=True)
+    assert sent() == packed(0x7000)
+    assert list(record.shape) == [6, 2, 1, 64, 1, 1, 50000]
+    assert (record.stream, record.device, record.attribute_count) == (0x55, 0, 2)
+    assert list(record.attributes[0])[:5] == [4, 0, 2, 1, 1]
+    assert list(record.attributes[1])[:3] == [6, 0, 1]
+    assert record.dynamic_shared_bytes == 227 * 1024 - 1024
+    kernel.launch(1, 1, args())
+    assert (record.stream, record.attribute_count, record.loads) == (0, 0, 1)
+    assert default_target().name == "sm_90a"
+
+
+def case_devices() -> None:
+    kernel.launch(1, 1, args())
+    kernel.launch(1, 1, args(ON_1, 1))
+    assert (record.device, record.loads, context.current_device()) == (1, 2, 0)
+    raises(LaunchError, "device", lambda: kernel.launch(1, 1, (*args(ON_1)[:3], Map(0))))
+    raises(LaunchError, "device", lambda: kernel.plan(1, 1, args(), device=1))
+    raises(LaunchError, "0..1", lambda: kernel.load(2))
+    # The plan is for device 1 while device 0 is current: the first try fails, the second has the right context.
+    plan = kernel.plan(1, 1, args(ON_1, 1))
+    plan.launch(0)
+    assert (record.device, context.current_device()) == (1, 0)
+
+
+def case_plan() -> None:
+    plan = kernel.plan(3, 32, args(), shared_bytes=16)
+    before = record.launches
+    plan.launch(7)
+    assert (sent(), record.stream) == (packed(0x7000), 7)
+    plan.arguments[0].value = 0x9000
+    plan.arguments[1].value = 5
+    plan.arguments[3][0] = 0x1122334455667788
+    plan.launch(8)
+    expected = struct.pack("<QifQ", 0x9000, 5, 1.5, 0x1122334455667788) + bytes(range(8, 128))
+    assert (sent(), record.stream, record.launches) == (expected, 8, before + 2)
+    raises(DriverError, "CUDA_ERROR_LAUNCH_FAILED: said by the fake", lambda: plan.launch(0xDEAD))
+    # A thread without a context.
+    thread = threading.Thread(target=plan.launch, args=(9,))
+    thread.start()
+    thread.join()
+    assert record.stream == 9
+
+
+def case_threads() -> None:
+    threads = [threading.Thread(target=kernel.launch, args=(1, 1, args())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (record.launches, record.loads) == (8, 1)
+
+
+def case_refused_before_the_driver() -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("256", {"block": 257}),
+        ("shared_bytes", {"shared_bytes": 226 * 1024 + 1}),
+        ("cluster", {"grid": 3, "cluster": 2}),
+        ("args", {"args": args()[:3]}),
+        ("stream", {"stream": "default"}),
+    ]
+    for text, change in calls:
+        call = {"grid": 1, "block": 1, "args": args()} | change
+        raises(Exception, text, lambda call=call: kernel.launch(**call))
+    assert record.launches == 0
+    setup.sizes[1] = 8
+    kernel._functions.clear()
+    raises(LaunchError, "8 in the cubin", lambda: kernel.launch(1, 1, args()))
+
+
+def case_capture() -> None:
+    setup.capturing = 1
+    raises(LaunchError, "kernel.load(0)", lambda: kernel.launch(1, 1, args(), stream=5))
+    kernel.load(0)
+    kernel.launch(1, 1, args(), stream=5)
+    assert record.launches == 1
+
+
+def case_fork() -> None:
+    plan = kernel.plan(1, 1, args())
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (lambda: kernel.launch(1, 1, args()), lambda: plan.launch(0), lambda: kernel.load(0)):
+                raises(LaunchError, "spawn", call)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    plan.launch(0)
+
+
+def case_fork_before_the_first_launch() -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            kernel.launch(1, 1, args())
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def case_fork_of_another_librarys_process() -> None:
+    library.cuInit(0)
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(DriverError, "spawn", lambda: kernel.launch(1, 1, args()))
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def case_facts() -> None:
+    found = kernel.resources(1)
+    assert (found.registers, found.static_shared_bytes, found.max_threads) == (40, 1024, 256)
+    assert kernel.occupancy(128) == 16
+    raises(LaunchError, "block", lambda: kernel.occupancy(512))
+
+
+if __name__ == "__main__":
+    globals()[f"case_{sys.argv[2]}"]()

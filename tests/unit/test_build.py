@@ -1,0 +1,423 @@
+"""From a template or a source to a Kernel: what is compiled, what is found again, who waits for whom. No GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma import backend, build
+from cudatma.build import compile as compile_kernel
+from cudatma.build import default_target, load_kernel
+from cudatma.cache import Cache
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CacheError,
+    CompileError,
+    DriverError,
+    TargetError,
+    TemplateError,
+)
+from cudatma.target import get_target
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = """
+extern "C" __global__ void ${ spec.entry }(float* x) { x[threadIdx.x] *= ${ spec.factor }; }
+"""
+PLAIN = 'extern "C" __global__ void plain(int* x) { *x = 1; }'
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    factor: int = 2
+    entry: str = "scaled"
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache folder and an empty memory."""
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDATMA_TARGET", raising=False)
+    for name in ("_kernels", "_building", "_caches"):
+        monkeypatch.setattr(build, name, {})
+    build._nvrtc_version.cache_clear()
+
+
+@pytest.fixture
+def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Templates of this test's own in place of cudatma's; counts nothing, renders with the real environment."""
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (folder / "kernel.cu.j2").write_text(TEMPLATE)
+    real = build.render
+
+    def render(template: str, spec: Any, target: Any, *, is_source: bool = False) -> str:
+        return real(template if is_source else (folder / template).read_text(), spec, target, is_source=True)
+
+    monkeypatch.setattr(build, "render", render)
+    monkeypatch.setattr(build, "template_files", lambda name: (folder / name,))
+    return folder
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that reached NVRTC."""
+    seen: list[str] = []
+    real = build.compile_source
+
+    def counted(source: str, *args: Any, **options: Any) -> Any:
+        seen.append(source)
+        return real(source, *args, **options)
+
+    monkeypatch.setattr(build, "compile_source", counted)
+    return seen
+
+
+def forget() -> None:
+    """As in a new process: nothing in memory."""
+    build._kernels.clear()
+    build._caches.clear()
+
+
+# --- load_kernel
+
+
+def test_memory_then_disk_then_nvrtc(templates: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+    assert load_kernel("kernel.cu.j2", Spec(), get_target("sm_90a")) is first
+    assert "x[threadIdx.x] *= 2" in first.source
+    forget()
+    monkeypatch.setattr(build, "render", lambda *_, **__: pytest.fail("rendered although the cache holds it"))
+    again = load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+    assert again is not first
+    assert (again.cubin, again.ptx, again.source, again.log) == (first.cubin, first.ptx, first.source, first.log)
+    assert (again.entry, again.parameters, again.folder) == ("scaled", first.parameters, first.folder)
+    assert len(compilations) == 1
+
+
+def test_the_artifact_folder_can_be_read(templates: Path) -> None:
+    kernel = load_kernel("kernel.cu.j2", Spec(3), "sm_120a")
+    assert kernel.folder is not None
+    files = {path.name for path in kernel.folder.iterdir()}
+    assert files == {"kernel.cu", "kernel.ptx", "kernel.cubin", "log.txt", "spec.json", "manifest.json"}
+    record = json.loads((kernel.folder / "spec.json").read_text())
+    assert record["spec"]["fields"] == {"factor": 3, "entry": "scaled"}
+    assert (record["entry"], record["target"], record["template"]) == ("scaled", "sm_120a", "kernel.cu.j2")
+    assert (kernel.folder / "kernel.cu").read_text() == kernel.source
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSpec:
+    """The same fields as Spec under another name."""
+
+    factor: int = 2
+    entry: str = "scaled"
+
+
+def test_everything_that_decides_is_in_the_key(
+    templates: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn(expected: int, spec: Any = None, target: str = "sm_90a") -> None:
+        forget()
+        load_kernel("kernel.cu.j2", spec or Spec(), target)
+        assert len(compilations) == expected
+
+    turn(1)
+    turn(1)
+    turn(2, Spec(3))
+    turn(3, target="sm_120a")
+    turn(4, OtherSpec())
+    (templates / "kernel.cu.j2").write_text(TEMPLATE + "// more\n")
+    turn(5)
+    monkeypatch.setattr(build, "_nvrtc_version", lambda root: (12, 99))
+    turn(6)
+    monkeypatch.setattr(build, "_code_digests", lambda module: ["other code"])
+    turn(7)
+    turn(7)
+
+
+def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
+    @dataclass
+    class Loose:
+        factor: int = 2
+        entry: str = "scaled"
+
+    assert load_kernel("kernel.cu.j2", Loose(), "sm_90a") is load_kernel("kernel.cu.j2", Loose(), "sm_90a")
+    assert len(compilations) == 1
+
+
+def test_concurrent_threads_compile_once(templates: Path, compilations: list[str]) -> None:
+    start, found = threading.Barrier(6), []
+
+    def work() -> None:
+        start.wait()
+        found.append(load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compilations) == 1
+    assert len({id(kernel) for kernel in found}) == 1
+    assert build._building == {}
+
+
+_WORKER = """
+import sys
+from cudatma import build
+seen = []
+real = build.compile_source
+def counted(*args, **options):
+    seen.append(1)
+    return real(*args, **options)
+build.compile_source = counted
+build.compile(sys.argv[1], target="sm_90a")
+print(len(seen))
+"""
+
+
+def test_concurrent_processes_compile_once() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _WORKER, PLAIN]
+    workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert sorted(worker.communicate(timeout=60)[0].strip() for worker in workers) == ["0", "0", "1"]
+
+
+_WARM = """
+import sys, time
+from cudatma import build
+began = time.perf_counter()
+kernel = build.compile("probes/every_primitive.cu.j2", target="sm_90a")
+print(time.perf_counter() - began, "cuda.bindings.nvrtc" in sys.modules)
+"""
+
+
+def test_a_warm_load_touches_neither_nvrtc_nor_a_second() -> None:
+    """A fresh process, imports done. It takes 3 ms on a quiet machine; the bound leaves room for a busy one."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    turns = []
+    for _ in range(4):
+        said = subprocess.check_output([sys.executable, "-c", _WARM], env=environment, text=True).split()
+        turns.append((float(said[0]), said[1]))
+    assert [loaded for _, loaded in turns] == ["True", "False", "False", "False"]
+    assert min(seconds for seconds, _ in turns[1:]) < 0.010
+
+
+def test_a_failed_compilation_keeps_its_artifacts_and_is_tried_again(templates: Path, compilations: list[str]) -> None:
+    (templates / "kernel.cu.j2").write_text(TEMPLATE + "nonsense;")
+    for turn in (1, 2):
+        with pytest.raises(CompileError, match="nonsense") as caught:
+            load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+        assert len(compilations) == turn
+    assert caught.value.folder is not None
+    folder = Path(caught.value.folder)
+    assert "nonsense" in (folder / "kernel.cu").read_text()
+    assert "error" in (folder / "log.txt").read_text()
+    assert build._building == {}
+
+
+def test_a_damaged_entry_is_compiled_again(templates: Path, compilations: list[str]) -> None:
+    folder = load_kernel("kernel.cu.j2", Spec(), "sm_90a").folder
+    assert folder is not None
+    (folder / "kernel.cubin").write_bytes(b"")
+    forget()
+    assert load_kernel("kernel.cu.j2", Spec(), "sm_90a").cubin[:4] == b"\x7fELF"
+    assert len(compilations) == 2
+
+
+def test_an_unwritable_cache_warns_once_and_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernels = [compile_kernel(PLAIN + "\n" * turn, target="sm_90a") for turn in (0, 1)]
+    assert [kernel.folder for kernel in kernels] == [None, None]
+    assert len(caught) == 1
+
+
+def test_a_lock_that_never_comes_free_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*_: Any, **__: Any) -> Any:
+        raise CacheError("held by another process")
+
+    monkeypatch.setattr(Cache, "lock", stuck)
+    with pytest.warns(RuntimeWarning, match="without a lock"):
+        assert compile_kernel(PLAIN, target="sm_90a").entry == "plain"
+
+
+def test_a_forked_child_compiles_for_itself(tmp_path: Path) -> None:
+    """The fork may come while another thread of the parent holds the locks."""
+    child = -1
+    with build._lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                found = compile_kernel(PLAIN, target="sm_90a")
+                os._exit(0 if found.entry == "plain" else 1)
+            except BaseException:
+                os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- compile
+
+
+def test_a_source_with_primitives_and_a_spec() -> None:
+    source = """
+    //% include "primitives/types.cuh.j2"
+    extern "C" __global__ void mine(const __grid_constant__ cudatma::TensorMap map, int* x) { *x = ${ spec.factor }; }
+    """
+    kernel = compile_kernel(source, Spec(7, entry="mine"), "sm_120a")
+    assert "struct" in kernel.source
+    assert "*x = 7" in kernel.source
+    assert [p.size_bytes for p in kernel.parameters] == [128, 8]
+    assert kernel.target.name == "sm_120a"
+
+
+def test_the_only_entry_needs_no_name() -> None:
+    assert compile_kernel(PLAIN, target="sm_90a").entry == "plain"
+
+
+def test_several_entries_need_a_name() -> None:
+    source = PLAIN + '\nextern "C" __global__ void second(int* x) { *x = 2; }'
+    with pytest.raises(ArgumentError, match=r"(plain, second|second, plain)"):
+        compile_kernel(source, target="sm_90a")
+    first = compile_kernel(source, target="sm_90a", entry="plain")
+    second = compile_kernel(source, target="sm_90a", entry="second")
+    assert (first.entry, second.entry) == ("plain", "second")
+    with pytest.raises(ArgumentError, match="third"):
+        compile_kernel(source, target="sm_90a", entry="third")
+
+
+def test_a_source_without_a_kernel() -> None:
+    with pytest.raises(ArgumentError, match='extern "C"'):
+        compile_kernel("__device__ int x;", target="sm_90a")
+
+
+def test_options_are_part_of_the_key(compilations: list[str]) -> None:
+    source = 'extern "C" __global__ void k(int* x) { *x = VALUE; }'
+    found = [compile_kernel(source, target="sm_90a", options=[f"-DVALUE={value}"]) for value in (7171, 7272, 7171)]
+    assert "7171" in found[0].ptx
+    assert "7272" in found[1].ptx
+    assert found[2] is found[0]
+    assert len(compilations) == 2
+
+
+def test_a_template_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cu.j2"
+    path.write_text(TEMPLATE)
+    assert compile_kernel(str(path), Spec(9), "sm_90a").entry == "scaled"
+    path.write_text(TEMPLATE.replace("*=", "+="))
+    assert "+= 9" in compile_kernel(str(path), Spec(9), "sm_90a").source
+
+
+def test_a_template_of_cudatmas() -> None:
+    assert compile_kernel("probes/every_primitive.cu.j2", target="sm_120a").cubin[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ({"source_or_template": 5}, ArgumentTypeError),
+        ({"source_or_template": b"code"}, ArgumentTypeError),
+        ({"source_or_template": "kernel.cu"}, ArgumentError),
+        ({"source_or_template": "no/such/file.cu.j2"}, TemplateError),
+        ({"target": "sm_42"}, TargetError),
+        ({"target": 90}, TargetError),
+        ({"options": "-DX"}, ArgumentTypeError),
+        ({"options": ["-I/usr/include"]}, ArgumentError),
+        ({"source_or_template": "${ spec.missing }", "spec": Spec()}, TemplateError),
+        ({"source_or_template": "not C++"}, CompileError),
+    ],
+)
+def test_wrong_calls(call: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        compile_kernel(**({"source_or_template": PLAIN, "target": "sm_90a"} | call))
+
+
+def test_the_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_TARGET", "sm_121a")
+    assert compile_kernel(PLAIN).target.name == "sm_121a"
+    monkeypatch.setenv("CUDATMA_TARGET", "sm_1")
+    with pytest.raises(TargetError, match="sm_1"):
+        default_target()
+
+
+def test_the_target_comes_from_the_card_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.context, "current_device", lambda: 3)
+    monkeypatch.setattr(build, "detect", lambda device: get_target("sm_90a") if device == 3 else None)
+    assert default_target().name == "sm_90a"
+
+    def no_driver() -> int:
+        raise DriverError("cuInit", None, "no CUDA driver")
+
+    monkeypatch.setattr(build.context, "current_device", no_driver)
+    with pytest.raises(TargetError, match="CUDATMA_TARGET"):
+        default_target()
+
+
+def test_specs_of_the_package_are_keyed_by_their_neighbours() -> None:
+    alone = build._code_digests("module.that.is.not.there")
+    assert len(alone) == 5
+    assert set(alone) < set(build._code_digests("cudatma.errors"))
+    assert set(alone) < set(build._code_digests(__name__))
+
+
+# --- backend
+
+
+@pytest.mark.parametrize(
+    ("explicit", "variable", "expected"),
+    [
+        ("cuda", "reference", "cuda"),
+        ("reference", None, "reference"),
+        (None, "cuda", "cuda"),
+        (None, "reference", "reference"),
+        (None, None, "auto"),
+        (None, "", "auto"),
+        ("auto", "cuda", "auto"),
+    ],
+)
+@pytest.mark.parametrize("usable", [True, False])
+def test_backends(
+    explicit: str | None, variable: str | None, expected: str, usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_has_usable_card", lambda: usable)
+    monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDATMA_BACKEND", variable)
+    automatic = "cuda" if usable else "reference"
+    assert backend.selected_backend(explicit) == (automatic if expected == "auto" else expected)
+
+
+def test_unknown_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="backend: got opencl"):
+        backend.selected_backend("opencl")
+    monkeypatch.setenv("CUDATMA_BACKEND", "gpu")
+    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND: got gpu"):
+        backend.selected_backend()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("sm_90a", True), ("sm_100a", False), (DriverError("cuInit", None, "none"), False), (ImportError("none"), False)],
+)
+def test_what_a_usable_card_is(answer: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def detect() -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return get_target(answer)
+
+    monkeypatch.setattr(backend, "detect", detect)
+    backend._has_usable_card.cache_clear()
+    assert backend._has_usable_card() is expected
+    backend._has_usable_card.cache_clear()

@@ -1,0 +1,180 @@
+"""The console script: dispatch, one-line errors, pipes, and the subcommands that print data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudatma import cli
+from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError
+from cudatma.target import FEATURES, TARGETS
+from tools import artifacts, bench, dump_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+ALWAYS = {"doctor", "demo", "dump", "header", "bench", "targets", "cache", "version"}
+
+
+def cudatma(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line as a person runs it, from a plain checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "cudatma.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_commands_exist_where_their_module_does() -> None:
+    there = set(cli.available())
+    assert there >= ALWAYS
+    assert ("inspect" in there) == (ROOT / "tools" / "inspect_descriptor.py").is_file()
+
+
+@pytest.mark.parametrize("command", sorted(ALWAYS))
+def test_each_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: cudatma {command}" in shown
+    assert "examples:" in shown
+
+
+def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["juggle"])
+    assert ended.value.code == 2
+
+
+def test_an_error_is_one_line_and_no_traceback() -> None:
+    done = cudatma("targets", "sm_75")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("cudatma: TargetError: target: got sm_75; allowed: sm_90")
+
+
+def test_a_failed_compile_shows_the_first_complaint_and_the_folder() -> None:
+    log = "k.cu(3): warning #1: unused\nk.cu(7): error: identifier x is undefined\nk.cu(9): error: another"
+    line = cli.one_line(CompileError("NVRTC refused k.cu", log, "source\nof\nmany\nlines", "/tmp/k"))
+    assert line == (
+        "cudatma: CompileError: NVRTC refused k.cu | k.cu(7): error: identifier x is undefined | artifacts: /tmp/k"
+    )
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m cudatma.cli targets --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "["
+
+
+def test_a_pipe_closed_before_the_first_byte_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "cudatma.cli", "targets", "--json"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("script", ["targets.py", "version.py", "dump_kernels.py", "doctor.py", "bench.py"])
+def test_each_tool_runs_as_a_file_from_anywhere(script: str, tmp_path: Path) -> None:
+    """Without the package installed and without PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(ROOT / "tools" / script), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: cudatma ")
+
+
+def test_targets_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["targets", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(TARGETS)
+    assert all(set(row["features"]) == set(FEATURES) for row in rows)
+    assert cli.main(["targets", "sm_120a"]) == 0
+    table = capsys.readouterr().out
+    assert "sm_120a" in table
+    assert "sm_90a" not in table
+    assert all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_version_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cudatma"] == "0.1.0"
+
+
+def test_cache_is_measured_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cudatma.cache import Cache
+
+    root = tmp_path / "cache"
+    assert artifacts.usage(root).entries == 0
+    assert artifacts.clear(root) == 0
+    assert not root.exists(), "looking must not create the folder"
+    cache = Cache(root)
+    cache.put("a" * 64, {"kernel.cu": b"x" * 1000})
+    cache.keep_failure("b" * 64, {"log.txt": b"y" * 10})
+    used = artifacts.usage(root)
+    assert (used.entries, used.failures) == (1, 1)
+    assert used.size_bytes > 1010  # the manifests count too
+    os.environ["CUDATMA_CACHE_DIR"], before = str(root), os.environ.get("CUDATMA_CACHE_DIR")
+    try:
+        assert cli.main(["cache", "--clear", "--json"]) == 0
+    finally:
+        os.environ.pop("CUDATMA_CACHE_DIR") if before is None else os.environ.update(CUDATMA_CACHE_DIR=before)
+    assert json.loads(capsys.readouterr().out)["removed"] == 2
+    assert cache.get("a" * 64) is None
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_a_cache_of_somebody_else_is_not_cleared(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(CacheError):
+        artifacts.clear(root)
+
+
+def test_bench_lists_and_runs_scripts_with_a_main(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text('"""First.\n\nMore."""\nimport sys\ndef main(): return int(sys.argv[1])\n'
+                                     'if __name__ == "__main__": raise SystemExit(main())\n')  # fmt: skip
+    (tmp_path / "harness.py").write_text('"""No script."""\n')
+    assert bench.benchmarks(tmp_path) == {"one": "First."}
+    assert bench.run_benchmark("one", ["3"], tmp_path) == 3
+    with pytest.raises(ArgumentError, match="allowed: one"):
+        bench.run_benchmark("two", [], tmp_path)
+    with pytest.raises(ArgumentError, match="checkout"):
+        bench.run_benchmark("two", [], tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["no_such_kernel", "--target", "sm_90a"], ArgumentError, "allowed: marlin"),
+        (["marlin", "--target", "sm_75"], TargetError, "sm_90a"),
+        (["marlin", "--target", "sm_90a", "--config", "stages"], ArgumentError, "FIELD=VALUE"),
+    ],
+)
+def test_wrong_dumps(arguments: list[str], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        dump_kernels.main(arguments)
+
+
+def test_config_values_are_literals_else_text() -> None:
+    assert dump_kernels.parse_config(["stages=3", "feed=tma", "split=None", "name="]) == {
+        "stages": 3,
+        "feed": "tma",
+        "split": None,
+        "name": "",
+    }

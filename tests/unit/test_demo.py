@@ -1,0 +1,53 @@
+"""The demo: its layer, its choice of backend, and that it fails where results are wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma
+from tools import demo
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MODEL_PACKAGE", "no_such_package_of_weights")
+
+
+def test_without_the_model_a_seeded_layer_takes_its_place(no_model: None) -> None:
+    first, second = demo.load_layer(), demo.load_layer()
+    assert first.weight.shape == (384, 1536)
+    assert "random" in first.origin
+    assert np.array_equal(first.weight, second.weight)
+
+
+def test_the_reference_keeps_the_limit(no_model: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--backend", "reference", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["backend"] == "reference"
+    assert found["shape"] == [384, 1536]
+    assert found["packed_bytes"] < 0.3 * found["fp16_bytes"]
+    assert 0.01 < found["weight_error"] < 0.2
+    assert [result["tokens"] for result in found["results"]] == list(demo.TOKENS)
+    assert all(0 < result["error"] <= demo.ERROR_LIMIT for result in found["results"])
+
+
+def test_wrong_results_are_a_failure(
+    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = cudatma.marlin_gemm
+
+    def wrong(x: Any, w: Any, **options: Any) -> Any:
+        return right(x, w, **options) * np.float16(1.01)
+
+    monkeypatch.setattr(cudatma, "marlin_gemm", wrong)
+    assert demo.main(["--backend", "reference"]) == 1
+    assert "BEYOND" in capsys.readouterr().out
+
+
+def test_relative_error() -> None:
+    reference = np.array([[3.0, 4.0]])
+    assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)

@@ -1,0 +1,229 @@
+"""Tensor maps to bytes and back: round trips, and single fields against the documented bit positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TiledSpec, codec
+from cudatma.dtypes import TMA_TYPES
+from cudatma.errors import DescriptorError
+from cudatma.layout import Swizzle
+
+
+@st.composite
+def shared_fields(draw: st.DrawFn, rank: int) -> dict[str, Any]:
+    """Fields that both kinds share: unpacked types, and modes that go together."""
+    dtype = draw(st.sampled_from([t for t in TMA_TYPES.values() if not t.packed]))
+    interleave = draw(st.sampled_from([0, 1, 2])) if rank >= 3 else 0
+    swizzle = 1 if interleave == 2 else draw(st.sampled_from(Swizzle))
+    stride = st.integers(0, (1 << 35) - 1).map(lambda n: 32 * n)
+    return {
+        "dtype": dtype,
+        "dims": tuple(draw(st.lists(st.integers(1, 1 << 32), min_size=rank, max_size=rank))),
+        "strides_bytes": tuple(draw(st.lists(stride, min_size=rank - 1, max_size=rank - 1))),
+        "element_strides": tuple(draw(st.lists(st.integers(1, 8), min_size=rank, max_size=rank))),
+        "interleave": interleave,
+        "swizzle": swizzle,
+        "l2_promotion": draw(st.integers(0, 3)),
+        "oob_fill": draw(st.integers(0, 1)) if dtype.is_float else 0,
+        "address": draw(st.integers(0, (1 << 59) - 1)) * 32,
+    }
+
+
+def inner_elems(draw: st.DrawFn, fields: dict[str, Any]) -> int:
+    bits = fields["dtype"].element_bits
+    if fields["interleave"]:
+        return draw(st.integers(1, 256))
+    most = Swizzle(fields["swizzle"]).span_bytes * 8 // bits or 256
+    return draw(st.integers(1, max(1, most * bits // 128))) * 128 // bits
+
+
+@st.composite
+def tiled_specs(draw: st.DrawFn) -> TiledSpec:
+    rank = draw(st.integers(1, 5))
+    fields = draw(shared_fields(rank))
+    outer = draw(st.lists(st.integers(1, 256), min_size=rank - 1, max_size=rank - 1))
+    return TiledSpec(**fields, box=(inner_elems(draw, fields), *outer))
+
+
+@st.composite
+def im2col_specs(draw: st.DrawFn) -> Im2colSpec:
+    rank = draw(st.integers(3, 5))
+    fields = draw(shared_fields(rank))
+    low, high = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}[rank]
+    fields["dims"] = tuple(max(dim, 70000) for dim in fields["dims"])
+    corner = st.lists(st.integers(low, high), min_size=rank - 2, max_size=rank - 2).map(tuple)
+    return Im2colSpec(
+        **fields,
+        lower_corner=draw(corner),
+        upper_corner=draw(corner),
+        channels_per_pixel=inner_elems(draw, fields),
+        pixels_per_column=draw(st.integers(1, 1024)),
+    )
+
+
+@given(spec=st.one_of(tiled_specs(), im2col_specs()), version=st.integers(0, 7))
+def test_round_trip(spec: TiledSpec | Im2colSpec, version: int) -> None:
+    raw = codec.encode(spec, version)
+    decoded = codec.decode(raw)
+    assert decoded.spec == spec
+    assert (decoded.version, decoded.smem_bytes, decoded.smem_pattern, decoded.unknown) == (version, 0, 0, 0)
+    assert len(raw) == 128
+    assert codec.encode(decoded.spec, version) == raw
+
+
+BASE: dict[str, Any] = {
+    "dtype": "uint8",
+    "dims": (1, 1, 1, 1, 1),
+    "strides_bytes": (0, 0, 0, 0),
+    "box": (16, 1, 1, 1, 1),
+}
+
+
+def bits_that_change(change: dict[str, Any]) -> set[int]:
+    raw = [int.from_bytes(codec.encode(TiledSpec(**fields)), "little") for fields in (BASE, BASE | change)]
+    changed = raw[0] ^ raw[1]
+    return {bit for bit in range(1024) if changed >> bit & 1}
+
+
+# One field at a time against the published bit positions.
+@pytest.mark.parametrize(
+    ("change", "bits"),
+    [
+        ({"address": 16}, {4}),
+        ({"address": 1 << 63}, {63}),
+        ({"dtype": "uint16"}, {71}),
+        ({"dtype": "float32_ftz"}, {74}),  # 8, although the driver's number is 10
+        ({"dtype": "float64"}, {71, 74}),  # 9, although the driver's number is 8
+        ({"dtype": "bfloat16"}, {72, 74}),  # 10, although the driver's number is 9
+        ({"dtype": "tfloat32"}, {71, 72, 73, 80}),  # 7 and the tf32 bit
+        ({"dtype": "tfloat32_ftz"}, {74, 80}),
+        ({"dtype": "float16", "oob_fill": "nan"}, {72, 73, 79}),
+        ({"interleave": "16B"}, {75}),
+        ({"interleave": "32B", "swizzle": "32B"}, {76, 77}),
+        ({"swizzle": "64B"}, {78}),
+        ({"swizzle": "128B"}, {77, 78}),
+        ({"swizzle": "128B_ATOM_32B"}, {77, 78, 83}),
+        ({"swizzle": "128B_ATOM_32B_FLIP_8B"}, {77, 78, 84}),
+        ({"swizzle": "128B_ATOM_64B"}, {77, 78, 83, 84}),
+        ({"l2_promotion": "64B"}, {81}),
+        ({"l2_promotion": "256B"}, {81, 82}),
+        ({"strides_bytes": (16, 0, 0, 0)}, {96}),
+        ({"strides_bytes": (0, 0, 0, 32)}, {193}),
+        ({"strides_bytes": (1 << 35, 0, 0, 0)}, {127}),
+        ({"strides_bytes": (1 << 36, 0, 0, 0)}, {224}),
+        ({"strides_bytes": (0, 0, 0, 1 << 39)}, {239}),
+        ({"dims": (2, 1, 1, 1, 1)}, {256}),
+        ({"dims": (1, 1, 1, 1, 1 + (1 << 31))}, {415}),
+        ({"element_strides": (1, 2, 1, 1, 1)}, {419}),
+        ({"element_strides": (1, 1, 1, 1, 5)}, {430}),
+        ({"box": (144, 1, 1, 1, 1)}, {447}),
+        ({"box": (16, 1, 1, 1, 2)}, {472}),
+    ],
+    ids=str,
+)
+def test_single_fields_stand_where_they_should(change: dict[str, Any], bits: set[int]) -> None:
+    assert bits_that_change(change) == bits
+
+
+def test_rank_and_im2col_fields() -> None:
+    line = int.from_bytes(codec.encode(TiledSpec(dtype="uint8", dims=(1,), box=(1 * 16,))), "little")
+    assert line == 15 << 440
+    spec = Im2colSpec(
+        dtype="uint8",
+        dims=(1, 40, 40, 40, 40),
+        strides_bytes=(0, 0, 0, 0),
+        lower_corner=(-1, 2, -16),
+        upper_corner=(1, -2, 15),
+        channels_per_pixel=32,
+        pixels_per_column=1024,
+    )
+    value = int.from_bytes(codec.encode(spec), "little")
+    assert value >> 64 & 1 == 1
+    assert value >> 68 & 7 == 4
+    assert value >> 440 & 255 == 31
+    assert value >> 448 & 0xFFFF == 0b0_10000_00010_11111
+    assert value >> 464 & 0xFFFF == 0b0_01111_11110_00001
+    assert value >> 480 & 1023 == 1023
+
+
+def test_packed_formats() -> None:
+    for name, number in (("16u4_align8b", 11), ("16u4_align16b", 12), ("16u6_align16b", 13)):
+        spec = TiledSpec(dtype=name, dims=(128,), box=(128,))
+        raw = codec.encode(spec)
+        assert int.from_bytes(raw, "little") >> 71 & 15 == number
+        assert codec.decode(raw).spec == spec
+
+
+def test_derived_and_unknown_bits_are_shown() -> None:
+    value = int.from_bytes(codec.encode(TiledSpec(**BASE)), "little")
+    value |= 5 << 65 | 4096 << 512 | 0x400 << 576 | 1 << 85 | 1 << 1023
+    decoded = codec.decode(value.to_bytes(128, "little"))
+    assert decoded.spec == TiledSpec(**BASE)
+    assert (decoded.version, decoded.smem_bytes, decoded.smem_pattern) == (5, 4096, 0x400)
+    assert decoded.unknown == 1 << 85 | 1 << 1023
+    assert not codec.KNOWN["tiled"] & (7 << 65 | 0xFFFFFFFF << 512 | 0xFFFF << 576 | 1 << 85)
+
+
+@pytest.mark.parametrize(
+    ("bits", "field"),
+    [
+        (5 << 68, "rank"),
+        (1 << 64 | 1 << 68, "rank"),
+        (14 << 71, "format"),
+        (1 << 80, "format"),
+        (3 << 75 | 2 << 68, "interleave"),
+        (1 << 83, "swizzle_atomicity"),
+        (1 << 0 | 15 << 440, "address"),
+        (1 << 79 | 15 << 440, "oob_fill"),
+        (0, "box[0]"),
+    ],
+)
+def test_bytes_that_are_no_tensor_map(bits: int, field: str) -> None:
+    with pytest.raises(DescriptorError) as caught:
+        codec.decode(bits.to_bytes(128, "little"))
+    assert caught.value.field == field
+    kind, fields = codec.read_fields(bits.to_bytes(128, "little"))
+    assert fields["rank_minus_1"] == bits >> 68 & 7
+    assert kind == ("im2col" if bits >> 64 & 1 else "tiled")
+
+
+@pytest.mark.parametrize("length", [0, 64, 127, 129, 256])
+def test_wrong_lengths(length: int) -> None:
+    with pytest.raises(DescriptorError) as caught:
+        codec.decode(bytes(length))
+    assert caught.value.field == "data"
+
+
+@given(data=st.binary(min_size=128, max_size=128))
+def test_any_bytes_decode_or_raise(data: bytes) -> None:
+    try:
+        decoded = codec.decode(data)
+    except DescriptorError:
+        return
+    value = int.from_bytes(codec.encode(decoded.spec, decoded.version), "little")
+    value |= decoded.smem_bytes << 512 | decoded.smem_pattern << 576 | decoded.unknown
+    assert value.to_bytes(128, "little") == data, "nothing may be lost"
+
+
+@given(data=st.data(), spec=st.one_of(tiled_specs(), im2col_specs()))
+def test_no_bit_is_lost(data: st.DataObject, spec: TiledSpec | Im2colSpec) -> None:
+    value = int.from_bytes(codec.encode(spec), "little") ^ 1 << data.draw(st.integers(0, 1023))
+    test_any_bytes_decode_or_raise.hypothesis.inner_test(value.to_bytes(128, "little"))
+
+
+def test_encode_refuses() -> None:
+    wide = Im2colWideSpec(
+        dtype="float16", dims=(64, 14, 4), strides_bytes=(128, 1792), swizzle="128B",
+        lower_corner_w=0, upper_corner_w=0, channels_per_pixel=64, pixels_per_column=8,
+    )  # fmt: skip
+    with pytest.raises(DescriptorError) as caught:
+        codec.encode(wide)
+    assert caught.value.field == "spec"
+    with pytest.raises(DescriptorError) as caught:
+        codec.encode(TiledSpec(**BASE), version=8)
+    assert caught.value.field == "version"

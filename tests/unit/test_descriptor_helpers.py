@@ -1,0 +1,179 @@
+"""Named maps of the GEMM's arrays, box coordinates, multicast masks and clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.arrays import ArrayInfo
+from cudatma.descriptor import (
+    Im2colSpec,
+    TiledSpec,
+    box_coordinates,
+    check_cluster,
+    create_activation_tma_desc,
+    create_scale_tma_desc,
+    create_weight_tma_desc,
+    multicast_mask,
+    tile_counts,
+)
+from cudatma.errors import DescriptorError, LaunchError, TargetError
+from cudatma.layout import Swizzle
+
+
+def device_array(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> ArrayInfo:
+    """An array on device 0 that nobody reads."""
+    dtype = np.dtype(dtype)
+    if strides is None:
+        strides = tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape)))
+    return ArrayInfo(1 << 34, shape, strides, dtype, 0, None, "cai")
+
+
+def test_weights() -> None:
+    made = create_weight_tma_desc(device_array((96, 2048), "uint8"), 4, backend="codec", target="sm_90a")
+    spec = made.spec
+    assert isinstance(spec, TiledSpec)
+    assert (spec.dtype.name, spec.dims, spec.strides_bytes, spec.box) == ("uint64", (256, 96), (2048,), (256, 4))
+    assert made.expected_bytes == made.footprint_bytes == 4 * 2048
+    assert (made.device, made.address) == (0, 1 << 34)
+
+
+def test_scales_and_zero_points() -> None:
+    for array in (device_array((4096,), "float16"), device_array((1, 4096), "float16")):
+        spec = create_scale_tma_desc(array, 128, backend="codec").spec
+        assert (spec.dims, spec.strides_bytes, spec.box) == ((4096,), (), (128,))
+    spec = create_scale_tma_desc(device_array((32, 4096), ml_dtypes.bfloat16), 64, 2, backend="codec").spec
+    assert (spec.dtype.name, spec.dims, spec.strides_bytes, spec.box) == ("bfloat16", (4096, 32), (8192,), (64, 2))
+    spec = create_scale_tma_desc(device_array((32, 4096), "uint8"), 64, backend="codec").spec
+    assert (spec.dtype.name, spec.strides_bytes, spec.box) == ("uint8", (4096,), (64, 1))
+
+
+def test_activations() -> None:
+    made = create_activation_tma_desc(device_array((333, 4096), "float16"), 16, backend="codec")
+    spec = made.spec
+    assert (spec.dims, spec.strides_bytes, spec.box, spec.swizzle) == ((4096, 333), (8192,), (64, 16), Swizzle.B128)
+    one = create_activation_tma_desc(device_array((1, 4096), "float16", (3, 2)), 16, backend="codec").spec
+    assert one.strides_bytes == (8192,), "the pitch of a single row means nothing"
+    plain = create_activation_tma_desc(device_array((8, 256), "float16"), 8, 128, swizzle="none", backend="codec").spec
+    assert (plain.box, plain.swizzle) == ((128, 8), Swizzle.NONE)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "int8"), 1), "qweight.dtype"),
+        (lambda: create_weight_tma_desc(device_array((4, 1024), "uint8"), 1), "qweight.shape"),
+        (lambda: create_weight_tma_desc(device_array((2048,), "uint8"), 1), "qweight.shape"),
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8", (4096, 2)), 1), "qweight.strides_bytes[1]"),
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8", (2056, 1)), 1), "strides_bytes[0]"),
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 0), "box[1]"),
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 257), "box[1]"),
+        (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 100, target="sm_120a"), "box"),
+        (lambda: create_scale_tma_desc(device_array((4, 64), "float32"), 64), "scales.dtype"),
+        (lambda: create_scale_tma_desc(device_array((4, 4, 64), "float16"), 64), "scales.shape"),
+        (lambda: create_scale_tma_desc(device_array((64,), "float16"), 64, 2), "block_groups"),
+        (lambda: create_scale_tma_desc(device_array((4, 64), "float16"), 4), "box[0]"),
+        (lambda: create_scale_tma_desc(device_array((4, 64), "uint8"), 8), "box[0]"),
+        (lambda: create_scale_tma_desc(device_array((4, 60), "float16"), 8), "strides_bytes[0]"),
+        (lambda: create_activation_tma_desc(device_array((4, 64), "float32"), 4), "x.dtype"),
+        (lambda: create_activation_tma_desc(device_array((4, 4, 64), "float16"), 4), "x.shape"),
+        (lambda: create_activation_tma_desc(device_array((4, 60), "float16"), 4), "strides_bytes[0]"),
+        (lambda: create_activation_tma_desc(device_array((4, 64), "float16"), 4, 128), "box[0]"),
+        (lambda: create_activation_tma_desc(device_array((64, 4), "float16", (2, 128)), 4), "strides_bytes[1]"),
+        (lambda: create_activation_tma_desc(device_array((0, 64), "float16"), 4), "dims[1]"),
+    ],
+)
+def test_helpers_refuse(call: Any, field: str) -> None:
+    with pytest.raises(DescriptorError) as caught:
+        call()
+    assert caught.value.field == field
+
+
+@given(dims=st.lists(st.integers(1, 5000), min_size=1, max_size=5), data=st.data())
+def test_boxes_cover_the_tensor_once(dims: list[int], data: st.DataObject) -> None:
+    sizes = [16 * data.draw(st.integers(1, 16)), *(data.draw(st.integers(1, 256)) for _ in dims[1:])]
+    spec = TiledSpec(dtype="uint8", dims=dims, strides_bytes=(16,) * (len(dims) - 1), box=sizes)
+    for axis, count in enumerate(tile_counts(spec)):
+        starts = [box_coordinates(spec, [t if i == axis else 0 for i in range(len(dims))])[axis] for t in range(count)]
+        assert starts == list(range(0, dims[axis], sizes[axis]))
+        for outside in (-1, count):
+            with pytest.raises(DescriptorError) as caught:
+                box_coordinates(spec, [outside if i == axis else 0 for i in range(len(dims))])
+            assert caught.value.field == f"tile[{axis}]"
+
+
+def test_box_coordinates_refuse() -> None:
+    spec = TiledSpec(dtype="uint8", dims=(64, 4), strides_bytes=(64,), box=(16, 4))
+    with pytest.raises(DescriptorError) as caught:
+        box_coordinates(spec, (0,))
+    assert caught.value.field == "tile"
+    column = Im2colSpec(
+        dtype="uint8", dims=(64, 4, 4), strides_bytes=(64, 256), lower_corner=(0,), upper_corner=(0,),
+        channels_per_pixel=64, pixels_per_column=4,
+    )  # fmt: skip
+    with pytest.raises(DescriptorError) as caught:
+        tile_counts(column)
+    assert caught.value.field == "spec"
+
+
+def test_multicast_masks_by_hand() -> None:
+    assert multicast_mask((2,)) == 0b11
+    assert multicast_mask((2, 2), axis="x") == 0b0011
+    assert multicast_mask((2, 2), axis="x", block=(0, 1)) == 0b1100
+    assert multicast_mask((2, 2), axis="y", block=(1, 0)) == 0b1010
+    assert multicast_mask((2, 2, 2), axis="z", block=(1, 1, 0)) == 0b1000_1000
+    assert multicast_mask((4, 4), ranks=[0, 15]) == 0x8001
+    assert multicast_mask((1,), axis="x") == 1
+
+
+@given(shape=st.sampled_from([(1, 1, 1), (2, 1, 1), (4, 2, 1), (2, 2, 4), (1, 8, 2), (16, 1, 1)]), data=st.data())
+def test_masks_of_parallel_lines_tile_the_cluster(shape: tuple[int, int, int], data: st.DataObject) -> None:
+    axis = data.draw(st.sampled_from("xyz"))
+    number = "xyz".index(axis)
+    seen = 0
+    for x in range(shape[0]):
+        for y in range(shape[1]):
+            for z in range(shape[2]):
+                mask = multicast_mask(shape, axis=axis, block=(x, y, z))
+                assert mask >> (x + shape[0] * (y + shape[1] * z)) & 1, "a block receives its own multicast"
+                assert mask.bit_count() == shape[number]
+                if (x, y, z)[number] == 0:
+                    assert not seen & mask
+                    seen |= mask
+    assert seen == multicast_mask(shape)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: multicast_mask((4, 5)), "cluster"),
+        (lambda: multicast_mask(()), "cluster"),
+        (lambda: multicast_mask((0, 1)), "cluster[0]"),
+        (lambda: multicast_mask((2, True)), "cluster[1]"),
+        (lambda: multicast_mask((2,), axis="w"), "axis"),
+        (lambda: multicast_mask((2,), axis="x", block=(2,)), "block[0]"),
+        (lambda: multicast_mask((2,), axis="x", block=(0, 0, 0, 0)), "block"),
+        (lambda: multicast_mask((2,), ranks=[0, 2]), "ranks[1]"),
+        (lambda: multicast_mask((2,), ranks=[]), "ranks"),
+        (lambda: multicast_mask((2,), axis="x", ranks=[0]), "ranks"),
+        (lambda: check_cluster((8, 9), (2, 2), "sm_90a"), "grid[1]"),
+        (lambda: check_cluster((32,), (16,), "sm_90a"), "cluster"),
+        (lambda: check_cluster((0,), (1,), "sm_90a"), "grid[0]"),
+    ],
+)
+def test_clusters_refuse(call: Any, field: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        call()
+    assert caught.value.field == field
+
+
+def test_clusters() -> None:
+    assert check_cluster((8, 6, 3), (2, 3), "sm_90a") == (2, 3, 1)
+    assert check_cluster((7,), (1,), "sm_120a") == (1, 1, 1)
+    with pytest.raises(TargetError):
+        check_cluster((8,), (2,), "sm_120a")

@@ -1,0 +1,146 @@
+"""`cudatma dump` on a small kernel of the tests' own: its files, its report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma import render as render_module
+from cudatma.errors import ArgumentError, CompileError
+from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
+from cudatma.target import Target, get_target
+from tools import dump_kernels
+
+SOURCE = """extern "C" __global__ void __launch_bounds__(${ spec.threads })
+${ spec.entry }(float* out, const float* in) {
+  extern __shared__ float tile[];
+  __shared__ float fixed[32];
+  tile[threadIdx.x] = in[threadIdx.x];
+  fixed[threadIdx.x & 31] = in[0];
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x ^ 1] + fixed[threadIdx.x & 7];
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TinySpec:
+    """A block of ``threads`` swaps neighbours through shared memory."""
+
+    threads: int = 64
+
+    @property
+    def entry(self) -> str:
+        return f"tiny_{self.threads}"
+
+    @property
+    def smem_bytes(self) -> int:
+        return 4 * self.threads
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        return [("tile", 0, self.smem_bytes)]
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        return [("neighbours", self.smem_bytes)]
+
+    def check_target(self, target: Target) -> None:
+        if self.threads > 1024:
+            raise ArgumentError("threads", self.threads, "at most 1024")
+
+
+def tiny_specs(target: Target) -> list[TinySpec]:
+    return [TinySpec(64), TinySpec(128)]
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers the kernel; its template is the text above."""
+    real = render_module.render
+
+    def render(template: str, spec: Any, target: Target, *, is_source: bool = False) -> str:
+        return real(SOURCE, spec, target, is_source=True) if template == "tiny" else real(template, spec, target)
+
+    monkeypatch.setattr(render_module, "render", render)
+    monkeypatch.setitem(REGISTRY, "tiny", KernelEntry("tiny", "tiny", f"{__name__}:tiny_specs", "a small kernel"))
+
+
+def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dump_kernels.main(["tiny", "--target", "sm_120a", "--out", str(tmp_path), "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["name"] for report in reports] == ["tiny_64_sm_120a", "tiny_128_sm_120a"]
+    first = reports[0]
+    assert (first["threads"], first["dynamic_smem_bytes"], first["smem_limit_bytes"]) == (64, 256, 99 * 1024)
+    assert first["resources"]["static_smem_bytes"] == 128
+    assert first["smem_total_bytes"] == 256 + 128
+    assert first["resources"]["named_barriers"] == 1
+    assert 0 < first["resources"]["registers"] < 64
+    assert first["spec"] == {"threads": "64"}
+    for ending in ("cu", "ptx", "cubin", "report.txt"):
+        assert (tmp_path / f"tiny_64_sm_120a.{ending}").stat().st_size > 0
+    assert (tmp_path / "tiny_64_sm_120a.cubin").read_bytes()[:4] == b"\x7fELF"
+    if first["sass"] is not None:
+        assert (first["sass"]["BAR"], first["sass"]["STG"], first["sass"]["STS"]) == (1, 1, 2)
+        assert first["cluster_opcodes"] == []
+    text = (tmp_path / "tiny_64_sm_120a.report.txt").read_text()
+    assert "384 bytes of 101376: fits" in text
+    assert "neighbours" in text
+    assert len(text.splitlines()) < 80
+
+
+def test_config_changes_the_specs_and_equal_ones_are_dumped_once(tmp_path: Path) -> None:
+    arguments = ["tiny", "--target", "sm_90a", "--config", "threads=32", "--no-sass", "--out", str(tmp_path)]
+    assert dump_kernels.main(arguments) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"tiny_32_sm_90a.{ending}" for ending in ("cu", "cubin", "ptx", "report.txt")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"), [("colour=3", "a field of TinySpec: threads"), ("threads=2048", "at most 1024")]
+)
+def test_a_config_that_the_spec_refuses(config: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        dump_kernels.main(["tiny", "--target", "sm_90a", "--config", config, "--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="--out"):
+        dump_kernels.main(["tiny", "--target", "sm_90a", "--out", str(tmp_path / "file" / "x")])
+
+
+def test_a_source_that_does_not_compile_is_left_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_module, "render", lambda *_: 'extern "C" __global__ void tiny_64() { no_such(); }')
+    with pytest.raises(CompileError, match="tiny_64_sm_90a") as caught:
+        dump_kernels.main(["tiny", "--target", "sm_90a", "--out", str(tmp_path)])
+    assert "no_such" in caught.value.log
+    assert caught.value.folder == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny_64_sm_90a.cu"]
+
+
+def test_a_missing_disassembler_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tools.sass.find_program", lambda name: None)
+    assert dump_kernels.main(["tiny", "--target", "sm_90a", "--config", "threads=32", "--out", str(tmp_path)]) == 0
+    assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
+    assert "no SASS" in (tmp_path / "tiny_32_sm_90a.report.txt").read_text()
+
+
+def test_two_specs_with_one_entry_get_two_names() -> None:
+    entry = KernelEntry("tiny", "tiny", f"{__name__}:tiny_specs", "")
+    target = get_target("sm_90a")
+    names = [job.name for job in dump_kernels.jobs_for(entry, target, {})]
+    assert names == ["tiny_64_sm_90a", "tiny_128_sm_90a"]
+    assert len(dump_kernels.jobs_for(entry, target, {"threads": 64})) == 1
+
+
+def test_the_registry_names_what_it_has() -> None:
+    assert all(name == entry.name for name, entry in REGISTRY.items())
+    with pytest.raises(ArgumentError, match="marlin"):
+        kernel("no_such_kernel")

@@ -1,0 +1,91 @@
+"""The launcher against a fake driver: what reaches cuLaunchKernelEx, and what never does. Needs a C compiler, no GPU.
+
+Each case runs in a process of its own, because cuda.bindings binds to libcuda once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudatma.compiler import compile_source
+from cudatma.errors import DriverError
+from cudatma.launch import Kernel
+from cudatma.target import get_target
+
+HERE = Path(__file__).parent
+CASES = re.findall(r"^def case_(\w+)", (HERE / "launch_on_fake_driver.py").read_text(), re.MULTILINE)
+SOURCE = """
+struct alignas(64) Map { unsigned long long opaque[16]; };
+extern "C" __global__ void k(float* x, int n, float f, const __grid_constant__ Map map) { x[n] = f + map.opaque[0]; }
+"""
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with libcuda.so.1 and the kernel."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake driver with")
+    folder = tmp_path_factory.mktemp("fake_driver")
+    library = folder / "libcuda.so.1"
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
+    subprocess.run([compiler, *flags, str(HERE / "fake_driver.c"), "-ldl"], check=True)
+    target = get_target("sm_90a")
+    made = compile_source(SOURCE, target)
+    kernel = Kernel(made.cubin, "k", target, ptx=made.ptx, source=SOURCE, log=made.log)
+    (folder / "kernel.pickle").write_bytes(pickle.dumps(kernel))
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_the_fake_driver(workshop: Path, case: str) -> None:
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(workshop),
+        "PYTHONPATH": str(HERE.parents[1]),
+        "CUDATMA_CACHE_DIR": str(workshop / "cache"),
+    }
+    environment.pop("CUDATMA_TARGET", None)
+    command = [sys.executable, str(HERE / "launch_on_fake_driver.py"), str(workshop / "kernel.pickle"), case]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cases_are_found() -> None:
+    assert "launch" in CASES
+    assert len(CASES) >= 10
+
+
+def test_a_kernel_survives_pickling(workshop: Path) -> None:
+    kernel = pickle.loads((workshop / "kernel.pickle").read_bytes())
+    assert (kernel.entry, kernel.source, kernel.target.name) == ("k", SOURCE, "sm_90a")
+    assert kernel.cubin[:4] == b"\x7fELF"
+    assert repr(kernel) == "Kernel(k, sm_90a, 4 parameters)"
+
+
+def test_without_a_driver(workshop: Path) -> None:
+    """Reading works, launching says what is missing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has a driver")
+    code = (
+        "import pickle, sys; kernel = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "try: kernel.launch(1, 1, (None, 1, 1.0, bytes(128)))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, "-c", code, str(workshop / "kernel.pickle")]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout
+    assert said.startswith(DriverError.__name__)
+    assert "driver" in said

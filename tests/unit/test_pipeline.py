@@ -1,0 +1,198 @@
+"""cudatma.pipeline: offsets against a plain recount, parities against a model of mbarriers, contradictions refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.pipeline import MBARRIER_MAX_COUNT, Operand, PipelineSpec, align_up, most_stages
+from cudatma.target import TARGETS, get_target
+
+WEIGHT = Operand("weight", 8192, 8192)
+SCALE = Operand("scale", 256, 256)
+HAND = Operand("activation", 5000, 0, 16)
+
+operands = st.lists(
+    st.builds(
+        lambda units, padding, shift: (16 * units + padding, 16 * units, 16 << shift),
+        st.integers(0, 600),
+        st.integers(1, 100),
+        st.integers(0, 6),
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda rows: tuple(Operand(f"op{i}", *row) for i, row in enumerate(rows)))
+
+
+@dataclass
+class Mbarrier:
+    """PTX ISA's mbarrier, as far as arrivals go: a phase ends when as many arrivals came as init() announced."""
+
+    count: int
+    pending: int = 0
+    completed_phases: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+
+    def arrive(self) -> None:
+        assert self.pending > 0
+        self.pending -= 1
+        if not self.pending:
+            self.pending, self.completed_phases = self.count, self.completed_phases + 1
+
+    def wait_returns(self, parity: int) -> bool:
+        """try_wait.parity: true unless the current, unfinished phase has this parity."""
+        return self.completed_phases % 2 != parity
+
+
+@given(stages=st.integers(1, 5), consumers=st.integers(1, 3), iterations=st.integers(0, 23), seed=st.integers(0, 999))
+def test_parities_never_let_anybody_pass_too_early_or_wait_for_ever(
+    stages: int, consumers: int, iterations: int, seed: int
+) -> None:
+    spec = PipelineSpec(stages, (SCALE,), 1, consumers)
+    full = [Mbarrier(spec.producer_arrivals) for _ in range(stages)]
+    empty = [Mbarrier(spec.consumer_arrivals) for _ in range(stages)]
+    slots: list[int | None] = [None] * stages
+    readers = [0] * stages  # consumers that still have to read what is in the slot
+    at = [0] * (1 + consumers)  # iteration of the producer, then of each consumer
+    chance = random.Random(seed)
+    while any(i < iterations for i in at):
+        ready = []
+        for who, i in enumerate(at):
+            if i >= iterations:
+                continue
+            slot = spec.slot(i)
+            passes = (
+                empty[slot].wait_returns(spec.producer_parity(i))
+                if who == 0
+                else full[slot].wait_returns(spec.consumer_parity(i))
+            )
+            if passes:
+                ready.append(who)
+        assert ready, "deadlock"
+        who = chance.choice(ready)
+        slot = spec.slot(at[who])
+        if who == 0:
+            assert readers[slot] == 0, "a slot was filled before everybody had read it"
+            slots[slot], readers[slot] = at[0], consumers
+            full[slot].arrive()
+        else:
+            assert slots[slot] == at[who], "a consumer read another iteration's data"
+            readers[slot] -= 1
+            empty[slot].arrive()
+        at[who] += 1
+
+
+@given(stages=st.integers(1, 7), ring=operands)
+def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand, ...]) -> None:
+    spec = PipelineSpec(stages, ring)
+    taken: list[tuple[int, int]] = []
+    for slot in range(stages):
+        for operand in ring:
+            start = spec.address(operand.name, slot)
+            assert start % operand.alignment == 0
+            taken.append((start, start + operand.footprint_bytes))
+    taken.append((spec.barriers_offset, spec.barriers_offset + 16 * stages))
+    assert spec.barriers_offset % 8 == 0
+    assert all(a[1] <= b[0] for a, b in pairwise(taken))
+    assert taken[-1][1] == spec.smem_bytes
+    assert spec.stage_tx_bytes == sum(o.expected_bytes for o in ring)
+    assert spec.stage_bytes - sum(o.footprint_bytes for o in ring) < sum(o.alignment for o in ring) + spec.alignment
+
+
+@given(ring=operands, other=st.integers(0, 100_000), name=st.sampled_from(sorted(TARGETS)))
+def test_most_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], other: int, name: str) -> None:
+    target = get_target(name)
+    most = most_stages(target, ring, other)
+    if most:
+        PipelineSpec(most, ring).check_fits(target, other)
+    with pytest.raises(ArgumentError, match=f"at most {most} stages fit" if most else "not even one stage fits"):
+        PipelineSpec(most + 1, ring).check_fits(target, other)
+
+
+def test_a_ring_by_hand() -> None:
+    spec = PipelineSpec(3, (HAND, WEIGHT, SCALE), 33, 4, expect_tx_bytes=8448)
+    assert [spec.offset(n) for n in ("activation", "weight", "scale")] == [0, 5120, 13312]
+    assert (spec.alignment, spec.stage_bytes, spec.barriers_offset, spec.smem_bytes) == (128, 13568, 40704, 40752)
+    assert [spec.slot(i) for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [spec.consumer_parity(i) for i in range(7)] == [0, 0, 0, 1, 1, 1, 0]
+    assert [spec.producer_parity(i) for i in range(7)] == [1, 1, 1, 0, 0, 0, 1]
+    assert spec.notes()[1:] == (
+        "  +0 activation: 5000 bytes, brought by threads",
+        "  +5120 weight: 8192 bytes, 8192 by TMA",
+        "  +13312 scale: 256 bytes, 256 by TMA",
+        "  barriers at +40704: full[3], empty[3]",
+    )
+    assert align_up(1, 8) == 8
+    assert align_up(16, 8) == 16
+
+
+@pytest.mark.parametrize(("told", "fate"), [(8449, "never ends"), (8447, "before the data is there")])
+def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) -> None:
+    with pytest.raises(ArgumentError, match=r"8448 = 8192 \(weight\) \+ 256 \(scale\)") as caught:
+        PipelineSpec(2, (WEIGHT, SCALE, HAND), expect_tx_bytes=told)
+    assert caught.value.field == "expect_tx_bytes"
+    assert fate in str(caught.value)
+
+
+def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
+    spec = PipelineSpec(2, (WEIGHT,), 1, 4)
+    spec.check_arrivals(produced=1, released=4)
+    with pytest.raises(ArgumentError, match="the producer wait for ever"):
+        spec.check_arrivals(released=3)
+    with pytest.raises(ArgumentError, match="consumers go on before the slot is ready"):
+        spec.check_arrivals(produced=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "field"),
+    [
+        ((0, (WEIGHT,)), ArgumentError, "stages"),
+        ((True, (WEIGHT,)), ArgumentTypeError, "stages"),
+        ((2.0, (WEIGHT,)), ArgumentTypeError, "stages"),
+        ((2, [WEIGHT]), ArgumentTypeError, "operands"),
+        ((2, ()), ArgumentError, "operands"),
+        ((2, (WEIGHT, WEIGHT)), ArgumentError, "operands"),
+        ((2, (WEIGHT,), 0), ArgumentError, "producer_arrivals"),
+        ((2, (WEIGHT,), 1, 0), ArgumentError, "consumer_arrivals"),
+        ((2, (WEIGHT,), 1, MBARRIER_MAX_COUNT + 1), ArgumentError, "consumer_arrivals"),
+        ((2, (Operand("big", 1 << 20, 1 << 20),)), ArgumentError, "operands"),
+    ],
+)
+def test_a_ring_that_cannot_work_is_refused(arguments: tuple[object, ...], error: type[Exception], field: str) -> None:
+    with pytest.raises(error) as caught:
+        PipelineSpec(*arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("two words", 16, 16), "operand.name"),
+        (("x", 0, 0), "operand x.footprint_bytes"),
+        (("x", 16, -16), "operand x.expected_bytes"),
+        (("x", 16, 8), "operand x.expected_bytes"),
+        (("x", 16, 32), "operand x.footprint_bytes"),
+        (("x", 16, 16, 8), "operand x.alignment"),
+        (("x", 16, 16, 48), "operand x.alignment"),
+    ],
+)
+def test_an_operand_that_cannot_work_is_refused(arguments: tuple[object, ...], field: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Operand(*arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_unknown_names_and_slots_are_refused() -> None:
+    spec = PipelineSpec(2, (WEIGHT,))
+    with pytest.raises(ArgumentError, match="allowed: weight"):
+        spec.offset("bias")
+    with pytest.raises(ArgumentError, match=r"allowed: 0\.\.1"):
+        spec.address("weight", 2)

@@ -1,0 +1,304 @@
+"""Importers: files made by other tools' packers (tests/fixtures/make_quantization_fixtures.py), and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
+from cudatma.quantization import (
+    PackedWeight,
+    from_awq,
+    from_compressed_tensors,
+    from_gptq,
+    from_marlin,
+    load_awq,
+    load_compressed_tensors,
+    load_gptq,
+    load_marlin,
+    open_checkpoint,
+    unpack,
+)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantization"
+BF16 = np.dtype(ml_dtypes.bfloat16)
+Arrays = dict[str, Any]
+
+
+def fixture(name: str, layer: str) -> Arrays:
+    """A layer's tensors by their name without the layer."""
+    checkpoint = open_checkpoint(FIXTURES / f"{name}.safetensors")
+    return {key[len(layer) + 1 :]: checkpoint.read(key) for key in checkpoint.names if key.startswith(f"{layer}.")}
+
+
+def expect(weight: PackedWeight, tensors: Arrays, group_size: int) -> None:
+    """That a weight holds exactly the integers, scales and zero points that the other tool packed."""
+    q, scales, zeros, group = (tensors[f"truth.{name}"] for name in ("q", "scales", "zeros", "group"))
+    symmetric = bool((zeros == 8).all())
+    sorted_already = bool((np.diff(group) >= 0).all())
+    assert (weight.shape, weight.group_size, weight.symmetric) == (q.shape, group_size, symmetric)
+    assert (weight.perm is None) == sorted_already
+    found = unpack(weight)
+    np.testing.assert_array_equal(found.q, q if sorted_already else q[weight.perm])
+    np.testing.assert_array_equal(found.scales, scales, strict=True)
+    if not symmetric:
+        np.testing.assert_array_equal(found.zeros, zeros, strict=True)
+    dense = (q.astype(np.float64) - zeros[group]) * scales[group].astype(np.float64)
+    np.testing.assert_array_equal(weight.dequantize(), dense)
+
+
+FILES: list[tuple[str, str, int, Callable[..., PackedWeight], dict[str, Any]]] = [
+    ("gptq_v1", "sym", 32, load_gptq, {}),
+    ("gptq_v1", "asym", 64, load_gptq, {}),
+    ("gptq_v1", "act", 32, load_gptq, {"group_size": 32}),
+    ("gptq_v1", "whole", -1, load_gptq, {"group_size": -1}),
+    ("gptq_v2", "sym", 64, load_gptq, {"zero_point_format": "v2"}),
+    ("gptq_v2", "asym", 32, load_gptq, {"zero_point_format": "v2"}),
+    ("gptq_v2", "act", 64, load_gptq, {"zero_point_format": "v2"}),
+    ("gptq_v2", "odd", 32, load_gptq, {"zero_point_format": "v2"}),
+    ("awq", "asym", 64, load_awq, {}),
+    ("awq", "sym", 32, load_awq, {"group_size": 32}),
+    ("marlin", "grouped", 128, load_marlin, {}),
+    ("marlin", "whole", -1, load_marlin, {}),
+    ("compressed_tensors", "group", 32, load_compressed_tensors, {}),
+    ("compressed_tensors", "asym", 64, load_compressed_tensors, {"group_size": 64}),
+    ("compressed_tensors", "channel", -1, load_compressed_tensors, {"group_size": -1}),
+    ("compressed_tensors", "channel_asym", -1, load_compressed_tensors, {}),
+    ("actorder", "act", 32, load_compressed_tensors, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "layer", "group_size", "load", "options"), FILES, ids=lambda value: str(value)[:30])
+def test_files_of_other_packers(
+    name: str, layer: str, group_size: int, load: Callable[..., PackedWeight], options: dict[str, Any]
+) -> None:
+    expect(load(FIXTURES / f"{name}.safetensors", layer, **options), fixture(name, layer), group_size)
+
+
+def test_the_fixtures_reach_the_corners() -> None:
+    """The zero points that tell the formats apart are there: 16 in the first format, 0 in the second."""
+    assert fixture("gptq_v1", "asym")["truth.zeros"].max() == 16
+    assert fixture("gptq_v2", "asym")["truth.zeros"].min() == 0
+    assert fixture("compressed_tensors", "asym")["truth.scales"].dtype == BF16
+
+
+def test_gptqmodels_borrowing_zero_points() -> None:
+    tensors = fixture("gptq_v2", "asym")
+    parts = (tensors["qweight"], tensors["qzeros_as_v1"], tensors["scales"], tensors["g_idx"])
+    expect(from_gptq(*parts, zero_point_format="v1_borrow"), tensors, 32)
+    plain = from_gptq(*parts, zero_point_format="v1")
+    assert (plain.dequantize() != from_gptq(*parts, zero_point_format="v1_borrow").dequantize()).any()
+
+
+def test_gptq_formats_differ_by_one() -> None:
+    tensors = fixture("gptq_v1", "asym")
+    parts = (tensors["qweight"], tensors["qzeros"], tensors["scales"])
+    first, second = (unpack(from_gptq(*parts, zero_point_format=version)) for version in ("v1", "v2"))
+    np.testing.assert_array_equal(first.zeros, second.zeros + 1)
+
+
+def test_gptq_without_or_with_empty_g_idx() -> None:
+    tensors = fixture("gptq_v1", "sym")
+    for g_idx in (None, np.zeros(0, np.int32)):
+        expect(from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], g_idx), tensors, 32)
+
+
+def marlin_word(k: int, n: int) -> tuple[int, int, int]:
+    """Row, column and nibble of B that hold weight (k, n), from the kernel's reading order."""
+    lane = 4 * (n % 8) + k % 8 // 2
+    column = n // 64 * 128 + 4 * lane + n % 64 // 16
+    return k // 16, column, k % 16 // 8 + 2 * (n % 16 // 8) + 4 * (k % 2)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_marlin_against_a_packer_by_positions(groups: int) -> None:
+    depth, width = 96, 128
+    rng = np.random.default_rng(groups)
+    q = rng.integers(0, 16, (depth, width), dtype=np.uint8)
+    scales = rng.uniform(0.01, 0.02, (groups, width)).astype(np.float16)
+    words = np.zeros((depth // 16, 2 * width), np.uint32)
+    for k, n in np.ndindex(depth, width):
+        row, column, nibble = marlin_word(k, n)
+        words[row, column] |= np.uint32(q[k, n]) << np.uint32(4 * nibble)
+    stored = np.empty_like(scales)
+    for n in range(width):
+        block, inside = divmod(n, 64 if groups > 1 else 32)
+        u, rest = divmod(inside, 8)
+        stands = 64 * block + 8 * rest + u if groups > 1 else 32 * block + 8 * (rest // 2) + 2 * u + rest % 2
+        stored[:, stands] = scales[:, n]
+    found = unpack(from_marlin(words.view(np.int32), stored))
+    np.testing.assert_array_equal(found.q, q)
+    np.testing.assert_array_equal(found.scales, scales)
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024])
+def test_large_groups_become_groups_of_128(size: int) -> None:
+    depth, width = 2 * size + 64, 16
+    rng = np.random.default_rng(size)
+    qweight = rng.integers(-(2**31), 2**31, (depth // 8, width), dtype=np.int64).astype(np.int32)
+    qzeros = rng.integers(-(2**31), 2**31, (3, width // 8), dtype=np.int64).astype(np.int32)
+    scales = rng.uniform(0.01, 0.02, (3, width)).astype(np.float16)
+    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2")
+    assert weight.group_size == 128
+    group = np.arange(depth) // size
+    q = (qweight.view(np.uint32)[:, None] >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(depth, width)
+    zeros = (qzeros.view(np.uint32)[:, :, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15).reshape(3, width)
+    dense = (q.astype(np.float64) - zeros[group]) * scales[group].astype(np.float64)
+    np.testing.assert_array_equal(weight.dequantize(), dense)
+
+
+def test_scales_are_converted_only_when_asked() -> None:
+    tensors = fixture("awq", "asym")
+    parts = [tensors[name] for name in ("qweight", "qzeros", "scales")]
+    assert from_awq(*parts).dtype == "float16"
+    weight = from_awq(*parts, dtype="bfloat16")
+    np.testing.assert_array_equal(unpack(weight).scales, tensors["scales"].astype(BF16), strict=True)
+    with pytest.raises(QuantizationError, match="pass dtype="):
+        from_awq(*parts[:2], parts[2].astype(np.float32))
+    assert from_awq(*parts[:2], parts[2].astype(np.float32), dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize("value", [1e6, 1e-10])
+def test_scales_that_fp16_cannot_hold(value: float) -> None:
+    tensors = fixture("awq", "asym")
+    scales = tensors["scales"].astype(np.float32)
+    scales[1, 5] = value
+    with pytest.raises(QuantizationError, match=r"scales\[1, 5\].*bfloat16"):
+        from_awq(tensors["qweight"], tensors["qzeros"], scales, dtype="float16")
+
+
+def test_one_scale_for_a_whole_tensor() -> None:
+    tensors = fixture("compressed_tensors", "channel")
+    weight = from_compressed_tensors(tensors["weight_packed"], np.float16([0.5]), (19, 44))
+    np.testing.assert_array_equal(weight.dequantize(), (tensors["truth.q"].astype(float) - 8) * 0.5)
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    tensors = load_file(FIXTURES / "compressed_tensors.safetensors")
+    names = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+    assert tensors["asym.weight_scale"].dtype is torch.bfloat16
+    weight = from_compressed_tensors(*(tensors[f"asym.{name}"] for name in names))
+    expect(weight, fixture("compressed_tensors", "asym"), 64)
+
+
+I32 = np.int32
+
+
+def _gptq(**changes: Any) -> PackedWeight:
+    tensors = fixture("gptq_v1", "act")
+    names = ("qweight", "qzeros", "scales", "g_idx")
+    return from_gptq(**{**{name: tensors[name] for name in names}, **changes})
+
+
+def _awq(**changes: Any) -> PackedWeight:
+    tensors = fixture("awq", "asym")
+    return from_awq(**{**{name: tensors[name] for name in ("qweight", "qzeros", "scales")}, **changes})
+
+
+def _compressed(**changes: Any) -> PackedWeight:
+    tensors = fixture("compressed_tensors", "asym")
+    names = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+    return from_compressed_tensors(**{**{name: tensors[name] for name in names}, **changes})
+
+
+def _marlin(**changes: Any) -> PackedWeight:
+    tensors = fixture("marlin", "grouped")
+    return from_marlin(**{"b": tensors["B"], "s": tensors["s"], **changes})
+
+
+_UNEQUAL = np.repeat(np.arange(4), [33, 31, 32, 32])
+_NAN = np.full((4, 32), np.nan, np.float16)
+REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exception], str]] = {
+    "gptq 8 bits": (_gptq, {"bits": 8}, QuantizationError, "bits"),
+    "gptq 8-bit words": (_gptq, {"qzeros": np.zeros((4, 8), I32)}, QuantizationError, "qzeros"),
+    "gptq 8-bit qweight": (_gptq, {"qweight": np.zeros((32, 32), I32)}, QuantizationError, "qweight"),
+    "gptq 3-bit qweight": (_gptq, {"qweight": np.zeros((12, 32), I32)}, QuantizationError, "qweight"),
+    "gptq int64 words": (_gptq, {"qweight": np.zeros((16, 32), np.int64)}, QuantizationError, "qweight"),
+    "gptq words in one dimension": (_gptq, {"qweight": np.zeros(16, I32)}, QuantizationError, "qweight"),
+    "gptq words as text": (_gptq, {"qweight": "words"}, ArgumentTypeError, "qweight"),
+    "gptq no zeros": (_gptq, {"qzeros": None}, ArgumentTypeError, "qzeros"),
+    "gptq scales of other width": (_gptq, {"scales": np.ones((4, 31), np.float16)}, QuantizationError, "qweight"),
+    "gptq scales of other groups": (_gptq, {"scales": np.ones((3, 32), np.float16)}, QuantizationError, "qzeros"),
+    "gptq integer scales": (_gptq, {"scales": np.ones((4, 32), I32)}, QuantizationError, "scales"),
+    "gptq NaN scales": (_gptq, {"scales": _NAN}, QuantizationError, "scales[0, 0]"),
+    "gptq unknown format": (_gptq, {"zero_point_format": "v3"}, QuantizationError, "zero_point_format"),
+    "gptq other group size": (_gptq, {"group_size": 64}, QuantizationError, "scales"),
+    "gptq group size 16": (_gptq, {"group_size": 16}, QuantizationError, "group_size"),
+    "gptq float g_idx": (_gptq, {"g_idx": np.zeros(128, np.float32)}, QuantizationError, "g_idx"),
+    "gptq g_idx outside": (_gptq, {"g_idx": np.full(128, 4)}, QuantizationError, "g_idx"),
+    "gptq g_idx negative": (_gptq, {"g_idx": np.full(128, -1)}, QuantizationError, "g_idx"),
+    "gptq g_idx unequal": (_gptq, {"g_idx": _UNEQUAL}, QuantizationError, "g_idx"),
+    "gptq g_idx in two dimensions": (_gptq, {"g_idx": np.zeros((16, 8), I32)}, QuantizationError, "g_idx"),
+    "awq 8 bits": (_awq, {"bits": 8}, QuantizationError, "bits"),
+    "awq 8-bit words": (_awq, {"qweight": np.zeros((128, 8), I32)}, QuantizationError, "qweight"),
+    "awq 8-bit zeros": (_awq, {"qzeros": np.zeros((2, 8), I32)}, QuantizationError, "qzeros"),
+    "awq no group size fits": (
+        _awq,
+        {"scales": np.ones((3, 32), np.float16), "qzeros": np.zeros((3, 4), I32)},
+        QuantizationError,
+        "scales",
+    ),
+    "compressed-tensors 8 bits": (_compressed, {"bits": 8}, QuantizationError, "bits"),
+    "compressed-tensors 8-bit words": (
+        _compressed,
+        {"weight_packed": np.zeros((20, 32), I32)},
+        QuantizationError,
+        "weight_packed",
+    ),
+    "compressed-tensors other shape": (_compressed, {"weight_shape": (20, 64)}, QuantizationError, "weight_packed"),
+    "compressed-tensors shape of one": (_compressed, {"weight_shape": (20,)}, QuantizationError, "weight_shape"),
+    "compressed-tensors shape of floats": (
+        _compressed,
+        {"weight_shape": (20.0, 128.0)},
+        QuantizationError,
+        "weight_shape",
+    ),
+    "compressed-tensors scale transposed": (
+        _compressed,
+        {"weight_scale": np.ones((2, 20), np.float16)},
+        QuantizationError,
+        "weight_scale",
+    ),
+    "compressed-tensors zeros along K": (
+        _compressed,
+        {"weight_zero_point": np.zeros((20, 1), I32)},
+        QuantizationError,
+        "weight_zero_point",
+    ),
+    "compressed-tensors unpacked zeros": (
+        _compressed,
+        {"weight_zero_point": np.zeros((20, 2), np.int8)},
+        QuantizationError,
+        "weight_zero_point",
+    ),
+    "marlin 8-bit words": (_marlin, {"b": np.zeros((16, 1024), I32)}, QuantizationError, "B"),
+    "marlin odd width": (_marlin, {"s": np.ones((2, 96), np.float16)}, QuantizationError, "B"),
+    "marlin other groups": (_marlin, {"s": np.ones((5, 256), np.float16)}, QuantizationError, "scales"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_importers_refuse(case: str) -> None:
+    importer, changes, error, field = REFUSALS[case]
+    with pytest.raises(error) as caught:
+        importer(**changes)
+    assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("load", [load_gptq, load_awq, load_compressed_tensors, load_marlin])
+def test_a_layer_that_is_not_there(load: Callable[..., PackedWeight]) -> None:
+    with pytest.raises(WeightFileError, match="no such tensor"):
+        load(FIXTURES / "gptq_v1.safetensors", "model.layers.0")
+
+
+def test_a_wrong_prefix_shows_the_right_ones() -> None:
+    with pytest.raises(WeightFileError, match=r"it holds act\.qweight, asym\.qweight"):
+        load_gptq(FIXTURES / "gptq_v1.safetensors", "missing")

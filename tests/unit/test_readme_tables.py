@@ -1,0 +1,64 @@
+"""The README's tables: filled from results, left alone when current, refused when a result holds no table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma.errors import ArgumentError
+from tools import readme_tables
+
+PAGE = "before\n<!-- table: speed -->\nold\n<!-- end table -->\nafter\n"
+RESULT: dict[str, Any] = {
+    "table": {"columns": ["K, N", "us"], "rows": [["4096, 4096", 8.51234], ["a|b", 7]], "note": "Cold L2."},
+    "machine": {"gpu": "H200", "CUDA": "13.0"},
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "README.md").write_text(PAGE)
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    return tmp_path
+
+
+def put(root: Path, result: object) -> None:
+    (root / "benchmarks" / "results" / "speed.json").write_text(json.dumps(result))
+
+
+def test_a_result_becomes_a_table(root: Path) -> None:
+    put(root, RESULT)
+    assert readme_tables.main(["--check"], root) == 1
+    assert (root / "README.md").read_text() == PAGE, "--check changes nothing"
+    assert readme_tables.main([], root) == 0
+    assert (root / "README.md").read_text() == (
+        "before\n<!-- table: speed -->\n"
+        "| K, N | us |\n| --- | ---: |\n| 4096, 4096 | 8.512 |\n| a\\|b | 7 |\n"
+        "\nCold L2.\n\nMeasured on gpu H200, CUDA 13.0.\n"
+        "<!-- end table -->\nafter\n"
+    )
+    assert readme_tables.main(["--check"], root) == 0
+
+
+def test_a_missing_result_is_said_to_be_missing(root: Path) -> None:
+    assert readme_tables.main([], root) == 0
+    assert readme_tables.MISSING in (root / "README.md").read_text()
+    assert readme_tables.main(["--check"], root) == 0
+
+
+@pytest.mark.parametrize(
+    "result", [[], {}, {"table": {"columns": []}}, {"table": {"columns": ["a"], "rows": [["1", "2"]]}}]
+)
+def test_a_result_without_a_table_is_refused(result: object, root: Path) -> None:
+    put(root, result)
+    with pytest.raises(ArgumentError, match=r"speed\.json"):
+        readme_tables.main([], root)
+
+
+def test_a_damaged_result_is_refused(root: Path) -> None:
+    (root / "benchmarks" / "results" / "speed.json").write_text("{")
+    with pytest.raises(ArgumentError, match="JSON"):
+        readme_tables.main([], root)

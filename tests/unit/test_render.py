@@ -1,0 +1,242 @@
+"""cudatma.render: delimiters, strictness, single inclusion, the opening comment, the files behind a template."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2.meta
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma import render as module
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import TargetError, TemplateError
+from cudatma.pipeline import Operand, PipelineSpec
+from cudatma.render import render, template_files, template_root
+from cudatma.target import TARGETS
+
+TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in template_root().rglob("*.j2"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    stages: int = 3
+    name: str = "weight"
+    entry: str = "kernel"
+
+
+def text(source: str, spec: object = None, target: str = "sm_90a") -> str:
+    """The rendered body without the opening comment."""
+    return render(source, spec, target, is_source=True).split("\n\n", 1)[1]
+
+
+def test_cuda_and_ptx_pass_through_untouched() -> None:
+    source = (
+        'asm volatile("{%0, %1}, {{0}}, {# no comment #}" :: "r"(x)); // 100 % {% not a tag %}\n'
+        "int y = a/*plain*/ %b; /* % */ template <int N> struct S {};\n"
+        "#pragma unroll\n"
+    )
+    assert text(source) == source
+
+
+def test_values_statements_and_notes() -> None:
+    source = (
+        "//# a note\n//% if spec.stages > 2\nint s = ${ spec.stages }; //# why\n//% endif\n"
+        "int v[]={/*% for i in range(3) %*/${ i },/*% endfor %*/};/*# gone #*/\n"
+    )
+    assert text(source, Spec()) == "int s = 3;\nint v[]={0,1,2,};\n"
+
+
+def test_the_target_is_in_the_context() -> None:
+    source = "//% if target.has_multicast\nmulticast\n//% else\nalone\n//% endif\n"
+    assert text(source, target="sm_90a") == "multicast\n"
+    assert text(source, target="sm_120a") == "alone\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(True, "True"), (1.5, "1.5"), (None, "None"), ((1,), "(1,)"), (np.int64(3), "np.int64(3)"), (b"x", "b'x'")],
+)
+def test_only_str_and_int_are_printed(value: object, shown: str) -> None:
+    with pytest.raises(TemplateError, match=r"<source>:2: .*allowed: str, int") as caught:
+        render("a\n${ spec.v }\n", type("S", (), {"v": value})(), "sm_90a", is_source=True)
+    assert shown in str(caught.value)
+
+
+def test_an_int_enum_is_refused_because_it_prints_differently_from_python_to_python() -> None:
+    value = enum.IntEnum("E", ["A"]).A  # type: ignore[attr-defined]
+    with pytest.raises(TemplateError, match="allowed: str, int"):
+        text("${ spec.v }", type("S", (), {"v": value})())
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "reason"),
+    [
+        ("a\nb\n${ nothing }\n", 3, "'nothing' is undefined"),
+        ("a\n${ spec.nothing }\n", 2, "no attribute 'nothing'"),
+        ("//% if spec.nothing\n//% endif\n", 1, "no attribute 'nothing'"),
+        ("a\n\n//% if\n//% endif\n", 3, "Expected an expression"),
+        ("//% for x in range(2)\nb\n", 2, "Unexpected end of template"),
+        ("x\n${ spec.stages | default(1) }\n", 2, "No filter named 'default'"),
+        ("x\n${ dict() }\n", 2, "'dict' is undefined"),
+        ("x\n${ spec.stages + 'a' }\n", 2, "unsupported operand"),
+        ('x\n//% include "primitives/none.cuh.j2"\n', 2, "primitives/none.cuh.j2"),
+        ("x\n//% include spec.name\n", 2, "expected token 'string'"),
+    ],
+)
+def test_errors_name_template_and_line(source: str, line: int, reason: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        render(source, Spec(), "sm_90a", is_source=True)
+    assert str(caught.value).startswith(f"<source>:{line}: ")
+    assert reason in str(caught.value)
+
+
+def test_an_error_inside_an_include_names_the_included_file(tmp_path: Path) -> None:
+    (tmp_path / "primitives").mkdir()
+    (tmp_path / "primitives" / "bad.j2").write_text("ok\n${ missing }\n")
+    (tmp_path / "top.j2").write_text('one\n//% include "primitives/bad.j2"\n')
+    with rendering_from(tmp_path), pytest.raises(TemplateError, match=r"^primitives/bad\.j2:2: 'missing'"):
+        render("top.j2", None, "sm_90a")
+
+
+@contextmanager
+def rendering_from(folder: Path) -> Iterator[None]:
+    """Render from another template folder until the block ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        module._environment.cache_clear()
+        patch.setattr(module, "template_root", lambda: folder)
+        yield
+    module._environment.cache_clear()
+
+
+def test_an_unknown_template_and_an_unknown_target_are_refused() -> None:
+    with pytest.raises(TemplateError, match=r"kernels/none\.cu\.j2"):
+        render("kernels/none.cu.j2", None, "sm_90a")
+    with pytest.raises(TargetError, match="sm_70"):
+        render("x", None, "sm_70", is_source=True)
+    for name in ("../pyproject.toml", "/etc/passwd", "", "primitives", "primitives//types.cuh.j2"):
+        with pytest.raises(TemplateError, match="got no such file"):
+            template_files(name)
+
+
+def test_an_include_renders_once_in_one_output_and_again_in_the_next() -> None:
+    twice = '//% include "primitives/types.cuh.j2"\n' * 2 + '//% include "primitives/mbarrier.cuh.j2"\n'
+    for _ in range(2):
+        assert text(twice).count("struct alignas(64) TensorMap") == 1
+
+
+def test_a_file_that_is_only_met_in_a_branch_not_taken_still_renders_later() -> None:
+    include = '//% include "primitives/types.cuh.j2"\n'
+    source = f"//% if spec.stages > 9\n{include}//% endif\n{include}"
+    assert text(source, Spec()).count("struct alignas(64) TensorMap") == 1
+
+
+def test_macros_come_in_by_import_and_include_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "m.j2").write_text("/*% macro twice(x) %*/${ x }${ x }/*% endmacro %*/")
+    (tmp_path / "top.j2").write_text('//% from "m.j2" import twice\n${ twice("ab") }\n')
+    with rendering_from(tmp_path):
+        assert render("top.j2", None, "sm_90a").endswith("\nabab\n")
+        assert [path.name for path in template_files("top.j2")] == ["top.j2", "m.j2"]
+
+
+def test_the_opening_comment_names_template_spec_and_target() -> None:
+    @dataclass(frozen=True)
+    class Whole:
+        ring: PipelineSpec
+        dtype: object
+        box: tuple[int, ...]
+        odd: str = "a\\\nb"
+        derived: int = field(init=False, default=7)
+
+        @property
+        def notes(self) -> tuple[str, ...]:
+            return (*self.ring.notes(), "ends in a backslash \\")
+
+    ring = PipelineSpec(2, (Operand("tile", 256, 256),))
+    out = render("int x;", Whole(ring, ACTIVATION_TYPES["float16"], (8, 16)), "sm_120a", is_source=True)
+    comment, body = out.split("\n\n", 1)
+    assert body == "int x;\n"
+    lines = comment.splitlines()
+    assert all(line.startswith("//") and not line.endswith("\\") for line in lines)
+    assert lines[:2] == ["// cudatma: <source> for sm_120a", "// spec: Whole"]
+    assert "//   dtype = float16" in lines
+    assert "//   box = (8, 16)" in lines
+    assert r"//   odd = 'a\\\nb'" in lines
+    assert not any("derived" in line for line in lines)
+    assert "//   +0 tile: 256 bytes, 256 by TMA" in lines
+
+
+def test_a_spec_value_without_a_stable_text_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Loose:
+        thing: object
+
+    with pytest.raises(TemplateError, match=r"spec\.thing: got object"):
+        text("x", Loose(object()))
+
+
+def test_sets_are_shown_in_order_and_the_same_in_every_process() -> None:
+    code = (
+        "from dataclasses import dataclass\nfrom cudatma.render import render\n"
+        "@dataclass(frozen=True)\nclass S:\n    v: frozenset = frozenset('abcdefgh')\n"
+        "print(render('kernels/none', S(), 'sm_90a', is_source=True))"
+    )
+    root = str(Path(module.__file__).parents[1])
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+    assert "{'a', 'b', 'c'" in outputs.pop()
+
+
+@given(st.text(alphabet="{}%#$ \nabc/*", max_size=80))
+def test_any_text_renders_to_itself_or_raises_a_template_error(source: str) -> None:
+    try:
+        first = render(source, None, "sm_90a", is_source=True)
+    except TemplateError:
+        return
+    assert first == render(source, None, "sm_90a", is_source=True)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_files_of_a_template_are_those_that_jinja_finds(name: str) -> None:
+    environment = module._environment()
+    found, waiting = set(), [name]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            tree = environment.parse((template_root() / current).read_text())
+            waiting.extend(str(other) for other in jinja2.meta.find_referenced_templates(tree))
+    files = template_files(name)
+    assert files[0] == template_root() / name
+    assert {path.relative_to(template_root()).as_posix() for path in files} == found
+    assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_primitives_render_for_every_target_without_include_lines(target: str) -> None:
+    out = render("probes/every_primitive.cu.j2", None, target)
+    assert "#include" not in out
+    assert "//%" not in out
+    assert "${" not in out
+    assert ("multicast" in out) == TARGETS[target].has_multicast
+    assert ("setmaxnreg_inc" in out) == TARGETS[target].has_setmaxnreg
+    assert ("shared::cluster" in out) == TARGETS[target].has("cluster")
+    assert ("gather4" in out) == TARGETS[target].has("gather4")
+    assert ("tensormap_replace_rank" in out) == TARGETS[target].has("tensormap_replace")

@@ -1,0 +1,76 @@
+"""Run a benchmark of a checkout: benchmarks/NAME.py with the arguments that follow. An installed cudatma has none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["bench", *sys.argv[1:]]))
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+
+from cudatma.errors import ArgumentError
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+EXAMPLES = """examples:
+  cudatma bench --list
+  cudatma bench NAME --help
+"""
+
+
+def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
+    """Name -> first line of its docstring, for each script in the folder that defines main(); by name."""
+    found = {}
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) -> int:
+    """Run a benchmark as ``python benchmarks/NAME.py`` would; returns its exit status.
+
+    Raises ArgumentError for a name that the folder does not have.
+    """
+    known = benchmarks(folder)
+    if name not in known:
+        remedy = "" if known else f"{folder} has no benchmarks; run from a checkout of cudatma"
+        raise ArgumentError("benchmark", name, ", ".join(known) or "none", remedy)
+    # The benchmarks import each other as `benchmarks.x`.
+    paths = os.pathsep.join(part for part in (str(folder.parent), os.environ.get("PYTHONPATH")) if part)
+    command = [sys.executable, str(folder / f"{name}.py"), *arguments]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma bench``; returns the exit status of the benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma bench", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks")
+    parser.add_argument("--json", action="store_true", help="list them as JSON")
+    options = parser.parse_args(argv)
+    if options.name is not None:
+        return run_benchmark(options.name, options.arguments)
+    known = benchmarks()
+    if options.json:
+        print(json.dumps(known, indent=2))
+    else:
+        for name, summary in known.items():
+            print(f"{name:<20} {summary}")
+        if not known:
+            print(f"no benchmarks in {FOLDER}: an installed cudatma carries none, use a checkout", file=sys.stderr)
+    return 0

@@ -1,0 +1,293 @@
+"""The checks of ``cudatma doctor``. A Machine answers questions about this machine; tests put another in its place."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudatma.cache import Cache, default_root
+from cudatma.errors import CudaTmaError, DriverError, TargetError, check, no_driver
+from cudatma.kernels.registry import REGISTRY
+from cudatma.target import TARGETS, Target, target_for
+
+from .artifacts import megabytes, usage
+from .sass import SASS_PACKAGES, find_program
+from .version import package_version
+
+#: Compiled for every target. It has what every kernel has: an mbarrier, a bulk copy with a .shared::cta destination.
+PROBE = """extern "C" __global__ void probe(const char* source) {
+  __shared__ alignas(128) char tile[128];
+  __shared__ unsigned long long barrier;
+  unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier), dst = (unsigned)__cvta_generic_to_shared(tile);
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+               :: "r"(dst), "l"(source), "r"(bar) : "memory");
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor.
+
+    status: ``"ok"``, ``"warn"`` (something will not work, and need not), ``"fail"`` (something is broken).
+    found: what is there, and what would fail without it. remedy: what to do, "" where nothing.
+    missing: whether what was looked for is not there or of no use.
+    """
+
+    name: str
+    status: str
+    found: str
+    remedy: str = ""
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One CUDA device: its name, compute capability, shared memory that one block may opt in to, and device memory."""
+
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+    smem_optin_bytes: int
+    memory_bytes: int
+
+
+class Machine:
+    """Questions about this machine; each method raises what the real call raises."""
+
+    def python(self) -> tuple[int, int, int]:
+        return sys.version_info[:3]
+
+    def import_module(self, name: str) -> Any:
+        return importlib.import_module(name)
+
+    def cuda_version(self) -> tuple[int, int]:
+        """The CUDA version that the driver supports (cuDriverGetVersion). DriverError without a driver."""
+        version = int(self._driver("cuDriverGetVersion"))
+        return version // 1000, version % 1000 // 10
+
+    def cards(self) -> list[Card]:
+        """The devices that the driver sees; creates no context. DriverError without a driver or a device."""
+        self._driver("cuInit", 0)
+        return [self._card(index) for index in range(int(self._driver("cuDeviceGetCount")))]
+
+    def nvrtc_version(self) -> tuple[int, int]:
+        from cudatma.compiler import nvrtc_version
+
+        return nvrtc_version()
+
+    def compile_probe(self, target: Target) -> float:
+        """Seconds that NVRTC needs for PROBE; CompileError or TargetError where it cannot."""
+        from cudatma.compiler import compile_source
+
+        return compile_source(PROBE, target, name="probe.cu").seconds
+
+    def _card(self, index: int) -> Card:
+        from cuda.bindings import driver
+
+        device, names = self._driver("cuDeviceGet", index), driver.CUdevice_attribute
+        major, minor, smem = (
+            int(self._driver("cuDeviceGetAttribute", attribute, device))
+            for attribute in (
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )
+        )
+        name = bytes(self._driver("cuDeviceGetName", 128, device)).rstrip(b"\0").decode("utf-8", "replace")
+        return Card(index, name, (major, minor), smem, int(self._driver("cuDeviceTotalMem", device)))
+
+    def _driver(self, call: str, *arguments: Any) -> Any:
+        from cuda.bindings import driver
+
+        try:
+            return check(getattr(driver, call)(*arguments), call)
+        except DriverError:
+            raise
+        except RuntimeError as error:
+            no_driver(call, error)
+
+
+def examine(machine: Machine, root: Path | None = None) -> list[Check]:
+    """All checks, in the order in which one thing needs another. ``root``: cache folder, default_root() if None."""
+    checks: list[Check] = []
+    for ask in (check_python, check_bindings, check_driver, check_cards, check_nvrtc, check_cupy):
+        checks += _guarded(ask, machine)
+    return [*checks, check_templates(), check_cache(root), check_disassembler()]
+
+
+def _guarded(ask: Callable[[Machine], list[Check]], machine: Machine) -> list[Check]:
+    """A check that itself breaks is a failed line, not a traceback."""
+    try:
+        return ask(machine)
+    except Exception as error:  # whatever a broken installation throws
+        name = ask.__name__.removeprefix("check_")
+        return [Check(name, "fail", f"{type(error).__name__}: {error}", missing=True)]
+
+
+def check_python(machine: Machine) -> list[Check]:
+    version = machine.python()
+    text = f"{'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
+    if version < (3, 10):
+        return [Check("python", "fail", text, "use Python 3.10 or later", missing=True)]
+    return [Check("python", "ok", text)]
+
+
+def check_bindings(machine: Machine) -> list[Check]:
+    try:
+        machine.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
+        found = f"cannot be imported ({error}): nothing compiles or launches"
+        return [Check("cuda-bindings", "fail", found, remedy, missing=True)]
+    return [Check("cuda-bindings", "ok", package_version("cuda-bindings") or "installed, version unknown")]
+
+
+def check_driver(machine: Machine) -> list[Check]:
+    try:
+        version = machine.cuda_version()
+    except (DriverError, ImportError) as error:
+        # Somebody who asks for the card by name wants to hear that it is not there.
+        status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
+        remedy = "install NVIDIA's driver; without it, name a target (--target sm_120a) and use the reference backend"
+        return [Check("driver", status, f"none: no kernel can be launched ({_why(error)})", remedy, missing=True)]
+    found = f"CUDA {version[0]}.{version[1]}"
+    if version < (12, 0):
+        return [Check("driver", "fail", f"{found}: TMA needs 12.0", "install a newer driver", missing=True)]
+    return [Check("driver", "ok", found)]
+
+
+def _why(error: DriverError | ImportError) -> str:
+    """A driver's refusal in few words: the line above or below already says what to do."""
+    if isinstance(error, DriverError):
+        return f"{error.call}: {'no driver library' if error.code is None else error.detail}"
+    return str(error)
+
+
+def check_cards(machine: Machine) -> list[Check]:
+    try:
+        cards = machine.cards()
+    except (DriverError, ImportError) as error:
+        return [Check("card", "warn", f"none ({_why(error)})", missing=True)]
+    if not cards:
+        remedy = "check CUDA_VISIBLE_DEVICES, or pass a card into the container"
+        return [Check("card", "warn", "the driver sees no card", remedy, missing=True)]
+    return [_card_check(card) for card in cards]
+
+
+def _card_check(card: Card) -> Check:
+    capability = ".".join(map(str, card.compute_capability))
+    found = f"{card.index}: {card.name}, compute capability {capability}, {card.memory_bytes / 2**30:.0f} GiB, "
+    found += f"{card.smem_optin_bytes} bytes of shared memory a block"
+    try:
+        target = target_for(card.compute_capability)
+    except TargetError as error:
+        return Check("card", "warn", found, str(error), missing=True)
+    found += f", target {target.name}"
+    if card.smem_optin_bytes < target.smem_per_block_bytes:
+        remedy = f"{target.name} counts on {target.smem_per_block_bytes}: kernels that use all of it will not launch"
+        return Check("card", "warn", found, remedy)
+    return Check("card", "ok", found)
+
+
+def check_nvrtc(machine: Machine) -> list[Check]:
+    try:
+        version = machine.nvrtc_version()
+    except (DriverError, ImportError) as error:
+        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
+        return [Check("NVRTC", "fail", f"none: nothing compiles ({error})", remedy, missing=True)]
+    checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
+    needed = _targets_of_cards(machine)
+    for target in TARGETS.values():
+        try:
+            seconds = machine.compile_probe(target)
+            checks.append(Check(f"  {target.name}", "ok", f"compiles ({1e3 * seconds:.0f} ms)"))
+        except CudaTmaError as error:
+            status = "fail" if target.name in needed else "warn"
+            checks.append(Check(f"  {target.name}", status, str(error).splitlines()[0]))
+    return checks
+
+
+def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Check:
+    found = f"{version[0]}.{version[1]}"
+    if driver is not None and version[0] > driver[0]:
+        remedy = f"pip install 'cudatma[cuda{driver[0]}]' in place of cuda{version[0]}, or install a newer driver"
+        found += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
+        return Check("NVRTC", "fail", found, remedy)
+    return Check("NVRTC", "ok", found)
+
+
+def _cuda_of_driver(machine: Machine) -> tuple[int, int] | None:
+    try:
+        return machine.cuda_version()
+    except (DriverError, ImportError):
+        return None
+
+
+def _targets_of_cards(machine: Machine) -> set[str]:
+    needed = set()
+    try:
+        for card in machine.cards():
+            needed.add(target_for(card.compute_capability).name)
+    except (DriverError, TargetError, ImportError):
+        pass
+    return needed
+
+
+def check_cupy(machine: Machine) -> list[Check]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy warns where there is no CUDA toolkit; it needs none for arrays
+            cupy = machine.import_module("cupy")
+    except ImportError as error:
+        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
+        found = f"cannot be imported ({error}): CuPy arrays and weights on the card do not work"
+        return [Check("CuPy", "warn", found, remedy, missing=True)]
+    return [Check("CuPy", "ok", str(cupy.__version__))]
+
+
+def check_templates() -> Check:
+    from cudatma.render import template_files
+
+    try:
+        files = {path for entry in REGISTRY.values() for path in template_files(entry.template)}
+    except CudaTmaError as error:
+        remedy = "install cudatma again: the package came without its templates"
+        return Check("templates", "fail", str(error).splitlines()[0], remedy, missing=True)
+    return Check("templates", "ok", f"{len(files)} files, for the kernels {', '.join(REGISTRY)}")
+
+
+def check_cache(root: Path | None = None) -> Check:
+    started = time.perf_counter()
+    try:
+        place = default_root() if root is None else root
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            cache = Cache(place)
+        used = usage(place)
+    except CudaTmaError as error:
+        return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
+    if cache.folder is None:
+        found = f"{place} cannot be written: kernels are compiled again in each process"
+        return Check("cache", "warn", found, "set CUDATMA_CACHE_DIR to a folder of your own")
+    took = 1e3 * (time.perf_counter() - started)
+    size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
+    return Check("cache", "ok", f"{place}: {used.entries} kernels, {size}, private, opened in {took:.0f} ms")
+
+
+def check_disassembler() -> Check:
+    found = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
+    if not found:
+        return Check(
+            "disassembler", "warn", "none: dumps come without SASS", f"pip install {SASS_PACKAGES}", missing=True
+        )
+    return Check("disassembler", "ok", ", ".join(found))

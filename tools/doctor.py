@@ -1,0 +1,100 @@
+"""Check what cudatma needs: driver, cards, NVRTC, CuPy, templates, cache and disassemblers. Each line says what was
+found and, where something is missing, what would fail and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["doctor", *sys.argv[1:]]))
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from .checks import Check, Machine, examine
+
+EXAMPLES = """examples:
+  cudatma doctor            a machine without a card passes, with warnings
+  cudatma doctor --gpu      fail unless kernels can be launched here
+  cudatma doctor --json
+"""
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+#: Ability -> the checks that it needs.
+_NEEDS = {
+    "CPU reference and packing": ("python",),
+    "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
+    "dump SASS": ("cuda-bindings", "NVRTC", "templates", "disassembler"),
+    "launch kernels": ("driver", "card", "cuda-bindings", "NVRTC", "CuPy", "templates"),
+}
+
+
+def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
+    """What works on this machine: ability -> (works, the first check that stands in its way, or "").
+
+    Of several checks with one name (cards) one that found something is enough.
+    """
+    found = {}
+    for ability, needs in _NEEDS.items():
+        there = {check.name for check in checks if not check.missing}
+        missing = [check for check in checks if check.name in needs and check.name not in there]
+        found[ability] = (not missing, f"{missing[0].name}: {missing[0].found}" if missing else "")
+    return found
+
+
+def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
+    """Whether nothing failed; with ``gpu`` a machine that cannot launch kernels has failed too."""
+    broken = any(check.status == "fail" for check in checks)
+    return not broken and (not gpu or abilities(checks)["launch kernels"][0])
+
+
+def _print(checks: Sequence[Check], gpu: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        words = Text(check.found)
+        if check.remedy:
+            words.append(f"\n{check.remedy}", style="italic")
+        table.add_row(Text(check.status, style=_STYLES[check.status]), check.name, words)
+    console.print(table)
+    console.print()
+    for ability, (works, why) in abilities(checks).items():
+        console.print(Text(f"{'can' if works else 'cannot':<7}{ability}{f'  ({why})' if why else ''}"))
+    if not passed(checks, gpu=gpu):
+        console.print(Text("\nSomething failed: see the lines above.", style="bold red"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma doctor``; returns the exit status: 1 if a check failed."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma doctor",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--gpu", action="store_true", help="fail unless kernels can be launched on this machine")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    checks = examine(Machine())
+    good = passed(checks, gpu=options.gpu)
+    if options.json:
+        able = {name: {"works": works, "why_not": why} for name, (works, why) in abilities(checks).items()}
+        print(json.dumps({"ok": good, "checks": [asdict(check) for check in checks], "abilities": able}, indent=2))
+    else:
+        _print(checks, options.gpu)
+    return 0 if good else 1

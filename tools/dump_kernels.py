@@ -1,0 +1,207 @@
+"""Render and compile kernels without a GPU, and write what came out: source, PTX, cubin, SASS and a one-page report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["dump", *sys.argv[1:]]))
+
+import argparse
+import ast
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from cudatma.build import default_target
+from cudatma.errors import ArgumentError, CompileError
+from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
+from cudatma.target import Target, get_target
+
+from .report import Report, make_report, report_text
+from .sass import disassemble, parse_ptxas
+
+EXAMPLES = """examples:
+  cudatma dump --list                                     every kernel, and its specs for each target
+  cudatma dump marlin --target sm_120a --out out          all representative specs of one kernel
+  cudatma dump all --target sm_90a --target sm_120a       every kernel for two architectures
+  cudatma dump marlin --target sm_90a --config stages=3   the same specs with a field changed
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel to compile: ``name`` is the stem of the files."""
+
+    name: str
+    entry: KernelEntry
+    spec: Any
+    target: Target
+
+
+def parse_config(pairs: Sequence[str]) -> dict[str, object]:
+    """``["stages=3", "feed=tma"]`` -> ``{"stages": 3, "feed": "tma"}``. Values are Python literals, else text.
+
+    Raises ArgumentError for a part without "=".
+    """
+    config: dict[str, object] = {}
+    for pair in pairs:
+        field, equals, text = pair.partition("=")
+        if not equals or not field:
+            raise ArgumentError("--config", pair, "FIELD=VALUE", "for example --config stages=3")
+        try:
+            config[field] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            config[field] = text
+    return config
+
+
+def configured(spec: Any, config: dict[str, object]) -> Any:
+    """The spec with fields replaced; ArgumentError for a field it does not have. The spec checks the values itself."""
+    known = [field.name for field in fields(spec) if field.init]
+    for field in config:
+        if field not in known:
+            raise ArgumentError("--config", field, f"a field of {type(spec).__name__}: {', '.join(known)}")
+    return replace(spec, **config)
+
+
+def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> list[Job]:
+    """The specs of a kernel for a target as jobs with distinct names; equal specs once."""
+    specs: list[Any] = []
+    for spec in entry.specs(target):
+        changed = configured(spec, config)
+        if changed not in specs:
+            specs.append(changed)
+    stems = [spec.entry if spec.entry.startswith(entry.name) else f"{entry.name}_{spec.entry}" for spec in specs]
+    if len(set(stems)) < len(stems):
+        stems = [f"{stem}_{i}" for i, stem in enumerate(stems)]
+    return [Job(f"{stem}_{target.name}", entry, spec, target) for stem, spec in zip(stems, specs, strict=True)]
+
+
+def dump(job: Job, folder: Path, *, sass: bool = True) -> Report:
+    """Compile one job and write NAME.cu, .ptx, .cubin, .sass and .report.txt into an existing folder.
+
+    Raises CompileError if NVRTC refuses; the source is then already in the folder.
+    """
+    from cudatma.compiler import compile_source
+    from cudatma.render import render
+
+    if (check_target := getattr(job.spec, "check_target", None)) is not None:
+        check_target(job.target)
+    path = folder / job.name
+    source = render(job.entry.template, job.spec, job.target)
+    _file(path, "cu").write_text(source)
+    try:
+        made = compile_source(source, job.target, name=f"{job.name}.cu")
+    except CompileError as error:
+        raise CompileError(f"{job.name}: {error.message}", error.log, error.source, str(folder)) from error
+    _file(path, "ptx").write_text(made.ptx)
+    _file(path, "cubin").write_bytes(made.cubin)
+    sass_text, notes = None, list(made.warnings)
+    if sass:
+        result = disassemble(_file(path, "cubin"))
+        sass_text = result.text
+        if sass_text is None:
+            notes.append(f"no SASS: {result.note}")
+        else:
+            _file(path, "sass").write_text(sass_text)
+    report = make_report(
+        name=job.name,
+        kernel=job.entry.name,
+        template=job.entry.template,
+        spec=job.spec,
+        target=job.target,
+        ptx=made.ptx,
+        nvrtc=".".join(map(str, made.nvrtc_version)),
+        compile_seconds=made.seconds,
+        resources=parse_ptxas(made.log).get(job.spec.entry),
+        sass_text=sass_text,
+        notes=tuple(notes),
+    )
+    _file(path, "report.txt").write_text(report_text(report))
+    return report
+
+
+def _file(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _listing(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kernel": entry.name,
+            "summary": entry.summary,
+            "template": entry.template,
+            "specs": {t.name: [job.name for job in jobs_for(entry, t, {})] for t in targets},
+        }
+        for entry in REGISTRY.values()
+    ]
+
+
+def _print_listing(listing: list[dict[str, Any]]) -> None:
+    for item in listing:
+        print(f"{item['kernel']}: {item['summary']} ({item['template']})")
+        for target, names in item["specs"].items():
+            print(f"  {target}: {', '.join(names) or 'none'}")
+
+
+def _print_summary(report: Report, folder: Path) -> None:
+    use = report.resources
+    shown = f"{use.registers} registers, {use.spill_store_bytes} B spilled, " if use else ""
+    shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
+    print(f"{folder / report.name}.report.txt: {shown}compiled in {report.compile_seconds:.2f} s")
+    for note in report.notes:
+        print(f"  {note}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudatma dump", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, or all")
+    add = parser.add_argument
+    add(
+        "--target",
+        action="append",
+        metavar="NAME",
+        help="architecture, repeatable (default: $CUDATMA_TARGET or the card's)",
+    )
+    add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
+    add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
+    add("--no-sass", action="store_true", help="do not disassemble")
+    add("--list", action="store_true", help="list the kernels and their specs, compile nothing")
+    add("--json", action="store_true", help="print the reports as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma dump``; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.list:
+        names = options.target or ["sm_90a", "sm_120a", "sm_121a"]
+        listing = _listing([get_target(name) for name in names])
+        print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
+        return 0
+    if options.kernel is None:
+        parser.error("name a kernel, or use --list")
+    entries = list(REGISTRY.values()) if options.kernel == "all" else [kernel(options.kernel)]
+    targets = [get_target(name) for name in options.target] if options.target else [default_target()]
+    config = parse_config(options.config)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError("--out", str(options.out), "a folder that can be written", str(error)) from error
+    reports = []
+    for job in (job for target in targets for entry in entries for job in jobs_for(entry, target, config)):
+        reports.append(dump(job, options.out, sass=not options.no_sass))
+        if not options.json:
+            _print_summary(reports[-1], options.out)
+    if options.json:
+        print(json.dumps([report.as_dict() for report in reports], indent=2))
+    return 0

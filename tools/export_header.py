@@ -1,0 +1,73 @@
+"""Export every primitive and TmaPipeline as one self-contained header, for those who write their own CUDA.
+
+The header includes nothing; NVRTC and nvcc both take it. It is made for one target: instructions that the target lacks
+are not in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["header", *sys.argv[1:]]))
+
+import argparse
+from collections.abc import Sequence
+
+from cudatma.errors import ArgumentError
+from cudatma.render import render, template_root
+from cudatma.target import TARGETS, Target, get_target
+
+EXAMPLES = """examples:
+  cudatma header --target sm_90a --out cudatma.cuh
+  nvcc -arch=sm_90a my_kernel.cu
+"""
+
+#: What the header holds beside all of ``primitives/``.
+PARTS = ("parts/pipeline.cuh.j2",)
+
+
+def header_templates() -> tuple[str, ...]:
+    """The names of the templates that make up the header, in its order."""
+    root = template_root()
+    primitives = sorted(path.relative_to(root).as_posix() for path in (root / "primitives").glob("*.cuh.j2"))
+    return (*primitives, *PARTS)
+
+
+def export_header(target: str | Target) -> str:
+    """The text of ``cudatma.cuh`` for one target. Raises TargetError for an unknown one."""
+    includes = "".join(f'//% include "{name}"\n' for name in header_templates())
+    body = render(includes, None, target, is_source=True)
+    opening = (
+        f"// cudatma.cuh: TMA, mbarrier, ldmatrix and mma.sync primitives for {get_target(target).name}.\n"
+        "// Written by `cudatma header`. One function is one PTX instruction and named after it.\n"
+        "#pragma once\n"
+    )
+    return opening + body.split("\n", 1)[1]  # in place of render's own first line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma header``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma header",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--target", default="sm_90a", help=f"one of {', '.join(TARGETS)} (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+    options = parser.parse_args(argv)
+    text = export_header(options.target)
+    if options.out is None:
+        print(text, end="")
+        return 0
+    try:
+        Path(options.out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError("--out", options.out, "a file that can be written", str(error)) from error
+    print(f"wrote {options.out}")
+    return 0

@@ -1,0 +1,188 @@
+"""The one-page report of a compiled kernel: resources, shared memory, and what its SASS is made of."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+from cudatma.target import Target
+
+from .sass import CLASSES, Resources, by_class, count_mnemonics, parse_sass, uses_cluster
+
+#: (name, offset in bytes, size in bytes) of one thing in shared memory.
+Span = tuple[str, int, int]
+
+_MAXNTID = re.compile(r"^\s*\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything the report shows; ``as_dict()`` is what ``--json`` prints.
+
+    threads: of one block, None where neither the spec nor the PTX says. dynamic_smem_bytes: None where the spec does
+    not say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
+    smem: what stands where in dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
+    """
+
+    name: str
+    kernel: str
+    template: str
+    entry: str
+    target: str
+    nvrtc: str
+    compile_seconds: float
+    spec: dict[str, str]
+    resources: Resources | None
+    threads: int | None
+    dynamic_smem_bytes: int | None
+    smem_limit_bytes: int
+    smem: tuple[Span, ...]
+    stage: tuple[tuple[str, int], ...]
+    sass: dict[str, int] | None
+    opcodes: dict[str, int]
+    cluster_opcodes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def smem_total_bytes(self) -> int | None:
+        """Static + dynamic shared memory of one block, None where either is unknown."""
+        if self.resources is None or self.dynamic_smem_bytes is None:
+            return None
+        return self.resources.static_smem_bytes + self.dynamic_smem_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "smem_total_bytes": self.smem_total_bytes}
+
+
+def spec_fields(spec: object) -> dict[str, str]:
+    """The init fields of a spec as text, in their order."""
+    if not is_dataclass(spec):
+        return {}
+    return {field.name: str(getattr(spec, field.name)) for field in fields(spec) if field.init}
+
+
+def offered(spec: object, name: str) -> Any:
+    """An optional attribute or method of a spec, called where it is a method; None where the spec lacks it."""
+    value = getattr(spec, name, None)
+    return value() if callable(value) else value
+
+
+def maxntid(ptx: str) -> int | None:
+    """Threads of one block out of the PTX directive ``.maxntid`` (PTX ISA, "Performance-Tuning Directives")."""
+    found = _MAXNTID.search(ptx)
+    if found is None:
+        return None
+    x, y, z = (int(part) if part else 1 for part in found.groups())
+    return x * y * z
+
+
+def make_report(
+    *,
+    name: str,
+    kernel: str,
+    template: str,
+    spec: Any,
+    target: Target,
+    ptx: str,
+    nvrtc: str,
+    compile_seconds: float,
+    resources: Resources | None,
+    sass_text: str | None,
+    notes: tuple[str, ...] = (),
+) -> Report:
+    """Gather a Report from a compiled kernel; ``sass_text`` is None where there was no disassembler."""
+    instructions = [i for i in parse_sass(sass_text or "") if i.function in (spec.entry, "")]
+    counted = sass_text is not None
+    smem: tuple[Span, ...] = tuple(offered(spec, "smem_layout") or ())
+    dynamic = offered(spec, "smem_bytes")
+    if dynamic is None and smem:
+        dynamic = max(offset + size for _, offset, size in smem)
+    return Report(
+        name=name,
+        kernel=kernel,
+        template=template,
+        entry=spec.entry,
+        target=target.name,
+        nvrtc=nvrtc,
+        compile_seconds=round(compile_seconds, 3),
+        spec=spec_fields(spec),
+        resources=resources,
+        threads=offered(spec, "threads") or maxntid(ptx),
+        dynamic_smem_bytes=dynamic,
+        smem_limit_bytes=target.smem_per_block_bytes,
+        smem=smem,
+        stage=tuple(offered(spec, "stage_layout") or ()),
+        sass=count_mnemonics(instructions) if counted else None,
+        opcodes=dict(sorted(Counter(i.opcode for i in instructions).items())),
+        cluster_opcodes=tuple(uses_cluster(instructions)),
+        notes=notes,
+    )
+
+
+def report_text(report: Report) -> str:
+    """The report as plain text, one page, without anything that changes from run to run but the compile time."""
+    blocks = [_heading(report), _resources(report), _layout(report), _instructions(report)]
+    if report.notes:
+        blocks.append(["notes", *(f"  {note}" for note in report.notes)])
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _heading(report: Report) -> list[str]:
+    lines = [
+        report.name,
+        f"  template  {report.template}",
+        f"  entry     {report.entry}",
+        f"  target    {report.target}, NVRTC {report.nvrtc}, compiled in {report.compile_seconds:.2f} s",
+    ]
+    words = ", ".join(f"{name} = {value}" for name, value in report.spec.items())
+    return lines + textwrap.wrap(words, 110, initial_indent="  spec      ", subsequent_indent=" " * 12)
+
+
+def _resources(report: Report) -> list[str]:
+    lines = ["resources"]
+    if (use := report.resources) is not None:
+        lines += [
+            f"  registers              {use.registers:>8} a thread",
+            f"  spilled                {use.spill_store_bytes:>8} bytes stored, {use.spill_load_bytes} loaded a thread",
+            f"  stack                  {use.stack_bytes:>8} bytes a thread",
+            f"  named barriers         {use.named_barriers:>8}",
+            f"  static shared memory   {use.static_smem_bytes:>8} bytes a block",
+        ]
+    if report.dynamic_smem_bytes is not None:
+        lines.append(f"  dynamic shared memory  {report.dynamic_smem_bytes:>8} bytes a block")
+    if (total := report.smem_total_bytes) is not None:
+        fits = "fits" if total <= report.smem_limit_bytes else "DOES NOT FIT"
+        lines.append(f"  together               {total:>8} bytes of {report.smem_limit_bytes}: {fits}")
+    if report.threads is not None:
+        lines.append(f"  threads                {report.threads:>8} a block")
+    return lines
+
+
+def _layout(report: Report) -> list[str]:
+    lines = []
+    if report.smem:
+        lines.append("dynamic shared memory (bytes: from .. to, size)")
+        spans = [span for span in report.smem if span[2]]
+        lines += [f"  {offset:>8} .. {offset + size:<8} {size:>8}  {name}" for name, offset, size in spans]
+    if report.stage:
+        lines.append(f"one stage ({sum(size for _, size in report.stage)} bytes)")
+        lines += [f"  {size:>30}  {what}" for what, size in report.stage]
+    return lines
+
+
+def _instructions(report: Report) -> list[str]:
+    if report.sass is None:
+        return []
+    lines = [f"instructions in the code ({sum(report.sass.values())}; how often they stand, not how often they run)"]
+    for name, counts in by_class(report.sass).items():
+        present = {mnemonic: count for mnemonic, count in counts.items() if count}
+        absent = [mnemonic for mnemonic, count in counts.items() if not count]
+        lines.append(f"  {name}")
+        lines += [f"    {mnemonic:<14}{count:>6}  {CLASSES[name][mnemonic]}" for mnemonic, count in present.items()]
+        if absent:
+            lines.append(f"    none of: {', '.join(absent)}")
+    cluster = ", ".join(report.cluster_opcodes) or "none"
+    return [*lines, f"  cluster and multicast: {cluster}"]

@@ -1,0 +1,226 @@
+"""SASS and ptxas output as data: instructions, their classes, and the resources of a kernel. Pure functions of text,
+and the search for the two programs that disassemble.
+
+Sources: CUDA Binary Utilities, "Instruction Set Reference" (Hopper and Blackwell tables) for the mnemonics; the output
+of cuobjdump and nvdisasm 13; ptxas ``-v``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Instructions that a report counts, in classes, with what each does. A zero is shown too: absence is a finding.
+CLASSES: dict[str, dict[str, str]] = {
+    "TMA": {
+        "UTMALDG": "tensor tile, global to shared",
+        "UTMASTG": "tensor tile, shared to global",
+        "UTMAREDG": "tensor tile, reduced into global",
+        "UTMAPF": "tensor tile prefetch to L2",
+        "UTMACCTL": "tensor map prefetch or fence",
+        "UTMACMDFLUSH": "bulk group commit",
+        "UBLKCP": "bulk copy",
+        "UBLKRED": "bulk reduction",
+        "UBLKPF": "bulk prefetch to L2",
+    },
+    "global": {
+        "LDG": "load",
+        "STG": "store",
+        "LDGSTS": "cp.async, global to shared",
+        "LDGDEPBAR": "cp.async commit",
+        "RED": "reduction",
+        "REDG": "reduction",
+        "ATOM": "atomic",
+        "ATOMG": "atomic",
+    },
+    "shared": {
+        "LDS": "load",
+        "STS": "store",
+        "LDSM": "ldmatrix",
+        "STSM": "stmatrix",
+        "MOVM": "movmatrix",
+        "ATOMS": "atomic",
+    },
+    "local": {"LDL": "load (spill or indexed array)", "STL": "store (spill or indexed array)"},
+    "tensor core": {
+        "HMMA": "mma.sync, 16-bit floats",
+        "IMMA": "mma.sync, integers",
+        "QMMA": "mma.sync, 8-bit floats",
+        "HGMMA": "wgmma, 16-bit floats",
+        "IGMMA": "wgmma, integers",
+        "QGMMA": "wgmma, 8-bit floats",
+        "WARPGROUP": "wgmma fence and wait",
+        "UTCHMMA": "tcgen05, 16-bit floats",
+    },
+    "barrier": {
+        "SYNCS": "mbarrier",
+        "ARRIVES": "mbarrier arrive by cp.async",
+        "BAR": "block barrier",
+        "DEPBAR": "wait for bulk or cp.async groups",
+        "UTMADEPBAR": "wait for bulk groups",
+        "FENCE": "proxy fence",
+        "MEMBAR": "memory fence",
+        "ELECT": "elect one lane",
+        "WARPSYNC": "warp barrier",
+        "UCGABAR_ARV": "cluster barrier arrive",
+        "UCGABAR_WAIT": "cluster barrier wait",
+        "ACQBULK": "wait for the kernel before (griddepcontrol.wait)",
+        "PREEXIT": "let the next kernel start (griddepcontrol.launch_dependents)",
+        "USETMAXREG": "setmaxnreg",
+    },
+    "arithmetic": {
+        "LOP3": "logic",
+        "PRMT": "byte permute",
+        "SHF": "shift",
+        "HADD2": "packed half add",
+        "HMUL2": "packed half multiply",
+        "HFMA2": "packed half fma",
+        "FADD": "float add",
+        "FMUL": "float multiply",
+        "FFMA": "float fma",
+        "MUFU": "special function",
+        "F2FP": "float to half or bfloat",
+        "IMAD": "integer multiply-add, move, address",
+        "IADD": "integer add, address",
+        "IADD3": "integer add, address",
+        "LEA": "shift and add, address",
+        "ISETP": "integer compare",
+        "BRA": "branch",
+    },
+}
+
+#: The pip packages that bring the disassemblers; the extra ``cudatma[sass]`` names them too.
+SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
+
+_INSTRUCTION = re.compile(
+    r"^\s*/\*(?P<address>[0-9a-fA-F]{4,})\*/\s+\{?\s*(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[\w]+)*)"
+)
+_FUNCTION = re.compile(r"^\s*(?:Function\s*:\s*(?P<cuobjdump>\S+)|\.section\s+\.text\.(?P<nvdisasm>[^,\s]+))")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One SASS instruction: its function, byte address, guard predicate ("" if none) and opcode with modifiers."""
+
+    function: str
+    address: int
+    predicate: str
+    opcode: str
+
+    @property
+    def mnemonic(self) -> str:
+        """The opcode without modifiers: ``"UTMALDG"`` of ``"UTMALDG.2D"``."""
+        return self.opcode.partition(".")[0]
+
+
+def parse_sass(text: str) -> tuple[Instruction, ...]:
+    """All instructions in the output of ``cuobjdump --dump-sass`` or ``nvdisasm``, in order; NOPs are left out."""
+    found: list[Instruction] = []
+    function = ""
+    for line in text.splitlines():
+        if heading := _FUNCTION.match(line):
+            function = heading["cuobjdump"] or heading["nvdisasm"]
+        elif (part := _INSTRUCTION.match(line)) and part["opcode"] != "NOP":
+            found.append(Instruction(function, int(part["address"], 16), part["predicate"] or "", part["opcode"]))
+    return tuple(found)
+
+
+def count_mnemonics(instructions: Iterable[Instruction]) -> dict[str, int]:
+    """How often each mnemonic stands in the code (not how often it runs), by falling count, then by name."""
+    counts = Counter(instruction.mnemonic for instruction in instructions)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Counts in the classes of CLASSES, uniform-datapath forms (ULOP3) added to the plain ones; zeros included."""
+    return {
+        name: {mnemonic: counts.get(mnemonic, 0) + counts.get(f"U{mnemonic}", 0) for mnemonic in members}
+        for name, members in CLASSES.items()
+    }
+
+
+def uses_cluster(instructions: Iterable[Instruction]) -> list[str]:
+    """The opcodes that only make sense in a cluster: multicast copies and cluster barriers, sorted; empty if none."""
+    return sorted(
+        {i.opcode for i in instructions if "MULTICAST" in i.opcode.split(".") or i.mnemonic.startswith("UCGABAR")}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas says about one kernel. Bytes are of one thread (stack, spills) or of one block (shared)."""
+
+    entry: str
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_smem_bytes: int
+    named_barriers: int
+
+
+_COMPILING = re.compile(r"Compiling entry function '(?P<entry>[^']+)' for '(?P<target>[^']+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+
+
+def parse_ptxas(log: str) -> dict[str, Resources]:
+    """Entry name -> Resources, from a log written under ``--ptxas-options=-v``. Empty if the log has none."""
+    found: dict[str, Resources] = {}
+    entry, stack = "", (0, 0, 0)
+    for line in log.splitlines():
+        if compiling := _COMPILING.search(line):
+            entry, stack = compiling["entry"], (0, 0, 0)
+        elif frame := _STACK.search(line):
+            stack = (int(frame[1]), int(frame[2]), int(frame[3]))
+        elif entry and (used := _USED.search(line)):
+            barriers, smem = re.search(r"used (\d+) barriers", line), re.search(r"(\d+) bytes smem", line)
+            found[entry] = Resources(
+                entry, int(used[1]), *stack, int(smem[1]) if smem else 0, int(barriers[1]) if barriers else 0
+            )
+            entry = ""
+    return found
+
+
+def find_program(name: str) -> Path | None:
+    """``nvdisasm`` or ``cuobjdump``: from the pip packages (nvidia/*/bin), then CUDA_HOME/bin, then PATH."""
+    packages = {Path(sysconfig.get_paths()[key]) for key in ("purelib", "platlib")}
+    folders = [folder for root in sorted(packages) for folder in sorted((root / "nvidia").glob("*/bin"))]
+    folders += [Path(home) / "bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    for folder in folders:
+        if os.access(folder / name, os.X_OK):
+            return folder / name
+    on_path = shutil.which(name)
+    return Path(on_path) if on_path else None
+
+
+@dataclass(frozen=True, slots=True)
+class Disassembly:
+    """``text``: the SASS, or None; ``note``: why there is none, and what to do about it ("" where there is)."""
+
+    text: str | None
+    note: str = ""
+
+
+def disassemble(cubin: Path) -> Disassembly:
+    """The SASS of a cubin by nvdisasm, else by cuobjdump. A disassembler older than the cubin's target refuses it."""
+    refusals = []
+    for name, options in (("nvdisasm", ("--print-code",)), ("cuobjdump", ("--dump-sass",))):
+        if program := find_program(name):
+            done = subprocess.run([str(program), *options, str(cubin)], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return Disassembly(done.stdout)
+            words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            refusals.append(f"{program}: {words[-1] if words else f'exit status {done.returncode}'}")
+    if refusals:
+        return Disassembly(
+            None, f"{'; '.join(refusals)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
+        )
+    return Disassembly(None, f"neither nvdisasm nor cuobjdump was found. Install them: pip install {SASS_PACKAGES}")

@@ -1,0 +1,82 @@
+"""Show the architectures that cudatma generates code for, and what each can do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["targets", *sys.argv[1:]]))
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cudatma.target import FEATURES, KIB, TARGETS, get_target
+
+EXAMPLES = """examples:
+  cudatma targets
+  cudatma targets sm_120a sm_121a
+  cudatma targets --json
+"""
+
+
+def describe_target(name: str) -> dict[str, Any]:
+    """One row of the table as plain data; sizes in bytes, features as name -> bool."""
+    target = get_target(name)
+    return {
+        "name": target.name,
+        "compute_capability": ".".join(map(str, target.compute_capability)),
+        "ptx_isa": ".".join(map(str, target.ptx_isa)),
+        "smem_per_block_bytes": target.smem_per_block_bytes,
+        "smem_per_sm_bytes": target.smem_per_sm_bytes,
+        "max_cluster_blocks": target.max_cluster_blocks,
+        "mma": target.mma,
+        "runs_here": target.runs_here,
+        "features": {feature: target.has(feature) for feature in FEATURES},
+    }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # Narrow enough for 80 columns.
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(row["name"], justify="right", no_wrap=True)
+    lines: dict[str, list[str]] = {
+        "compute capability": [row["compute_capability"] for row in rows],
+        "least PTX ISA": [row["ptx_isa"] for row in rows],
+        "smem a block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
+        "blocks of a cluster": [str(row["max_cluster_blocks"]) for row in rows],
+        "launched on": ["yes" if row["runs_here"] else "-" for row in rows],
+    }
+    lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
+    for label, cells in lines.items():
+        table.add_row(label, *cells)
+    Console().print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma targets``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma targets",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    rows = [describe_target(name) for name in options.names or TARGETS]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_table(rows)
+    return 0

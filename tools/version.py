@@ -1,0 +1,88 @@
+"""Show the versions of cudatma, Python, NVRTC and the libraries that cudatma uses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["version", *sys.argv[1:]]))
+
+import argparse
+import json
+import platform
+import re
+from collections.abc import Sequence
+from importlib import metadata
+
+from cudatma.errors import CudaTmaError
+
+EXAMPLES = """examples:
+  cudatma version
+  cudatma version --json
+"""
+
+
+def package_version(*names: str) -> str | None:
+    """The version of the first of these distributions that is installed, or None."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def cudatma_version() -> str:
+    """The installed version; in a plain checkout the one that pyproject.toml states."""
+    if installed := package_version("cudatma"):
+        return installed
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    stated = re.search(r'^version = "([^"]+)"', project.read_text(), re.MULTILINE) if project.is_file() else None
+    return stated[1] if stated else "unknown"
+
+
+def nvrtc_version_text() -> str | None:
+    """NVRTC's version as ``"13.0"``, or None where it cannot be loaded."""
+    try:
+        from cudatma.compiler import nvrtc_version
+
+        return ".".join(map(str, nvrtc_version()))
+    except (CudaTmaError, ImportError):
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Name -> version, None where it is not installed. Touches no GPU."""
+    return {
+        "cudatma": cudatma_version(),
+        "python": platform.python_version(),
+        "nvrtc": nvrtc_version_text(),
+        "cuda-bindings": package_version("cuda-bindings"),
+        "cupy": package_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "numpy": package_version("numpy"),
+        "ml_dtypes": package_version("ml_dtypes"),
+        "torch": package_version("torch"),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma version``; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma version",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    found = versions()
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, version in found.items():
+            print(f"{name:<14} {version or 'not installed'}")
+    return 0
