@@ -6,9 +6,11 @@ CuPy arrays and torch tensors are read through their attributes; everything else
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +18,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, check
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
@@ -32,6 +34,8 @@ _TORCH_DTYPES: dict[str, np.dtype[Any]] = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+#: CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of cuda.h.
+_POINTER_DEVICE_ORDINAL = 9
 #: DLDeviceType of dlpack.h.
 _DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED = 1, 2, 13
 
@@ -106,9 +110,8 @@ def describe(array: object, field: str = "array") -> ArrayInfo:
     if cupy is not None and isinstance(array, cupy.ndarray):
         data: Any = array
         return ArrayInfo(data.data.ptr, data.shape, data.strides, data.dtype, data.data.device_id, array, "cupy")
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return _from_torch(torch, array, field)
+    if is_torch(array):
+        return _from_torch(sys.modules["torch"], array, field)
     if isinstance(array, np.ndarray):
         return _from_numpy(array, array, "numpy")
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -165,31 +168,41 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
 
 
 def pointer_device(pointer: int, field: str = "pointer") -> int:
-    """Ordinal of the device that a device pointer belongs to; CuPy's current device for a null pointer.
+    """Ordinal of the device that a device pointer belongs to; the current device for a null pointer.
 
     [CUDA driver API, cuPointerGetAttribute] Raises DriverError without a driver, ArgumentError for an address that CUDA
     does not know.
     """
     if pointer == 0:
-        import cupy
+        return context.current_device()
+    context.initialise()
+    ordinal = ctypes.c_int(-1)
+    code = _pointer_attribute()(ctypes.byref(ordinal), ctypes.c_int(_POINTER_DEVICE_ORDINAL), ctypes.c_uint64(pointer))
+    if code != 0 or ordinal.value < 0:
+        raise ArgumentError(field, hex(pointer), "an address that CUDA allocated or registered")
+    return ordinal.value
 
-        return int(cupy.cuda.runtime.getDevice())
-    driver = context.initialise()
-    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    try:
-        return int(check(driver.cuPointerGetAttribute(ordinal, pointer), "cuPointerGetAttribute"))
-    except DriverError as error:
-        raise ArgumentError(field, hex(pointer), "an address that CUDA allocated or registered") from error
+
+@lru_cache(maxsize=1)
+def _pointer_attribute() -> Any:
+    """libcuda's own: cuda.bindings 13.3 says device 0 for every pointer (NVIDIA/cuda-python issue 2928)."""
+    return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 
 def _order_after(producer: int, device: int) -> None:
-    """Let CuPy's current stream wait for what is queued on a producer's stream now."""
-    import cupy
-
-    with cupy.cuda.Device(device):
-        current = cupy.cuda.get_current_stream()
-        if current.ptr != producer:
-            current.wait_event(cupy.cuda.ExternalStream(producer, device).record())
+    """Let CuPy's current stream wait for what is queued on a producer's stream now; the host waits for nothing."""
+    # The interface calls the legacy default stream 1, because 0 would be ambiguous; CuPy calls it 0.
+    producer, consumer = (0 if producer == 1 else producer), current_stream("cupy", device)
+    if producer == consumer:
+        return
+    with context.using(device) as driver:
+        event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
+        try:
+            check(driver.cuEventRecord(event, producer), "cuEventRecord")
+            check(driver.cuStreamWaitEvent(consumer, event, 0), "cuStreamWaitEvent")
+        finally:
+            # Destroyed as soon as it has happened. [CUDA driver API, cuEventDestroy]
+            check(driver.cuEventDestroy(event), "cuEventDestroy")
 
 
 def _from_dlpack(array: Any, field: str) -> ArrayInfo:
@@ -257,6 +270,12 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object) -
 
     with cupy.cuda.Device(info.device):
         return cupy.empty(tuple(shape), found)
+
+
+def is_torch(owner: object) -> bool:
+    """Whether an object is a torch tensor; imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(owner, torch.Tensor)
 
 
 def current_stream(kind: str, device: int) -> int:

@@ -154,10 +154,3 @@ def using(ordinal: int) -> Iterator[Any]:
             yield driver
         finally:
             check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent")
-
-
-def is_current(ordinal: int) -> bool:
-    """Whether the device's primary context is the calling thread's current one."""
-    driver = initialise()
-    current = check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-    return int(current) == int(primary_context(ordinal))

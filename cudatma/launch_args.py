@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import describe
+from cudatma.arrays import describe, is_torch
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.signature import Parameter
@@ -32,7 +32,8 @@ class Arguments:
 
     values: one ctypes object a parameter; changing one in place changes the next launch.
     device: ordinal that all arrays and tensor maps share, None where there is none among them.
-    kind: "torch" if an argument is a torch tensor, else "cupy"; decides whose current stream is meant by None.
+    kind: "torch" if an argument is a torch tensor or a tensor map of one, else "cupy"; decides whose current stream is
+    meant by None.
     """
 
     values: list[Any]
@@ -135,6 +136,8 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
     if data is None or isinstance(value, np.ndarray) or data.nbytes != TENSOR_MAP_BYTES or not data.contiguous:
         allowed = f"a TensorMap, or {TENSOR_MAP_BYTES} bytes, for {parameter.name}"
         raise LaunchError(field, type(value).__name__, allowed, "tensor maps are passed by value: __grid_constant__")
+    if is_torch(getattr(value, "owner", None)):
+        into.kind = "torch"
     _same_device(into, device, field)
     return _TensorMapWords.from_buffer_copy(data)
 

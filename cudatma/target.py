@@ -46,6 +46,8 @@ class Target:
     max_cluster_blocks: largest portable cluster; 1 where clusters are to be treated as absent.
     features: names out of FEATURES.
     runs_here: whether cudatma launches on it; sm_100 is compiled and described only.
+    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation behind its address, so that a
+    new address is the driver's business (cuTensorMapReplaceAddress); elsewhere it is the first eight bytes.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Target:
     max_cluster_blocks: int
     features: frozenset[str]
     runs_here: bool = True
+    tensormap_knows_allocation: bool = False
 
     def has(self, feature: str) -> bool:
         """Whether the target has a feature of FEATURES; TargetError for a name that is none."""
@@ -106,11 +109,15 @@ TARGETS: dict[str, Target] = {
     for t in (
         Target("sm_90", (9, 0), (7, 8), *_SMEM_BIG, 8, _TMA | {"cluster", "multicast"}),
         Target("sm_90a", (9, 0), (8, 0), *_SMEM_BIG, 8, _HOPPER_A),
-        Target("sm_100a", (10, 0), (8, 6), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False),
-        Target("sm_100f", (10, 0), (8, 8), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False),
-        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _BLACKWELL),
-        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL),
-        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL),
+        Target(
+            "sm_100a", (10, 0), (8, 6), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False, True
+        ),
+        Target(
+            "sm_100f", (10, 0), (8, 8), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False, True
+        ),
+        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
+        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
+        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
     )
 }
 

@@ -24,7 +24,7 @@ from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
 from .report import Report, make_report, report_text
-from .sass import disassemble, parse_ptxas
+from .sass import disassemble, parse_ptxas, without_encodings
 
 EXAMPLES = """examples:
   cudatma dump --list                                     every kernel, and its specs for each target
@@ -109,7 +109,7 @@ def dump(job: Job, folder: Path, *, sass: bool = True) -> Report:
         if sass_text is None:
             notes.append(f"no SASS: {result.note}")
         else:
-            _file(path, "sass").write_text(sass_text)
+            _file(path, "sass").write_text(without_encodings(sass_text))
     report = make_report(
         name=job.name,
         kernel=job.entry.name,

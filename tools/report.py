@@ -11,6 +11,7 @@ from typing import Any
 from cudatma.target import Target
 
 from .sass import CLASSES, Resources, by_class, count_mnemonics, parse_sass, uses_cluster
+from .sass_hazards import release_hazards
 
 #: (name, offset in bytes, size in bytes) of one thing in shared memory.
 Span = tuple[str, int, int]
@@ -24,6 +25,7 @@ class Report:
 
     threads: of one block, None where neither the spec nor the PTX says. dynamic_smem_bytes: None where the spec does
     not say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
+    release_hazards: ring slots that may be given back while they are being read, None where there is no SASS.
     smem: what stands where in dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
     """
 
@@ -44,6 +46,7 @@ class Report:
     sass: dict[str, int] | None
     opcodes: dict[str, int]
     cluster_opcodes: tuple[str, ...]
+    release_hazards: tuple[str, ...] | None
     notes: tuple[str, ...]
 
     @property
@@ -93,9 +96,11 @@ def make_report(
     sass_text: str | None,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """Gather a Report from a compiled kernel; ``sass_text`` is None where there was no disassembler."""
+    """Gather a Report from a compiled kernel; ``sass_text`` has its encodings, and is None where there was no
+    disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (spec.entry, "")]
     counted = sass_text is not None
+    hazards = tuple(str(h) for h in release_hazards(sass_text or "") if h.function in (spec.entry, ""))
     smem: tuple[Span, ...] = tuple(offered(spec, "smem_layout") or ())
     dynamic = offered(spec, "smem_bytes")
     if dynamic is None and smem:
@@ -118,6 +123,7 @@ def make_report(
         sass=count_mnemonics(instructions) if counted else None,
         opcodes=dict(sorted(Counter(i.opcode for i in instructions).items())),
         cluster_opcodes=tuple(uses_cluster(instructions)),
+        release_hazards=hazards if counted else None,
         notes=notes,
     )
 
@@ -185,4 +191,6 @@ def _instructions(report: Report) -> list[str]:
         if absent:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
-    return [*lines, f"  cluster and multicast: {cluster}"]
+    lines.append(f"  cluster and multicast: {cluster}")
+    lines.append(f"  release hazards: {len(report.release_hazards or ()) or 'none'}")
+    return lines + [f"    {hazard}" for hazard in report.release_hazards or ()]

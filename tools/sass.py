@@ -102,6 +102,8 @@ SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
 _INSTRUCTION = re.compile(
     r"^\s*/\*(?P<address>[0-9a-fA-F]{4,})\*/\s+\{?\s*(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[\w]+)*)"
 )
+_ENCODING = re.compile(r"\s*/\*\s*0x[0-9a-f]{16}\s*\*/\s*$")
+_ENCODING_ONLY = re.compile(r"^\s*/\*\s*0x[0-9a-f]{16}\s*\*/\s*$")
 _FUNCTION = re.compile(r"^\s*(?:Function\s*:\s*(?P<cuobjdump>\S+)|\.section\s+\.text\.(?P<nvdisasm>[^,\s]+))")
 
 
@@ -120,13 +122,19 @@ class Instruction:
         return self.opcode.partition(".")[0]
 
 
+def function_heading(line: str) -> str:
+    """The function that begins with this line of a disassembly; "" where none does."""
+    heading = _FUNCTION.match(line)
+    return (heading["cuobjdump"] or heading["nvdisasm"]) if heading else ""
+
+
 def parse_sass(text: str) -> tuple[Instruction, ...]:
     """All instructions in the output of ``cuobjdump --dump-sass`` or ``nvdisasm``, in order; NOPs are left out."""
     found: list[Instruction] = []
     function = ""
     for line in text.splitlines():
-        if heading := _FUNCTION.match(line):
-            function = heading["cuobjdump"] or heading["nvdisasm"]
+        if heading := function_heading(line):
+            function = heading
         elif (part := _INSTRUCTION.match(line)) and part["opcode"] != "NOP":
             found.append(Instruction(function, int(part["address"], 16), part["predicate"] or "", part["opcode"]))
     return tuple(found)
@@ -203,7 +211,8 @@ def find_program(name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Disassembly:
-    """``text``: the SASS, or None; ``note``: why there is none, and what to do about it ("" where there is)."""
+    """``text``: the SASS with its encodings, or None; ``note``: why there is none, and what to do about it ("" where
+    there is)."""
 
     text: str | None
     note: str = ""
@@ -212,7 +221,8 @@ class Disassembly:
 def disassemble(cubin: Path) -> Disassembly:
     """The SASS of a cubin by nvdisasm, else by cuobjdump. A disassembler older than the cubin's target refuses it."""
     refusals = []
-    for name, options in (("nvdisasm", ("--print-code",)), ("cuobjdump", ("--dump-sass",))):
+    programs = (("nvdisasm", ("--print-code", "--print-instruction-encoding")), ("cuobjdump", ("--dump-sass",)))
+    for name, options in programs:
         if program := find_program(name):
             done = subprocess.run([str(program), *options, str(cubin)], capture_output=True, text=True, check=False)
             if done.returncode == 0:
@@ -224,3 +234,9 @@ def disassemble(cubin: Path) -> Disassembly:
             None, f"{'; '.join(refusals)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
         )
     return Disassembly(None, f"neither nvdisasm nor cuobjdump was found. Install them: pip install {SASS_PACKAGES}")
+
+
+def without_encodings(text: str) -> str:
+    """The SASS for readers: the columns with the two encoding words of each instruction are cut off."""
+    lines = (_ENCODING.sub("", line) for line in text.splitlines() if not _ENCODING_ONLY.match(line))
+    return "".join(f"{line}\n" for line in lines)

@@ -54,12 +54,19 @@ def create_weight_tma_desc(
 
 
 def create_scale_tma_desc(
-    scales: object, block_n: int, block_groups: int = 1, *, target: Target | str | None = None, backend: str = "auto"
+    scales: object,
+    block_n: int,
+    block_groups: int = 1,
+    *,
+    whole_column: bool | None = None,
+    target: Target | str | None = None,
+    backend: str = "auto",
 ) -> TensorMap:
     """A map over scales (fp16, bf16) or zero points (uint8).
 
     scales: (N,) or (1, N) for whole-column scales: a 1D map, box (block_n,), coordinate (n,). Otherwise (G, N): a 2D
     map, box (block_n, block_groups), coordinates (n, group). block_n: 1..256, a multiple of 16 bytes.
+    whole_column: by default where there is one row; False describes a single group in 2D all the same.
     Raises DescriptorError, TargetError, DriverError.
     """
     from cudatma.arrays import describe
@@ -69,7 +76,10 @@ def create_scale_tma_desc(
         raise DescriptorError("scales.dtype", str(info.dtype), "float16, bfloat16, or uint8 for zero points")
     if len(info.shape) not in (1, 2):
         raise DescriptorError("scales.shape", info.shape, "(N,), (1, N) or (groups, N)")
-    whole_column = len(info.shape) == 1 or info.shape[0] == 1
+    if whole_column is None:
+        whole_column = len(info.shape) == 1 or info.shape[0] == 1
+    if whole_column != (len(info.shape) == 1) and info.shape[0] != 1:
+        raise DescriptorError("scales.shape", info.shape, "(N,) or (1, N)" if whole_column else "(groups, N)")
     if whole_column and block_groups != 1:
         raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
     taken = slice(-1, None) if whole_column else slice(None)

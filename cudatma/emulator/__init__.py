@@ -1,1 +1,21 @@
-"""Runs PTX on the CPU."""
+"""Runs PTX on the CPU: warps, TMA, mbarriers, tensor cores, adversarial schedules, and what is wrong with a kernel.
+
+>>> module = load(ptx_text)
+>>> report = module.launch("my_kernel", grid=1, block=128, args=(array, 64), schedules=10)
+"""
+
+from cudatma.emulator.api import EmulatedModule, load
+from cudatma.emulator.errors import EmulatorError, PtxError, StepLimitError, TrapError
+from cudatma.emulator.report import CAUSES, Hazard, Report
+
+__all__ = [
+    "CAUSES",
+    "EmulatedModule",
+    "EmulatorError",
+    "Hazard",
+    "PtxError",
+    "Report",
+    "StepLimitError",
+    "TrapError",
+    "load",
+]

@@ -137,7 +137,7 @@ class BodyParser:
             for _ in range(3):
                 cursor.integer()
         else:
-            cursor.fail(f"`{word}` in .loc")
+            raise cursor.error(f"`{word}` in .loc")
 
     def _registers(self, scope: _Scope) -> None:
         cursor = self.cursor
@@ -147,14 +147,14 @@ class BodyParser:
             lanes = "xyzw"[: int(kind[1])]
             kind = cursor.expect_kind("directive").text[1:]
         if kind not in TYPE_BYTES:
-            cursor.fail(f"unknown register type `.{kind}`")
+            raise cursor.error(f"unknown register type `.{kind}`")
         while True:
             name = cursor.expect_kind("word").text
             if cursor.accept("<"):
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    cursor.fail(f"{count} registers")
+                    raise cursor.error(f"{count} registers")
                 scope.ranges[name] = (kind, count)
             else:
                 for full in [f"{name}.{lane}" for lane in lanes] or [name]:
@@ -271,7 +271,7 @@ class BodyParser:
         cursor = self.cursor
         base = self._simple(scope)
         if isinstance(base, Sink):
-            cursor.fail("`_` is not an address")
+            raise cursor.error("`_` is not an address")
         offset = 0
         while cursor.token.text in ("+", "-"):
             offset += cursor.integer() if cursor.token.text == "-" or cursor.accept("+") else 0

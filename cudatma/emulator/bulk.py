@@ -81,23 +81,8 @@ def copy_async(w: Warp, at: int, to: Array, source: Array, size: int, take: Arra
         if observer is not None:
             observer.async_written(handle, None, ("cp", w, group))
         groups.done(w, group, 0, 1)
-        for barrier, owner in group_barriers(group):
-            _arrive_when_empty(owner, barrier, group)
 
     w.launch.scheduler.submit(complete)
-
-
-_WATCHERS: dict[int, list[tuple[MBarrier, Warp]]] = {}
-
-
-def group_barriers(group: groups.Group) -> list[tuple[MBarrier, Warp]]:
-    """Barriers that wait for a group's operations (cp.async.mbarrier.arrive)."""
-    return list(_WATCHERS.get(id(group), ()))
-
-
-def _arrive_when_empty(w: Warp, barrier: MBarrier, group: groups.Group) -> None:
-    if group.writing == 0:
-        _WATCHERS.pop(id(group), None)
 
 
 def arrive_after_copies(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.lexer import Token, tokenize
 
@@ -43,7 +41,7 @@ class Cursor:
     def next(self) -> Token:
         token = self.tokens[self.at]
         if token.kind == "end":
-            self.fail("the text ends in the middle of a statement")
+            raise self.error("the text ends in the middle of a statement")
         self.at += 1
         return token
 
@@ -56,12 +54,12 @@ class Cursor:
 
     def expect(self, text: str) -> Token:
         if self.token.text != text:
-            self.fail(f"expected `{text}`, found `{self.token.text or 'end of text'}`")
+            raise self.error(f"expected `{text}`, found `{self.token.text or 'end of text'}`")
         return self.next()
 
     def expect_kind(self, kind: str) -> Token:
         if self.token.kind != kind:
-            self.fail(f"expected a {kind}, found `{self.token.text or 'end of text'}`")
+            raise self.error(f"expected a {kind}, found `{self.token.text or 'end of text'}`")
         return self.next()
 
     def integer(self) -> int:
@@ -70,7 +68,7 @@ class Cursor:
         token = self.expect_kind("number")
         text = token.text.rstrip("U")
         if len(text) > 40 or "." in text or text[:2].lower() in ("0f", "0d"):
-            self.fail(f"`{text[:40]}` is not an integer")
+            raise self.error(f"`{text[:40]}` is not an integer")
         value = int(text, 0) if not (text.isdigit() and text.startswith("0")) else int(text, 8 if len(text) > 1 else 10)
         return -value if negative else value
 
@@ -87,5 +85,6 @@ class Cursor:
             text = self.next().text
             depth += (text == "{") - (text == "}")
 
-    def fail(self, message: str) -> NoReturn:
-        raise PtxError(message, self.token.line)
+    def error(self, message: str) -> PtxError:
+        """An error at the current token, to be raised."""
+        return PtxError(message, self.token.line)

@@ -36,9 +36,9 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive in ("texref", "samplerref", "surfref"):
             size, kind = 8, "u64"
         elif directive not in ("ptr", "global", "shared", "const", "local", "param", "managed"):
-            cursor.fail(f"`.{directive}` in a declaration")
+            raise cursor.error(f"`.{directive}` in a declaration")
     if not size:
-        cursor.fail("a declaration without a type")
+        raise cursor.error("a declaration without a type")
     while True:
         yield _read_one(cursor, space, align, size * count, kind, is_extern)
         if space == "param" or not cursor.accept(","):
@@ -55,7 +55,7 @@ def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, i
         size *= cursor.integer()
         cursor.expect("]")
         if not 0 <= size <= MAX_VARIABLE_BYTES:
-            cursor.fail(f"a variable of {size} bytes")
+            raise cursor.error(f"a variable of {size} bytes")
     init, patches = b"", []
     if cursor.accept("="):
         values = list(_initialiser(cursor))
@@ -91,7 +91,7 @@ def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
             cursor.expect(")")
         yield (name, cursor.integer() if cursor.accept("+") else 0)
     else:
-        cursor.fail(f"`{token.text}` in an initialiser")
+        raise cursor.error(f"`{token.text}` in an initialiser")
 
 
 def _encode(cursor: Cursor, value: int, kind: str) -> bytes:

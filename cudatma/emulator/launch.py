@@ -48,6 +48,7 @@ class Launch:
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
         self.printed: list[str] = []
+        self.decoded_maps: dict[bytes, Any] = {}
         self.trace = setup.trace
         self.watch: Callable[[Split, int], None] | None = None
         raw = np.zeros(setup.program.param_bytes + 128, np.uint8)

@@ -61,6 +61,9 @@ class MBarrier:
     def complete_tx(self, size: int) -> None:
         self.tx -= size
         self.settle()
+        observer = self.block.cluster.observer
+        if observer is not None and self.tx < 0 and self.pending == 0:
+            observer.bytes_over(self)
 
     def settle(self) -> None:
         """End the phase where nothing is pending."""

@@ -105,6 +105,22 @@ class GlobalMemory:
         insort(self._bases, region.base)
         self._regions[region.base] = region
 
+    def remove(self, base: int) -> None:
+        """Forget a region."""
+        if base in self._regions:
+            self._bases.remove(base)
+            del self._regions[base]
+        self.last = None
+
+    def snapshot(self) -> dict[int, Array]:
+        """Copies of all writable regions' bytes."""
+        return {base: region.data.copy() for base, region in self._regions.items() if region.is_writable}
+
+    def restore(self, saved: dict[int, Array]) -> None:
+        """Put a snapshot's bytes back."""
+        for base, data in saved.items():
+            self._regions[base].data[:] = data
+
     def find(self, address: int) -> Region | None:
         """The region that holds an address."""
         position = bisect_right(self._bases, address) - 1

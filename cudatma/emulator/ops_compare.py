@@ -33,7 +33,7 @@ def _compare(e: SegmentWriter, operator: str, a: str, b: str, is_float: bool) ->
         return f"~({a} {_INVERSE[operator]} {b})"
     if operator in ("num", "nan"):
         return f"{'~' if operator == 'num' else ''}(isnan({a}) | isnan({b}))"
-    e.fail(f"unknown comparison `.{operator}`")
+    raise e.error(f"unknown comparison `.{operator}`")
 
 
 def _sources(e: SegmentWriter, name: str, a: str, b: str) -> tuple[str, str, bool]:
@@ -53,7 +53,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
     if "ftz" in i.parts and name == "f32":
         a, b = e.temporary(f"flush({a})"), e.temporary(f"flush({b})")
     if name == "pred":
-        e.fail("setp of predicates")
+        raise e.error("setp of predicates")
     first, second, is_float = _sources(e, name, a, b)
     if is_float and name not in ("f32", "f64"):
         first, second = e.temporary(first), e.temporary(second)
@@ -66,7 +66,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
             e.dst(to.first, f"{both}[0::2]", "pred")
             e.dst(to.second, f"{both}[1::2]", "pred")
             return
-        e.fail("a packed setp needs two destinations")
+        raise e.error("a packed setp needs two destinations")
     value = e.temporary(text) if isinstance(to, Pair) else text
     other = ""
     if joiner:

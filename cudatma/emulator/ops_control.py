@@ -28,7 +28,7 @@ def _taken(e: SegmentWriter, i: Instruction) -> str | None:
 def bra(e: SegmentWriter, i: Instruction) -> None:
     label = i.operands[0]
     if not isinstance(label, Sym):
-        e.fail("a branch needs a label")
+        raise e.error("a branch needs a label")
     target = e.flow.target(label.name, i)
     taken = _taken(e, i)
     if taken is None:
@@ -117,7 +117,7 @@ def call(e: SegmentWriter, i: Instruction) -> None:
         target = e.src(callee, "u64")
         e.line(f"return call_pointer(w, {target}, {names[0]}, {names[1]}, {following}, m)")
     else:
-        e.fail("a call to something that is no function")
+        raise e.error("a call to something that is no function")
 
 
 @runtime
@@ -184,7 +184,7 @@ def bar(e: SegmentWriter, i: Instruction) -> None:
         e.line(f"if sync.named_sync(w, {e.at}, {number}, {count}, {aligned}): return -1")
         del following
     else:
-        e.fail("unknown form of bar")
+        raise e.error("unknown form of bar")
 
 
 @emitter("nanosleep")

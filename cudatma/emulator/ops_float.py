@@ -65,7 +65,7 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
         _store_small(e, i, f"{_small(e, i, 1)} {symbol} {_small(e, i, 2)}")
         return
     if name == "f32" and len(i.parts) > 2 and i.parts[-2] == "f32":
-        e.fail("mixed-precision arithmetic is not served")
+        raise e.error("mixed-precision arithmetic is not served")
     a, b = _source(e, i, 1, name), _source(e, i, 2, name)
     if mode != "rn":
         e.need(name == "f32", f".{mode} of f64 is not served")
@@ -122,7 +122,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
     if name not in _FLOATS:
         code = kind(e, i)
         if name in ("u16x2", "s16x2"):
-            e.fail("packed integer min and max are not served")
+            raise e.error("packed integer min and max are not served")
         a, b = (e.src(o, code) for o in i.operands[1:3])
         text = f"{'maximum' if wide else 'minimum'}({a}, {b})"
         e.dst(i.operands[0], f"maximum({text}, {e.splat(0, code)})" if "relu" in i.parts else text, code)
@@ -134,7 +134,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
     for value in values[1:]:
         text = f"{function}({text}, {value})"
     if "xorsign" in i.parts:
-        e.fail(".xorsign is not served")
+        raise e.error(".xorsign is not served")
     (_store_small(e, i, text) if small else _finish(e, i, text, name))
 
 

@@ -19,7 +19,7 @@ def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
     """The emulator type that a part of the opcode names."""
     name = i.parts[position]
     if name not in CODES:
-        e.fail(f"unknown type `.{name}`")
+        raise e.error(f"unknown type `.{name}`")
     return CODES[name]
 
 
@@ -142,7 +142,7 @@ def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
         if "sat" in i.parts:
             total = f"saturate({text}.astype(i64) + {e.src(i.operands[3], result)}.astype(i64))"
         if "cc" in i.parts:
-            e.fail("mad.cc is not served")
+            raise e.error("mad.cc is not served")
         text = total
     e.dst(i.operands[0], text, result)
 
@@ -270,7 +270,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
     """lop3.b32 d, a, b, c, table; the .BoolOp form d|p also tests the result and combines it with q."""
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
-        e.fail("lop3 wants an immediate table as fifth operand")
+        raise e.error("lop3 wants an immediate table as fifth operand")
     a, b, c = (e.src(o, "u32") for o in i.operands[1:4])
     text = lut_expression(table.bits & 255, a, b, c, e.splat(0, "u32"))
     to = i.operands[0]

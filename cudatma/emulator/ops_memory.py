@@ -33,7 +33,7 @@ def _width(e: SegmentWriter, mem: Mem) -> str:
 def address_of(e: SegmentWriter, mem: object) -> str:
     """The lane addresses of a memory operand, as uint64."""
     if not isinstance(mem, Mem):
-        e.fail("an address in brackets is expected")
+        raise e.error("an address in brackets is expected")
     width = _width(e, mem)
     return e.convert(e.address(mem, width), width, "u64")
 
@@ -67,7 +67,7 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
     mem = i.operands[1]
     assert_mem = mem if isinstance(mem, Mem) else None
     if assert_mem is None:
-        e.fail("an address in brackets is expected")
+        raise e.error("an address in brackets is expected")
     raw = unsigned(code) if code in ("f16",) else code
     param = _param_name(e, assert_mem, space)
     if param:
@@ -108,7 +108,7 @@ def st(e: SegmentWriter, i: Instruction) -> None:
     e.need(len(i.operands) >= 2, "st wants an address and a value")
     mem = i.operands[0]
     if not isinstance(mem, Mem):
-        e.fail("an address in brackets is expected")
+        raise e.error("an address in brackets is expected")
     raw = unsigned(code)
     source = i.operands[1]
     items = source.items if isinstance(source, Vec) else (source,)

@@ -174,7 +174,7 @@ def elect(e: SegmentWriter, i: Instruction) -> None:
     value = e.temporary(f"elected({e.src(i.operands[1], 'u32')}, {e.mask})")
     to = i.operands[0]
     if not isinstance(to, Pair):
-        e.fail("elect.sync wants d|p")
+        raise e.error("elect.sync wants d|p")
     if not isinstance(to.first, Sink):
         e.dst(to.first, f"{value}[0]", "u32")
     e.dst(to.second, f"{value}[1]", "pred")

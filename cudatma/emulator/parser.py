@@ -59,7 +59,7 @@ class _ModuleParser:
                 cursor.expect_kind("word")
         elif name == "address_size":
             if cursor.integer() != 64:
-                cursor.fail("only .address_size 64 is served")
+                raise cursor.error("only .address_size 64 is served")
         elif name == "file":
             self._file()
         elif name == "section":
@@ -126,7 +126,7 @@ class _ModuleParser:
         params: list[Variable] = []
         while not cursor.accept(")"):
             if not cursor.accept(".param"):
-                cursor.fail("parameters in .reg space are not served")
+                raise cursor.error("parameters in .reg space are not served")
             params.extend(read_variable(cursor, "param"))
             cursor.accept(",")
         return params

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 import cudatma.emulator.numeric
+import cudatma.emulator.ops_async
 import cudatma.emulator.ops_compare
 import cudatma.emulator.ops_control
 import cudatma.emulator.ops_float
 import cudatma.emulator.ops_memory
+import cudatma.emulator.ops_tensor
 import cudatma.emulator.ops_warp  # noqa: F401
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.flow import Flow
@@ -83,7 +85,7 @@ class Program:
         except (IndexError, ValueError, KeyError) as error:
             if isinstance(error, PtxError):
                 raise
-            writer.fail(f"operands that do not fit the instruction ({error})")
+            raise writer.error(f"operands that do not fit the instruction ({error})")
         names = {**RUNTIME, **writer.constants}
         exec(compile(source, f"<ptx {self.function.name} segment {index}>", "exec"), names)
         function: SegmentFunction = names["segment"]

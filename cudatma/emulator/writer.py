@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -119,16 +119,16 @@ class SegmentWriter:
             return self.constant(vector, ("splat", bits, code))
         return self._constant_names["splat", bits, code]
 
-    def fail(self, message: str) -> NoReturn:
-        """Refuse the current instruction, naming its lines."""
+    def error(self, message: str) -> PtxError:
+        """An error that names the current instruction and its lines, to be raised."""
         instruction = self.current
         if instruction is None:
-            raise PtxError(message)
-        raise PtxError(message, instruction.line, self.module.source_of(instruction), instruction.text)
+            return PtxError(message)
+        return PtxError(message, instruction.line, self.module.source_of(instruction), instruction.text)
 
     def need(self, condition: bool, message: str) -> None:
         if not condition:
-            self.fail(message)
+            raise self.error(message)
 
     # ---- operands
 
@@ -149,10 +149,10 @@ class SegmentWriter:
         if isinstance(operand, Sym):
             return self.symbol(operand, code)
         if isinstance(operand, Sink):
-            self.fail("`_` as a source")
+            raise self.error("`_` as a source")
         if isinstance(operand, Vec) and len(operand.items) == 1:
             return self.src(operand.items[0], code)
-        self.fail(f"an operand of this form where a {code} value is expected")
+        raise self.error(f"an operand of this form where a {code} value is expected")
 
     def symbol(self, operand: Sym, code: str) -> str:
         """A special register's value, or the address of a variable."""
@@ -172,7 +172,7 @@ class SegmentWriter:
         if name == "is_explicit_cluster":
             return "w.special['is_explicit_cluster']"
         if name not in WIDTHS:
-            self.fail(f"unknown special register %{name}")
+            raise self.error(f"unknown special register %{name}")
         return self.convert(f"w.special[{name!r}]", WIDTHS[name], code)
 
     def convert(self, expression: str, have: str, want: str) -> str:
@@ -180,9 +180,9 @@ class SegmentWriter:
         if have == want:
             return expression
         if have == "pred" or want == "pred":
-            self.fail("a predicate where a value is expected, or the other way round")
+            raise self.error("a predicate where a value is expected, or the other way round")
         if have == "b128" or want == "b128":
-            self.fail("a 128-bit register where a narrower value is expected, or the other way round")
+            raise self.error("a 128-bit register where a narrower value is expected, or the other way round")
         if not expression.isidentifier():
             expression = f"({expression})"
         if BYTES[have] == BYTES[want]:
@@ -201,15 +201,14 @@ class SegmentWriter:
         if isinstance(operand, Vec) and len(operand.items) == 1:
             operand = operand.items[0]
         if not isinstance(operand, Reg):
-            self.fail("a destination that is no register")
+            raise self.error("a destination that is no register")
         index = operand.index
         if BYTES[code] > BYTES[self.classes[index]]:
-            self.fail(f"a destination register narrower than {code}")
+            raise self.error(f"a destination register narrower than {code}")
         value = self.convert(expression, code, self.classes[index])
         crossing = self.flow.crossing >> index & 1
-        if self.guarded or (self.masked and crossing):
-            if crossing or index in self.known:
-                value = f"where({self.mask}, {value}, {self._register(index)})"
+        if (self.guarded or (self.masked and crossing)) and (crossing or index in self.known):
+            value = f"where({self.mask}, {value}, {self._register(index)})"
         self.known.add(index)
         self.written.add(index)
         self.line(f"r{index} = {value}")
@@ -217,7 +216,7 @@ class SegmentWriter:
     def address(self, operand: Operand, code: str = "u64") -> str:
         """The address expression of a memory operand."""
         if not isinstance(operand, Mem):
-            self.fail("an operand in brackets is expected")
+            raise self.error("an operand in brackets is expected")
         base = operand.base
         if isinstance(base, Sym):
             return self.src(Sym(base.name, base.offset + operand.offset), code)
@@ -246,7 +245,7 @@ class SegmentWriter:
         """Write one instruction; True where it has returned on every path."""
         root = instruction.parts[0]
         if root not in EMITTERS:
-            self.fail(f"unknown instruction `{instruction.opcode}`")
+            raise self.error(f"unknown instruction `{instruction.opcode}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._store_back()
             EMITTERS[root](self, instruction)

@@ -51,7 +51,7 @@ REGISTRY: dict[str, KernelEntry] = {
         KernelEntry(
             "marlin",
             "kernels/marlin_portable.cu.j2",
-            "cudatma.kernels.marlin.spec:dump_specs",
+            "cudatma.kernels.marlin.config:dump_specs",
             "W4A16 GEMM, mma.sync, fed by TMA or cp.async",
         ),
     )

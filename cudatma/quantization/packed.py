@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,14 @@ _MAX_EXTENT = 2**31 - 1
 _NAMES = ("qweight", "scales", "zeros", "perm")
 
 
+class _Referable:
+    """Slotted dataclasses of Python 3.10 cannot be asked for a weak reference themselves."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class PackedWeight:
+class PackedWeight(_Referable):
     """A weight W of shape (K, N), int4, in layout version 1 (docs/architecture.md, docs/quantization.md).
 
     qweight: uint8 (N64 * K64, 2048), C order. scales: fp16 or bf16 (G, 64 N64). zeros: uint8 (G, 64 N64), 0..16, or
@@ -48,6 +54,8 @@ class PackedWeight:
     group_size: int
     dtype: str
     layout_version: int = LAYOUT_VERSION
+    #: What kernels keep beside a weight (launch plans), by their own keys; goes with it, is never saved or copied.
+    attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         _check_facts(self)
@@ -137,10 +145,11 @@ class PackedWeight:
     def _moved(self, move: Callable[[Any], Any]) -> PackedWeight:
         """A copy whose arrays were moved. They are what was checked already, so nothing is read back to check it."""
         twin = object.__new__(PackedWeight)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            moved = move(value) if field.name in _NAMES and value is not None else value
-            object.__setattr__(twin, field.name, moved)
+        for part in fields(self):
+            value = getattr(self, part.name)
+            moved = move(value) if part.name in _NAMES and value is not None else value
+            object.__setattr__(twin, part.name, moved)
+        object.__setattr__(twin, "attachments", {})
         return twin
 
 

@@ -173,9 +173,10 @@ def test_a_producers_stream_is_waited_for() -> None:
     flag = np.frombuffer(opened, np.int32, 1)
     flag[0] = 0
     x = cupy.zeros(32, cupy.float32)
-    cupy.cuda.Device().synchronize()
     busy, mine = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-    gate.load(), adder.load()
+    gate.load()
+    adder.launch(1, 32, (x, 0.0))  # whatever is loaded late is loaded before the gate closes
+    cupy.cuda.Device().synchronize()
     gate.launch(1, 1, (ctypes.c_uint64(opened.ptr),), stream=busy)
     with busy:
         interface = dict(x.__cuda_array_interface__) | {"stream": busy.ptr}
@@ -211,7 +212,7 @@ def test_graph_capture_and_replay(add: Kernel) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        stream.begin_capture()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         add.launch(2, 32, (x, 1.0))
         plan.launch(stream.ptr)
         graph = stream.end_capture()
@@ -222,18 +223,19 @@ def test_graph_capture_and_replay(add: Kernel) -> None:
     assert x.get().tolist() == [55.0] * 64
 
 
-def test_an_unloaded_kernel_is_refused_during_capture() -> None:
+def test_an_unloaded_kernel_is_refused_during_capture(add: Kernel) -> None:
     made = compile_source(ADD, TARGET)
     kernel = Kernel(made.cubin, "add", TARGET, ptx=made.ptx)
+    add.load()
     x = cupy.zeros(64, cupy.float32)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        stream.begin_capture()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         with pytest.raises(LaunchError, match=r"kernel\.load\(0\)"):
             kernel.launch(2, 32, (x, 1.0))
         # The capture is still whole.
-        build.compile(ADD).launch(2, 32, (x, 1.0))
+        add.launch(2, 32, (x, 1.0))
         graph = stream.end_capture()
         graph.launch(stream)
     stream.synchronize()
@@ -256,7 +258,7 @@ def test_loading_while_another_thread_captures(add: Kernel) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        stream.begin_capture()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         add.launch(2, 32, (x, 1.0))
         thread = threading.Thread(target=load)
         thread.start()

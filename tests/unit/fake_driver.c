@@ -23,7 +23,8 @@ struct {
     int32_t launches, device, attribute_count, loads, argument_bytes, dynamic_shared_bytes;
     uint32_t shape[7];
     uint32_t attributes[4][18];
-    uint64_t stream;
+    uint64_t stream, recorded_on, waited_on;
+    int64_t events;
     unsigned char arguments[4096];
 } fake_record;
 
@@ -93,7 +94,14 @@ int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, SUCCESS; }
 int cuStreamIsCapturing(void *stream, int *status) { return *status = fake_setup.capturing, SUCCESS; }
 int cuGetErrorString(int error, const char **text) { return *text = "said by the fake", SUCCESS; }
 int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
+    if (attribute != 9 || pointer == 0xbad) return INVALID_VALUE;
     return *(int *)data = pointer >> 40 & 1, SUCCESS;
+}
+int cuEventCreate(uint64_t *event, unsigned flags) { return *event = 77, fake_record.events++, SUCCESS; }
+int cuEventDestroy_v2(uint64_t event) { return fake_record.events--, SUCCESS; }
+int cuEventRecord(uint64_t event, uint64_t stream) { return fake_record.recorded_on = stream, SUCCESS; }
+int cuStreamWaitEvent(uint64_t stream, uint64_t event, unsigned flags) {
+    return fake_record.waited_on = event == 77 ? stream + 1 : 0, SUCCESS;
 }
 int cuLaunchKernelEx(const Config *config, uintptr_t function, void **arguments, void **extra) {
     if (!depth) return INVALID_CONTEXT;

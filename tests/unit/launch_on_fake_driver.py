@@ -16,7 +16,7 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build import default_target
-from cudatma.errors import DriverError, LaunchError
+from cudatma.errors import ArgumentError, DriverError, LaunchError
 
 
 class Record(ctypes.Structure):
@@ -27,7 +27,8 @@ class Record(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("argument_bytes", "dynamic_shared_bytes")),
         ("shape", ctypes.c_uint32 * 7),
         ("attributes", ctypes.c_uint32 * 18 * 4),
-        ("stream", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("stream", "recorded_on", "waited_on")),
+        ("events", ctypes.c_int64),
         ("arguments", ctypes.c_ubyte * 4096),
     )
 
@@ -99,6 +100,7 @@ def case_devices() -> None:
     kernel.launch(1, 1, args(ON_1, 1))
     assert (record.device, record.loads, context.current_device()) == (1, 2, 0)
     raises(LaunchError, "device", lambda: kernel.launch(1, 1, (*args(ON_1)[:3], Map(0))))
+    raises(ArgumentError, "args[0]: got 0xbad", lambda: kernel.launch(1, 1, (Array(0xBAD), *args()[1:])))
     raises(LaunchError, "device", lambda: kernel.plan(1, 1, args(), device=1))
     raises(LaunchError, "0..1", lambda: kernel.load(2))
     # The plan is for device 1 while device 0 is current: the first try fails, the second has the right context.
@@ -198,6 +200,16 @@ def case_fork_of_another_librarys_process() -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def case_a_producers_stream() -> None:
+    array = Array(0x7000)
+    array.__cuda_array_interface__["stream"] = 1  # the default stream, which is the current one
+    kernel.launch(1, 1, (array, *args()[1:]))
+    assert (record.recorded_on, record.waited_on) == (0, 0)
+    array.__cuda_array_interface__["stream"] = 0x66
+    kernel.launch(1, 1, (array, *args()[1:]))
+    assert (record.recorded_on, record.waited_on, record.events) == (0x66, 0 + 1, 0)
 
 
 def case_facts() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma import launch_args
@@ -103,6 +105,7 @@ def test_a_kernel_knows_its_parameters_without_a_card(tmp_path: Path) -> None:
 # --- values
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**31), 2**32 - 1))
 def test_ints_are_as_wide_as_their_parameter(value: int) -> None:
     assert bytes_of(I32, value) == struct.pack("<i" if value < 0 else "<I", value)
@@ -119,12 +122,14 @@ def test_the_range_of_ints(parameter: Parameter) -> None:
             marshal([parameter], [value])
 
 
+@settings(deadline=None)
 @given(st.floats(width=32))
 def test_floats(value: float) -> None:
     assert bytes_of(F32, value) == struct.pack("<f", value)
     assert bytes_of(F64, value) == struct.pack("<d", value)
 
 
+@settings(deadline=None)
 @given(st.floats())
 def test_a_float_that_float32_cannot_hold(value: float) -> None:
     try:
@@ -176,6 +181,7 @@ def test_other_values() -> None:
 class FakeMap:
     def __init__(self, device: int | None = 0, size: int = 128) -> None:
         self.data, self.device = (ctypes.c_ubyte * size)(*[i % 251 for i in range(size)]), device
+        self.owner: object = None
 
 
 def array(device: int | None = 0, kind: str = "cupy", pointer: int = 0x7000) -> ArrayInfo:
@@ -198,6 +204,17 @@ def test_arrays_give_pointer_device_and_library() -> None:
     assert [value.value for value in made.values] == [0x7000, 0x8000]
     assert (made.device, made.kind) == (1, "torch")
     assert (marshal([I64], [array(0)]).kind, marshal([I32], [1]).device) == ("cupy", None)
+
+
+def test_a_tensor_map_of_a_torch_tensor_means_torchs_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        pass
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
+    of_torch, of_another = FakeMap(), FakeMap()
+    of_torch.owner, of_another.owner = Tensor(), object()
+    assert marshal([MAP], [of_torch]).kind == "torch"
+    assert marshal([MAP], [of_another]).kind == "cupy"
 
 
 def test_addresses_point_at_the_values() -> None:

@@ -1,0 +1,7 @@
+"""Marlin GEMM: W4A16 with weights that TMA streams, for SM90 and SM120."""
+
+from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.linear import MarlinLinear
+from cudatma.kernels.marlin.workspace import MarlinWorkspace, release_workspaces
+
+__all__ = ["MarlinLinear", "MarlinWorkspace", "marlin_gemm", "release_workspaces"]

@@ -85,12 +85,18 @@ class MarlinSpec:
         if self.warp_n not in (16, 32, 64):
             raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 channels")
         if (self.block_k // 64) % self.warps_k:
-            raise ArgumentError("warps_k", self.warps_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks")
+            raise ArgumentError(
+                "warps_k", self.warps_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks"
+            )
         if not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
         if self.consumer_registers and self.consumer_warps != 8:
-            raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume",
-                                "setmaxnreg moves registers between whole warpgroups")
+            raise ArgumentError(
+                "consumer_registers",
+                self.consumer_registers,
+                "0 unless 8 warps consume",
+                "setmaxnreg moves registers between whole warpgroups",
+            )
         if self.consumer_warps > 16:
             raise ArgumentError("warps_m * warps_n * warps_k", self.consumer_warps, "at most 16 warps")
 
@@ -267,6 +273,11 @@ class MarlinSpec:
         return offset + size
 
     @property
+    def tokens_per_ldmatrix(self) -> int:
+        """One ldmatrix.x4 brings 16 tokens x 16 depths; a warp of 8 tokens takes .x2."""
+        return min(16, self.warp_m)
+
+    @property
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
         return max(1, 16 // (self.warp_m // 8 * self.warp_n // 16))
@@ -284,6 +295,8 @@ class MarlinSpec:
             target.require("setmaxnreg", "consumer_registers")
         if self.smem_bytes > target.smem_per_block_bytes:
             raise ArgumentError(
-                "stages", self.stages, f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                "stages",
+                self.stages,
+                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
                 f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
             )

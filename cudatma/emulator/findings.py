@@ -1,0 +1,92 @@
+"""Collects hazards, each once, over all schedules of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cudatma.emulator.machine import Split, Warp
+from cudatma.emulator.report import Hazard
+from cudatma.emulator.scheduler import Deadlock
+
+if TYPE_CHECKING:
+    from cudatma.emulator.launch import Launch
+    from cudatma.emulator.program import Program
+
+
+class Findings:
+    """Hazards by kind and place; a second one at the same place only counts."""
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        self._found: dict[tuple[str, str, int], Hazard] = {}
+
+    def add(self, kind: str, message: str, launch: Launch, program: Program, at: int, warp: Warp) -> None:
+        """Record a hazard at an instruction."""
+        self._add(kind, message, launch, program, at, warp.block.index, warp.index)
+
+    def _add(
+        self, kind: str, message: str, launch: Launch, program: Program, at: int, block: tuple[int, int, int], warp: int
+    ) -> None:
+        key = (kind, program.function.name, at)
+        old = self._found.get(key)
+        if old is not None:
+            self._found[key] = replace(old, count=old.count + 1)
+            return
+        instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
+        self._found[key] = Hazard(
+            kind, message, self.kernel, instruction.line if instruction else 0,
+            program.module.source_of(instruction) if instruction else "", instruction.text if instruction else "",
+            block, warp, launch.scheduler.schedule, launch.scheduler.seed,
+        )  # fmt: skip
+
+    def trapped(self, launch: Launch, message: str) -> None:
+        """Record that a schedule ended in a trap."""
+        self._add("trap", message, launch, launch.program, -1, (0, 0, 0), 0)
+
+    def hazards(self) -> list[Hazard]:
+        """All hazards, in the order in which they were found."""
+        return list(self._found.values())
+
+
+def _line_of(split: Split) -> str:
+    wait = split.waits_for or split.last_poll
+    program = split.frame.program
+    at = getattr(wait, "at", program.flow.segments[split.pc].start)
+    instruction = program.instruction(min(at, len(program.function.body) - 1))
+    source = program.module.source_of(instruction)
+    lanes = int(split.mask.sum())
+    what = wait.describe() if wait is not None else "running"
+    place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
+    return f"block {split.warp.block.index} warp {split.warp.index} ({lanes} lanes) at {place}: {what}"
+
+
+def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
+    """One hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
+    blocked = deadlock.blocked
+    shown = "\n    ".join(_line_of(split) for split in blocked[:16])
+    more = f"\n    and {len(blocked) - 16} more" if len(blocked) > 16 else ""
+    first = blocked[0]
+    wait = first.waits_for or first.last_poll
+    at = getattr(wait, "at", first.frame.program.flow.segments[first.pc].start)
+    barriers = {}
+    for split in blocked:
+        barrier = getattr(split.waits_for or split.last_poll, "barrier", None)
+        if barrier is not None and hasattr(barrier, "tx"):
+            barriers[id(barrier)] = (barrier, split)
+    for barrier, split in barriers.values():
+        if barrier.pending == 0 and barrier.tx:
+            side = f"{barrier.tx} bytes never came" if barrier.tx > 0 else f"{-barrier.tx} bytes too many came"
+            owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
+            findings.add("byte_count", f"{side} at {barrier.describe()}", launch, owner.launch.program
+                         if owner.launch.program is not None else split.frame.program, place, owner)  # fmt: skip
+    arrived = "".join(
+        f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
+    )
+    message = f"nobody can run and nothing is under way:\n    {shown}{more}{arrived}"
+    findings.add("deadlock", message, launch, first.frame.program, at, first.warp)
+
+
+def _arrivals(arrived: set[tuple[int, int]]) -> str:
+    warps = sorted({agent for agent, _ in arrived})
+    return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "nobody"

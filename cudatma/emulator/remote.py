@@ -1,0 +1,96 @@
+"""st.async, red.async, reductions between the shared memories of a cluster, and fences.
+
+Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator import bulk, groups
+from cudatma.emulator.machine import Warp
+from cudatma.emulator.mbarrier import MBarrier, find
+from cudatma.emulator.types import NUMPY, Array
+from cudatma.emulator.writer import RUNTIME
+
+
+def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier | None, action: Any) -> None:
+    """Submit a write of a few bytes that completes on a barrier."""
+    observer = w.block.cluster.observer
+    handle = None
+    if observer is not None:
+        handle = observer.async_write(w, at, block, np.array([offset]), size, "st.async", barrier, generic=True)
+
+    def complete() -> None:
+        action(block.shared.data[offset : offset + size])
+        if observer is not None:
+            observer.async_written(handle, barrier, None)
+        if barrier is not None:
+            barrier.complete_tx(size)
+
+    w.launch.scheduler.submit(complete)
+
+
+def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
+    """st.async: one vector of elements a lane."""
+    for lane in groups.lanes(mask):
+        data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
+        block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
+        barrier = find(w, at, bulk.strip(int(bar[lane])), "st.async")
+
+        def write(place: Array, data: Array = data) -> None:
+            place[:] = data
+
+        _later(w, at, block, offset, data.size, barrier, write)
+
+
+def reduce(
+    w: Warp, at: int, to: Array, operation: str, kind: str, value: Array, bar: Array, mask: Array | None
+) -> None:
+    """red.async: one element a lane."""
+    for lane in groups.lanes(mask):
+        data = value[lane : lane + 1].view(np.uint8)
+        block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
+        barrier = find(w, at, bulk.strip(int(bar[lane])), "red.async")
+
+        def write(place: Array, data: Array = data) -> None:
+            bulk.reduce_into(place, data, operation, kind)
+
+        _later(w, at, block, offset, data.size, barrier, write)
+
+
+def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
+    """cp.reduce.async.bulk between shared memories of a cluster."""
+    bulk._check(w, at, size, to, source)
+    origin, source_offset = bulk.shared_run(w, at, source, size, "source")
+    block, offset = bulk.shared_run(w, at, to, size, "destination")
+    barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")
+    observer = w.block.cluster.observer
+    handle = written = None
+    if observer is not None:
+        handle = observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
+        written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
+
+    def complete() -> None:
+        data = origin.shared.data[source_offset : source_offset + size].copy()
+        bulk.reduce_into(block.shared.data[offset : offset + size], data, operation, kind)
+        if observer is not None:
+            observer.async_read_done(handle)
+            observer.async_written(written, barrier, None)
+        if barrier is not None:
+            barrier.complete_tx(size)
+
+    w.launch.scheduler.submit(complete)
+
+
+def fence(w: Warp, at: int, kind: str) -> None:
+    """Fences order nothing that this machine would reorder; the hazard layer keeps account of them."""
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.fence(w, at, kind)
+
+
+RUNTIME["remote"] = sys.modules[__name__]

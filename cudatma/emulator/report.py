@@ -1,0 +1,96 @@
+"""What the emulator found: one Hazard each, and the Report of a launch.
+
+Each kind has a sentence on its usual cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+CAUSES: dict[str, str] = {
+    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
+    "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements, or a changed box)",
+    "arrival_overflow": "more threads arrive than mbarrier.init was told, or one arrives twice in a phase",
+    "barrier_uninitialised": "mbarrier.init is missing, or its address is not the one that is used",
+    "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
+    "barrier_misaligned": "the barrier is not aligned to 8 bytes",
+    "barrier_overwritten": "ordinary stores or copies hit the 8 bytes of a live mbarrier",
+    "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the first copy",
+    "missing_init_sync": "other threads use the barrier with no block- or cluster-wide barrier after mbarrier.init",
+    "read_before_load": "the wait on the load's mbarrier is missing, or it let the reader through in an earlier phase",
+    "wrong_parity": "the wait's parity does not match the phase that the load completes, so that it passed too early",
+    "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or nobody waits for them",
+    "write_race": "two writers of the same bytes are not ordered by a barrier",
+    "missing_proxy_fence": "fence.proxy.async is missing between generic stores and an asynchronous access to the same bytes",
+    "store_source_reused": "the source of a bulk store is written before cp.async.bulk.wait_group.read",
+    "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
+    "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
+    "wgmma_registers": "accumulators or fragments are touched before wgmma.wait_group",
+    "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
+    "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
+    "swizzle_mismatch": "the wgmma descriptor's swizzle differs from the tensor map's (its codes run the other way)",
+    "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
+    "divergent_barrier": "bar.sync stands inside a branch that not all lanes of a warp take",
+    "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
+    "barrier_count": "threads disagree on how many take part in a named barrier",
+    "data_race": "no barrier orders the two accesses to shared memory",
+    "out_of_bounds": "an index or a size is wrong, or a buffer was sized by byte count where rows are padded",
+    "uninitialised_shared": "shared memory is read that nobody wrote",
+    "uninitialised_register": "a register is read that no path has written",
+    "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
+    "target": "the architecture lacks it",
+    "trap": "the hardware stops the kernel here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it."""
+
+    kind: str
+    message: str
+    kernel: str
+    ptx_line: int
+    source: str
+    instruction: str
+    block: tuple[int, int, int]
+    warp: int
+    schedule: int
+    seed: int
+    count: int = 1
+
+    @property
+    def cause(self) -> str:
+        return CAUSES[self.kind]
+
+    def __str__(self) -> str:
+        source = f" ({self.source})" if self.source else ""
+        return (
+            f"{self.kind}: {self.message}\n  at PTX line {self.ptx_line}{source} `{self.instruction}`, kernel {self.kernel}, "
+            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}\n  usual cause: {self.cause}"
+        )
+
+
+@dataclass(slots=True)
+class Report:
+    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote."""
+
+    kernel: str
+    schedules: int
+    hazards: list[Hazard] = field(default_factory=list)
+    steps: int = 0
+    printed: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.hazards
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of hazard that were found."""
+        return {hazard.kind for hazard in self.hazards}
+
+    def __str__(self) -> str:
+        if self.is_clean:
+            return f"{self.kernel}: no hazard in {self.schedules} schedules"
+        return "\n".join(str(hazard) for hazard in self.hazards)

@@ -1,0 +1,131 @@
+"""What is known of every few bytes of a block's shared memory: who wrote them last, who has read them since.
+
+Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for its
+cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.types import Array
+
+
+class Clock:
+    """What somebody has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
+    asynchronous proxy as well."""
+
+    __slots__ = ("order", "proxy")
+
+    def __init__(self, size: int) -> None:
+        self.order: Array = np.zeros(size, np.int32)
+        self.proxy: Array = np.zeros(size, np.int32)
+
+    def join(self, other: Clock) -> None:
+        np.maximum(self.order, other.order, out=self.order)
+        np.maximum(self.proxy, other.proxy, out=self.proxy)
+
+    def copy(self) -> Clock:
+        result = Clock(0)
+        result.order, result.proxy = self.order.copy(), self.proxy.copy()
+        return result
+
+
+class Shadow:
+    """Per granule: writer agent (-1 nobody), its clock, flags; a row of read clocks for each agent that has read.
+
+    granule: bytes of one entry; the narrowest access that the kernel makes to shared memory, at most 4.
+    """
+
+    def __init__(self, size: int, granule: int) -> None:
+        self.granule = granule
+        count = -(-size // granule) + 16
+        self.writer: Array = np.full(count, -1, np.int32)
+        self.writer_clock: Array = np.zeros(count, np.int32)
+        self.writer_at: Array = np.full(count, -1, np.int32)
+        self.is_async: Array = np.zeros(count, bool)
+        self.is_atomic: Array = np.zeros(count, bool)
+        self.is_barrier: Array = np.zeros(count, bool)
+        self.in_flight: Array = np.zeros(count, np.int32)
+        self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
+        self.row_agents: list[int] = []
+        self._rows: dict[int, int] = {}
+        self.reads: Array = np.zeros((0, count), np.int32)
+        self.sync_clocks: dict[int, Clock] = {}
+        self._steps: dict[int, Array] = {}
+
+    def granules(self, offsets: Array, size: int) -> Array:
+        """Indices of the granules of accesses of ``size`` bytes at byte offsets: flat, perhaps with repetitions."""
+        first = offsets // self.granule
+        count = max(1, size // self.granule)
+        if count == 1:
+            return np.asarray(first)
+        steps = self._steps.get(count)
+        if steps is None:
+            steps = self._steps[count] = np.arange(count, dtype=np.int64)
+        return (first[:, None] + steps).reshape(-1)
+
+    def row(self, agent: int) -> Array:
+        """The read clocks of an agent."""
+        number = self._rows.get(agent)
+        if number is None:
+            number = self._rows[agent] = len(self.row_agents)
+            self.row_agents.append(agent)
+            if number >= len(self.reads):
+                grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int32)
+                grown[:number] = self.reads
+                self.reads = grown
+        found: Array = self.reads[number]
+        return found
+
+    def unordered_reader(self, indices: Array, clock: Clock) -> tuple[int, int] | None:
+        """(agent, granule) of a read that the clock has not seen, or None."""
+        count = len(self.row_agents)
+        if not count:
+            return None
+        seen = clock.order[self.row_agents]
+        late = self.reads[:count, indices] > seen[:, None]
+        if not late.any():
+            return None
+        row, place = (int(x[0]) for x in np.nonzero(late))
+        return self.row_agents[row], int(indices[place])
+
+    def written(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
+        """Record a write."""
+        self.writer[indices] = agent
+        self.writer_clock[indices] = clock
+        self.writer_at[indices] = at
+        self.is_async[indices] = is_async
+        self.is_atomic[indices] = False
+
+    def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
+        """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""
+        writers = self.writer[indices]
+        late = self.writer_clock[indices] > clock.order[writers]
+        late &= writers >= 0
+        if late.any():
+            place = int(late.argmax())
+            return int(writers[place]), int(indices[place]), False
+        if proxy:
+            unfenced = (self.writer_clock[indices] > clock.proxy[writers]) & (writers >= 0) & ~self.is_async[indices]
+            if unfenced.any():
+                place = int(unfenced.argmax())
+                return int(writers[place]), int(indices[place]), True
+        return None
+
+
+def narrowest(programs: Any) -> int:
+    """The least width in bytes of a shared or generic access in these functions, 1, 2 or 4."""
+    least = 4
+    for program in programs:
+        for instruction in program.function.body:
+            parts = instruction.parts
+            if parts[0] in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(parts):
+                kind = parts[-1]
+                if kind[-1:] == "8" and kind[-2:] != "28":
+                    least = 1
+                elif kind[-2:] == "16" and least > 2 and not any(p in ("v2", "v4", "v8") for p in parts):
+                    least = 2
+    return least

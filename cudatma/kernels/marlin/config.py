@@ -1,0 +1,175 @@
+"""Which instance of the Marlin kernel serves a problem: a short table of tiles, measured on an H200, and one rule.
+
+docs/performance/marlin_portable.md holds the measurements that the table comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
+from cudatma.target import Target
+
+KIB = 1024
+#: Shared memory of a block that every target has (SM120: 99 KiB).
+_PORTABLE_SMEM_BYTES = 99 * KIB
+#: What the system keeps of a multiprocessor's shared memory for each block. [CUDA C++ Programming Guide]
+_SMEM_PER_BLOCK_OVERHEAD = KIB
+_MAX_STAGES = 12
+#: Below this many stages for each multiprocessor, the wide tile's partial sums cost more than its traffic saves.
+_WIDE_FROM_STAGES = 16
+#: Below this many bytes of weights for each multiprocessor, a second resident block only adds partial sums.
+_SECOND_BLOCK_FROM_BYTES = 96 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """How each operand reaches shared memory: ``"tma"`` or ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
+
+    weight: str = "tma"
+    scale: str = "tma"
+    activation: str = "tma"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec."""
+
+    k: int
+    n: int
+    group_size: int
+    has_zeros: bool
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
+
+    spec: MarlinSpec
+    blocks_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    m: int
+    n: int
+    k: int
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    blocks_per_sm: int = 1
+    scale_on: str = "weight"
+    consumer_registers: int = 0
+
+
+_ACC = "accumulator"
+#: (most tokens, tile for layers that do not fill the card, tile for those that do).
+_TILES: tuple[tuple[int, _Tile, _Tile], ...] = (
+    (8, _Tile(8, 128, 256, 1, 4, 1, 2, _ACC), _Tile(8, 128, 256, 1, 4, 1, 2, _ACC)),
+    (16, _Tile(16, 64, 256, 1, 2, 2, 3, _ACC), _Tile(16, 64, 256, 1, 2, 2, 3, _ACC)),
+    (32, _Tile(32, 64, 256, 1, 2, 2, 2, _ACC), _Tile(32, 256, 128, 1, 8, 1, 1, _ACC)),
+    (64, _Tile(64, 64, 128, 1, 4, 2), _Tile(64, 128, 128, 1, 4, 1, 2)),
+    (128, _Tile(64, 128, 128, 1, 8, 1), _Tile(128, 256, 64, 1, 8, 1, 1, "weight", 232)),
+    (2**31 - 1, _Tile(64, 256, 128, 1, 8, 1), _Tile(128, 256, 64, 1, 8, 1, 1, "weight", 232)),
+)
+#: Takes the place of a tile that needs setmaxnreg where the target has none.
+_WITHOUT_SETMAXNREG = _Tile(64, 256, 128, 1, 8, 1)
+
+
+def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
+    """``"tma"``, ``"cp_async"``, or a mapping with any of weight, scale, activation (the others by TMA).
+
+    Raises ArgumentError for an unknown name or way.
+    """
+    if isinstance(feed, str):
+        if feed not in FEEDS:
+            raise ArgumentError("feed", feed, ", ".join(FEEDS))
+        return Feeds(feed, feed, feed)
+    if not isinstance(feed, Mapping):
+        raise ArgumentTypeError("feed", type(feed).__name__, "a name, or a mapping from operand to name")
+    for operand, way in feed.items():
+        if operand not in ("weight", "scale", "activation"):
+            raise ArgumentError("feed", operand, "weight, scale, activation")
+        if way not in (ACTIVATION_FEEDS[:-1] if operand == "activation" else FEEDS):
+            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(FEEDS))
+    return Feeds(**feed)
+
+
+def choose(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice:
+    """The spec for ``m`` tokens on a card, and how many blocks of it to run. Deterministic; looks at no device."""
+    tile = _pick(layer, m, multiprocessors)
+    if tile.consumer_registers and not target.has_setmaxnreg:
+        tile = _WITHOUT_SETMAXNREG
+    all_tma = feeds.weight == feeds.scale == feeds.activation == "tma"
+    blocks = tile.blocks_per_sm if all_tma else min(2, tile.blocks_per_sm)
+    fitting = target.smem_per_sm_bytes // (_PORTABLE_SMEM_BYTES * 3 // 4)
+    if blocks > fitting:
+        # One block alone on the multiprocessor: it gets the warps that the others would have brought.
+        blocks, tile = fitting, replace(tile, warps_k=min(tile.warps_k * 2, tile.k // 64))
+    spec = _with_stages(tile, layer, blocks, target, feeds)
+    weight_bytes = layer.k * layer.n // 2 // multiprocessors
+    return Choice(spec, 1 if weight_bytes < _SECOND_BLOCK_FROM_BYTES and m <= 64 else blocks)
+
+
+def _pick(layer: Layer, m: int, multiprocessors: int) -> _Tile:
+    narrow, wide = next((narrow, wide) for most, narrow, wide in _TILES if m <= most)
+    tiles = ceil_div(m, wide.m) * ceil_div(layer.n, wide.n)
+    stages_per_sm = tiles * ceil_div(layer.k, wide.k) // multiprocessors
+    return wide if stages_per_sm >= _WIDE_FROM_STAGES else narrow
+
+
+def _with_stages(tile: _Tile, layer: Layer, blocks: int, target: Target, feeds: Feeds) -> MarlinSpec:
+    """The spec with as many stages as its share of shared memory holds."""
+    budget = min(_PORTABLE_SMEM_BYTES, target.smem_per_sm_bytes // blocks - _SMEM_PER_BLOCK_OVERHEAD)
+
+    def spec(stages: int) -> MarlinSpec:
+        return MarlinSpec(
+            dtype=layer.dtype,
+            group_size=layer.group_size,
+            has_zeros=layer.has_zeros,
+            block_m=tile.m,
+            block_n=tile.n,
+            block_k=tile.k,
+            warps_m=tile.warps_m,
+            warps_n=tile.warps_n,
+            warps_k=tile.warps_k,
+            stages=stages,
+            feed_weight=feeds.weight,
+            feed_scale=feeds.scale,
+            feed_activation=feeds.activation,
+            scale_on="epilogue" if layer.group_size == -1 else tile.scale_on,
+            # Weights that several token tiles read should stay in L2.
+            weight_policy="evict_first" if tile.m < 128 else "evict_normal",
+            blocks_per_sm=blocks,
+            consumer_registers=tile.consumer_registers,
+        )
+
+    deepest = max((s for s in range(2, _MAX_STAGES + 1) if spec(s).smem_bytes <= budget), default=2)
+    chosen = spec(deepest)
+    chosen.check_target(target)
+    return chosen
+
+
+def dump_specs(target: Target) -> list[MarlinSpec]:
+    """The instances that stand for all in dumps, goldens and compile checks: each tile, and each feature once."""
+    if not target.has("mma_sync") or not target.has("tma"):
+        return []
+    processors = 132
+    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    cases = [(large, m, Feeds()) for m in (1, 16, 32, 64, 1024)] + [(small, m, Feeds()) for m in (32, 64, 128, 256)]
+    cases += [
+        (replace(large, dtype="bfloat16", has_zeros=True), 16, Feeds()),
+        (replace(large, group_size=32, has_zeros=True), 64, Feeds()),
+        (replace(large, group_size=-1), 1024, Feeds()),
+        (large, 16, Feeds("cp_async", "cp_async", "cp_async")),
+        (large, 1024, Feeds("cp_async", "cp_async", "cp_async")),
+        (large, 16, Feeds(scale="cp_async")),
+        (large, 64, Feeds(activation="plain")),
+        (large, 64, Feeds(activation="gather")),
+    ]
+    specs = [choose(layer, m, target, processors, feeds).spec for layer, m, feeds in cases]
+    return list(dict.fromkeys(specs))

@@ -1,0 +1,175 @@
+"""marlin_gemm: y = x W + bias with W in int4. Reads downwards: a known call, else checks, plan, launch."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, current_stream, empty_like_library, stream_handle
+from cudatma.backend import selected_backend
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.config import Feeds, parse_feeds
+from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace, stream_workspace
+from cudatma.quantization import PackedWeight
+
+#: Plans that a weight keeps: decoding meets a few hundred batch sizes, each plan takes some 5 KB.
+_MAX_PLANS = 2048
+
+
+def marlin_gemm(
+    x: Any,
+    w: PackedWeight,
+    out: Any = None,
+    bias: Any = None,
+    stream: Any = None,
+    *,
+    feed: str | Mapping[str, str] = "tma",
+    backend: str | None = None,
+    workspace: MarlinWorkspace | None = None,
+    programmatic: bool = False,
+) -> Any:
+    """y = x W + bias, W int4, with fp32 accumulation; the same bits every time.
+
+    x: (..., K) fp16 or bf16, the weight's dtype: CuPy, torch, DLPack or ``__cuda_array_interface__``, on the weight's
+    device. Its base must be aligned to 16 bytes; a pitch that is no multiple of 16 bytes is served by plain loads.
+    w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
+    None. bias: (N,) or None. stream: None is the current stream of x's library.
+    feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation.
+    backend: ``"cuda"``, ``"reference"`` (NumPy arrays, on the CPU) or ``"auto"``; None: $CUDATMA_BACKEND, else auto.
+    workspace: partial sums for this launch; None: the stream's own. A graph should be launched on the stream that it
+    was captured on, or be given a workspace of its own.
+    programmatic: launch as a programmatic dependent of the kernel before it; activations, workspace and out are
+    touched only once that kernel has ended.
+
+    Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
+    inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.
+    """
+    if bias is None and workspace is None and backend is None and out is not None and type(feed) is str:
+        key = _key(x, out, feed, programmatic)
+        if key is not None and type(w) is PackedWeight:
+            plan = w.attachments.get(key)
+            if plan is not None:
+                return _again(plan, w, key[0], x, out, stream)
+    return _first(x, check_weight(w), out, bias, stream, feed, backend, workspace, programmatic)
+
+
+def _key(x: Any, out: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | None:
+    """What a plan depends on, from attributes that are cheap to read; None for arrays of other libraries."""
+    kind = type(x)
+    if kind is not type(out):
+        return None
+    if kind.__module__.startswith("cupy"):
+        return ("cupy", x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
+                out.data.device_id, feed, programmatic)  # fmt: skip
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor:
+        return ("torch", x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, feed,
+                programmatic)  # fmt: skip
+    return None
+
+
+def _again(plan: Plan, w: PackedWeight, kind: str, x: Any, out: Any, stream: Any) -> Any:
+    """A call whose shapes and layouts are known: only addresses are new."""
+    x_pointer, out_pointer = (x.data.ptr, out.data.ptr) if kind == "cupy" else (x.data_ptr(), out.data_ptr())
+    clash = x_pointer < out_pointer + plan.out_extent and out_pointer < x_pointer + plan.x_extent
+    if (x_pointer | out_pointer) & 15 or clash:
+        # The full checks say what is wrong, or that views of one buffer lie side by side.
+        check_output(out, check_input(x, w), w)
+    handle = current_stream(kind, plan.device) if stream is None else stream_handle(stream, kind, plan.device)
+    plan.run(x_pointer, out_pointer, 0, stream_workspace(plan.device, handle), handle)
+    return out
+
+
+def _first(
+    x: Any,
+    w: PackedWeight,
+    out: Any,
+    bias: Any,
+    stream: Any,
+    feed: str | Mapping[str, str],
+    backend: str | None,
+    workspace: MarlinWorkspace | None,
+    programmatic: bool,
+) -> Any:
+    """A call with full checks; leaves a plan behind for the next one like it."""
+    feeds = parse_feeds(feed)
+    if type(programmatic) is not bool:
+        raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
+    if _computes_on_host(x, w, backend):
+        return _reference(x, w, out, bias)
+    rows = check_input(x, w)
+    device = rows.info.device
+    if device is None:
+        raise ArgumentError("x.device", "the host", "a CUDA device", "cupy.asarray moves it; w.to_device() the weight")
+    if out is None:
+        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
+    target = check_output(out, rows, w)
+    bias_pointer = 0 if bias is None else check_bias(bias, w, target.info).pointer
+    handle = stream_handle(stream, rows.info.kind, device)
+    if rows.rows == 0:
+        return out
+    space = stream_workspace(device, handle) if workspace is None else check_workspace(workspace, device)
+    plan = _plan(w, rows, target, feeds, programmatic)
+    space.require_room(plan.spec, plan.schedule)
+    plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)
+    key = _key(x, out, feed, programmatic) if isinstance(feed, str) else None
+    if key is not None:
+        _keep(w, key, plan)
+    return out
+
+
+def _plan(w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> Plan:
+    key = (x.info.device, x.rows, x.pitch_bytes, out.pitch_bytes, feeds, programmatic)
+    plan = w.attachments.get(key)
+    if plan is None:
+        plan = Plan(w, x, out, feeds, programmatic)
+        _keep(w, key, plan)
+    return plan  # type: ignore[no-any-return]
+
+
+def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
+    if len(w.attachments) >= _MAX_PLANS:
+        w.attachments.clear()
+    w.attachments[key] = plan
+
+
+def _computes_on_host(x: Any, w: PackedWeight, backend: str | None) -> bool:
+    """Whether the reference serves this call. With no card, host arrays are computed on the CPU, and it is said once."""
+    chosen = selected_backend(backend)
+    if chosen == "reference":
+        if backend is None and isinstance(x, np.ndarray):
+            warnings.warn("no CUDA card in use: marlin_gemm computes on the CPU (NumPy)", RuntimeWarning, stacklevel=4)
+        return True
+    return False
+
+
+def _reference(x: Any, w: PackedWeight, out: Any, bias: Any) -> Any:
+    """The same result on the CPU: fp32 products of the dequantised weight, rounded once."""
+    rows = check_input(x, w)
+    if rows.info.device is not None:
+        raise ArgumentError("x.device", f"device {rows.info.device}", "the host with backend 'reference'")
+    if out is None:
+        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
+    target = check_output(out, rows, w)
+    values = _host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
+    if bias is not None:
+        info = check_bias(bias, w, target.info)
+        values += _host_array(info).astype(np.float32)
+    _host_array(target.info)[...] = values.astype(target.info.dtype)
+    return out
+
+
+def _host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
+    """A NumPy view of host memory that any library described."""
+    low, end = info.extent
+    if low == end:
+        return np.empty(info.shape, info.dtype)
+    buffer = (ctypes.c_char * (end - low)).from_address(low)
+    return np.ndarray(info.shape, info.dtype, buffer, info.pointer - low, info.strides_bytes)

@@ -1,0 +1,101 @@
+"""MarlinLinear: an int4 weight and a bias as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import describe, stream_handle
+from cudatma.backend import selected_backend
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.config import parse_feeds
+from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.operands import check_weight
+from cudatma.kernels.marlin.plan import configure, resolve_feeds
+from cudatma.kernels.marlin.workspace import stream_workspace
+from cudatma.quantization import PackedWeight, quantize_linear
+
+
+class MarlinLinear:
+    """y = x W + b with W in int4; called like a function.
+
+    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. feed: as in marlin_gemm.
+    in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: Any = None, *, feed: str | Mapping[str, str] = "tma") -> None:
+        self.weight = check_weight(weight)
+        self._feeds, self.feed = parse_feeds(feed), feed
+        self.in_features, self.out_features = weight.shape
+        if bias is not None:
+            info = describe(bias, "bias")
+            if info.dtype.name != weight.dtype:
+                raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert it")
+            if info.shape != (self.out_features,) or info.device != weight.device:
+                got = f"{info.shape} on device {info.device}"
+                raise ArgumentError("bias", got, f"({self.out_features},) on device {weight.device}")
+        self.bias = bias
+
+    @classmethod
+    def from_dense(
+        cls,
+        weight: Any,
+        bias: Any = None,
+        *,
+        group_size: int = 128,
+        symmetric: bool = True,
+        dtype: str = "float16",
+        clip_search: bool = False,
+    ) -> MarlinLinear:
+        """Quantize a dense layer as torch and Hugging Face keep it: weight (N, K), bias (N,) or None.
+
+        Others as in quantize(). The layer lies where ``weight`` does: on the host for host arrays, to_device() moves it.
+        """
+        packed = quantize_linear(
+            weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
+        )
+        if bias is None:
+            return cls(packed)
+        values = np.asarray(bias.get() if hasattr(bias, "get") else bias).astype(activation_type(dtype).numpy)
+        return cls(packed, values if packed.device is None else _upload(values, packed.device))
+
+    def to_device(self, device: int | None = None) -> MarlinLinear:
+        """This layer with weight and bias on ``device`` (an ordinal; None is CuPy's current one)."""
+        weight = self.weight.to_device(device)
+        if weight is self.weight or self.bias is None:
+            return MarlinLinear(weight, self.bias, feed=self.feed)
+        return MarlinLinear(weight, _upload(self.bias, weight.device or 0), feed=self.feed)
+
+    def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
+        """x (..., K) -> (..., N); options: those of marlin_gemm."""
+        return marlin_gemm(x, self.weight, out, self.bias, stream, feed=self.feed, **options)
+
+    def warm_up(self, tokens: Iterable[int], stream: Any = None) -> None:
+        """Compile and load what batches of these sizes need, and make the stream's workspace: before a graph capture, or
+        so that no request waits for a compiler. Does nothing with the CPU reference."""
+        if self.weight.device is None:
+            if selected_backend() == "reference":
+                return
+            raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
+        device = self.weight.device
+        for m in tokens:
+            if not isinstance(m, int) or m < 0:
+                raise ArgumentError("tokens", m, "ints of 0 and up")
+            if m:
+                feeds = resolve_feeds(self._feeds, self.weight, self.in_features * 2)
+                configure(self.weight, m, device, feeds)
+        stream_workspace(device, stream_handle(stream, "cupy", device))
+
+    def __repr__(self) -> str:
+        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}, feed={self.feed!r})"
+
+
+def _upload(values: Any, device: int) -> Any:
+    import cupy
+
+    with context.using(device), cupy.cuda.Device(device):
+        return cupy.asarray(values)

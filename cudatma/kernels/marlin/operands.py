@@ -1,0 +1,131 @@
+"""What a GEMM's arrays must be, stated once: x, out and bias as rows with a pitch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.quantization import PackedWeight
+
+_ELEMENT_BYTES = 2
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A 2D view (rows, columns) of an array (..., columns): address, rows, and bytes from one row to the next."""
+
+    info: ArrayInfo
+    rows: int
+    pitch_bytes: int
+
+    def as_matrix(self) -> ArrayInfo:
+        """The rows as a 2D array (rows, columns)."""
+        shape, strides = (self.rows, self.info.shape[-1]), (self.pitch_bytes, _ELEMENT_BYTES)
+        return replace(self.info, shape=shape, strides_bytes=strides)
+
+    @property
+    def is_vectorised(self) -> bool:
+        """Whether every row starts at a multiple of 16 bytes, as TMA and 16-byte accesses want."""
+        return self.pitch_bytes % _ALIGNMENT == 0
+
+
+def check_weight(w: object) -> PackedWeight:
+    """ArgumentTypeError unless ``w`` is a PackedWeight."""
+    if not isinstance(w, PackedWeight):
+        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "quantize() or an importer makes one")
+    return w
+
+
+def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
+    """Fold the leading dimensions of an array into rows; a layout that has no single pitch is refused, never copied."""
+    if not info.shape or info.shape[-1] != columns:
+        raise ArgumentError(f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension is the weight's")
+    if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
+        raise ArgumentError(
+            f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension", "make it contiguous"
+        )
+    rows, pitch = 1, 0
+    # From the innermost leading dimension outwards: each must continue where the one inside it ends.
+    for extent, stride in zip(reversed(info.shape[:-1]), reversed(info.strides_bytes[:-1]), strict=True):
+        if extent == 1:
+            continue
+        if rows > 1 and stride != rows * pitch and info.size_elems:
+            raise ArgumentError(
+                f"{field}.strides",
+                info.strides_bytes,
+                "leading dimensions that fold into rows of one pitch",
+                "reshape or copy it first",
+            )
+        pitch = stride if rows == 1 else pitch
+        rows *= extent
+    pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
+    if pitch < 0 and info.size_elems:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 and up", "copy it first")
+    return Rows(info, rows, pitch)
+
+
+def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
+    if info.dtype.name != w.dtype:
+        raise ArgumentTypeError(f"{field}.dtype", info.dtype.name, w.dtype, "convert it, or quantize for its dtype")
+    if info.device != w.device:
+        where = [("the host" if d is None else f"device {d}") for d in (info.device, w.device)]
+        remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
+        raise ArgumentError(f"{field}.device", where[0], f"{where[1]}, where w is", remedy)
+
+
+def _check_aligned(rows: Rows, field: str) -> None:
+    if rows.info.size_elems and rows.info.pointer % _ALIGNMENT:
+        raise ArgumentError(
+            f"{field}.pointer",
+            hex(rows.info.pointer),
+            f"a multiple of {_ALIGNMENT} bytes",
+            "start the view at an aligned element, or copy it",
+        )
+
+
+def check_input(x: object, w: PackedWeight) -> Rows:
+    """x as rows of K. ArgumentError or ArgumentTypeError for a wrong shape, dtype, device, layout or alignment."""
+    info = describe(x, "x")
+    _check_common(info, w, "x")
+    rows = _rows(info, w.shape[0], "x")
+    if info.device is not None:
+        _check_aligned(rows, "x")
+    return rows
+
+
+def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
+    """out as rows of N: same leading shape as x, rows that do not overlap, no byte in common with x."""
+    info = describe(out, "out")
+    _check_common(info, w, "out")
+    wanted = (*x.info.shape[:-1], w.shape[1])
+    if info.shape != wanted:
+        raise ArgumentError("out.shape", info.shape, str(wanted))
+    if info.readonly:
+        raise ArgumentError("out", "a read-only array", "a writable array")
+    rows = _rows(info, w.shape[1], "out")
+    if rows.rows > 1 and rows.pitch_bytes < w.shape[1] * _ELEMENT_BYTES:
+        raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap")
+    if info.device is not None:
+        _check_aligned(rows, "out")
+    if overlaps(x.info, info):
+        raise ArgumentError(
+            "out", "memory that overlaps x", "memory of its own", "blocks still read x while out is written"
+        )
+    return rows
+
+
+def check_bias(bias: object, w: PackedWeight, out: ArrayInfo) -> ArrayInfo:
+    """bias as (N,), dense, of the weight's dtype, on its device, apart from out."""
+    info = describe(bias, "bias")
+    _check_common(info, w, "bias")
+    if info.shape != (w.shape[1],):
+        raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
+    if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
+        raise ArgumentError("bias.strides", info.strides_bytes, "dense elements", "make it contiguous")
+    if overlaps(info, out):
+        raise ArgumentError("out", "memory that overlaps bias", "memory of its own")
+    return info

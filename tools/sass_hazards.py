@@ -1,0 +1,107 @@
+"""Releases that overtake reads, found in SASS.
+
+A consumer reads a slot of a ring with LDS or LDSM and gives it back with SYNCS.ARRIVE (mbarrier.arrive). ptxas may issue
+the arrival while a read is still in flight: nothing in the arrival's wait mask names the read's scoreboard. While stores
+of other warps hold the load unit up, TMA then refills the slot before the read has happened, and the warp computes with
+the next stage's values [seen on an H200]. The cure is in the source: use what was read before the arrival, for example by
+releasing a slot only when the loop has come round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from .sass_flow import Code, Step, parse_encoded, successors
+
+#: Reads of shared memory whose results come back in the order in which a warp issued them.
+_READS = ("LDS", "LDSM")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHazard:
+    """An arrival that may be issued while a read of shared memory is in flight. Addresses are bytes in the function."""
+
+    function: str
+    arrive: int
+    arrive_opcode: str
+    load: int
+    load_opcode: str
+
+    def __str__(self) -> str:
+        return f"{self.arrive_opcode} at {self.arrive:#x} does not wait for {self.load_opcode} at {self.load:#x}"
+
+
+#: Address of a read that may be in flight -> mask of the scoreboards of which each, once clear, says that it has ended:
+#: its own, and those of the reads issued after it, for reads end in order. (ptxas counts on that: it gives a scoreboard
+#: to the last of several reads only.)
+Pending = Mapping[int, int]
+
+
+def release_hazards(text: str) -> tuple[ReleaseHazard, ...]:
+    """All hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
+
+    A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
+    read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions wait
+    for those. Raises ArgumentError for text without encodings.
+    """
+    return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code))
+
+
+def _of_function(code: Code) -> list[ReleaseHazard]:
+    by_address = {step.address: step for step in code.steps}
+    hazards = []
+    for step, pending in zip(code.steps, _pending_before(code), strict=True):
+        if step.opcode.startswith("SYNCS.ARRIVE"):
+            for load in sorted(_waited(step, pending)):
+                opcode = by_address[load].opcode
+                hazards.append(ReleaseHazard(code.function, step.address, step.opcode, load, opcode))
+    return hazards
+
+
+def _pending_before(code: Code) -> list[Pending]:
+    """For each step what may be in flight when it becomes the next one: a forward data flow to its fixed point.
+
+    Steps that nothing reaches keep the empty state.
+    """
+    following = successors(code)
+    before: list[Pending] = [{} for _ in code.steps]
+    reached = [False] * len(code.steps)
+    queue = [0] if code.steps else []
+    while queue:
+        index = heappop(queue)
+        state = _issue(code.steps[index], before[index])
+        for other in following[index]:
+            merged = _merge(before[other], state)
+            if not reached[other] or merged != before[other]:
+                reached[other], before[other] = True, merged
+                if other not in queue:
+                    heappush(queue, other)
+    return before
+
+
+def _merge(left: Pending, right: Pending) -> Pending:
+    """In flight on either path; ended by what ends it on both."""
+    merged = dict(left)
+    for load, scoreboards in right.items():
+        merged[load] = merged.get(load, scoreboards) & scoreboards
+    return merged
+
+
+def _waited(step: Step, pending: Pending) -> dict[int, int]:
+    """What is still in flight when the step is issued. A wait holds whether or not the guard lets the step run."""
+    return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
+
+
+def _issue(step: Step, pending: Pending) -> Pending:
+    """What is in flight after the step. A scoreboard counts: it is clear when all that use it have ended."""
+    # `@!PT LDS RZ, [RZ]`, which ptxas puts before some copies and fences, never runs.
+    if step.mnemonic not in _READS or step.predicate == "!PT":
+        return _waited(step, pending) if step.waits and pending else pending
+    own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard
+    # A read that its guard may switch off says nothing about those before it.
+    later = 0 if step.predicate else own
+    state = {load: scoreboards | later for load, scoreboards in _waited(step, pending).items()}
+    state[step.address] = own
+    return state
