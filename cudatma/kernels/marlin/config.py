@@ -27,7 +27,7 @@ _SECOND_BLOCK_FROM_BYTES = 96 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """How each operand reaches shared memory: ``"tma"`` or ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
+    """How each operand reaches shared memory: ``"tma"``, ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
 
     weight: str = "tma"
     scale: str = "tma"

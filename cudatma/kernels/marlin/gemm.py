@@ -141,7 +141,7 @@ def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
 
 
 def _computes_on_host(x: Any, w: PackedWeight, backend: str | None) -> bool:
-    """Whether the reference serves this call. With no card, host arrays are computed on the CPU, and it is said once."""
+    """Whether the reference serves this call. Without a card host arrays are computed on the CPU; it is said once."""
     chosen = selected_backend(backend)
     if chosen == "reference":
         if backend is None and isinstance(x, np.ndarray):
@@ -172,4 +172,4 @@ def _host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
     if low == end:
         return np.empty(info.shape, info.dtype)
     buffer = (ctypes.c_char * (end - low)).from_address(low)
-    return np.ndarray(info.shape, info.dtype, buffer, info.pointer - low, info.strides_bytes)
+    return np.ndarray(info.shape, info.dtype, memoryview(buffer), info.pointer - low, info.strides_bytes)
