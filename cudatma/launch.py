@@ -35,7 +35,7 @@ class LaunchPlan:
     A plan keeps no array alive and is not for two threads at a time.
     """
 
-    __slots__ = ("_addresses", "_call", "_config", "_handle", "_pointers", "arguments", "config", "device")
+    __slots__ = ("_addresses", "_call", "_config", "_handle", "_pointers", "_stream", "arguments", "config", "device")
 
     def __init__(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> None:
         driver = context.initialise()
@@ -43,6 +43,7 @@ class LaunchPlan:
         self._pointers = arguments.addresses()
         self._addresses = ctypes.addressof(self._pointers)
         self._config = config.for_driver(driver)
+        self._stream = -1
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def launch(self, stream: int) -> None:
@@ -50,7 +51,8 @@ class LaunchPlan:
 
         Raises DriverError if the driver refuses, LaunchError in a forked child.
         """
-        self._config.hStream = stream
+        if stream != self._stream:  # setting it costs as much as a third of the call
+            self._config.hStream = self._stream = stream
         if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
             self._launch_again()
 

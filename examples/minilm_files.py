@@ -86,13 +86,15 @@ def read_config(path: Path) -> EncoderConfig:
     for key, value in _CONFIG_FIXED.items():
         if content.get(key, value) != value:
             raise WeightFileError(f"{path}: {key}", content[key], repr(value), "this example runs BERT encoders only")
-    counts = {field: content.get(key) for field, key in _CONFIG_FIELDS.items()}
-    for field, count in counts.items():
+    counts: dict[str, int] = {}
+    for field, key in _CONFIG_FIELDS.items():
+        count = content.get(key)
         if type(count) is not int or count < 1:
-            raise WeightFileError(f"{path}: {_CONFIG_FIELDS[field]}", count, "a positive integer")
+            raise WeightFileError(f"{path}: {key}", count, "a positive integer")
+        counts[field] = count
     eps = content.get("layer_norm_eps")
-    if not isinstance(eps, float) or not 0 <= eps < 1:
-        raise WeightFileError(f"{path}: layer_norm_eps", eps, "a number from 0 to 1")
+    if not isinstance(eps, float) or not 0 < eps < 1:
+        raise WeightFileError(f"{path}: layer_norm_eps", eps, "a number between 0 and 1")
     return EncoderConfig(norm_eps=eps, **counts)
 
 
@@ -121,8 +123,7 @@ def export_model(model: Model, target: Path) -> list[Path]:
 
     Raises WeightFileError where a weight is too large for fp16 or the folder cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     with np.errstate(over="ignore"):
         halves = {name: tensor.astype(np.float16) for name, tensor in model.tensors.items()}
@@ -133,8 +134,8 @@ def export_model(model: Model, target: Path) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
         for name in (CONFIG, TOKENIZER):
             shutil.copyfile(model.folder / name, target / name)
-        save_file(halves, target / HALF)
-    except (OSError, SafetensorError) as error:
+        (target / HALF).write_bytes(save(halves))
+    except OSError as error:
         raise WeightFileError("--export", f"{error}", "another folder, which can be written") from error
     return [target / name for name in (HALF, CONFIG, TOKENIZER)]
 
@@ -159,7 +160,7 @@ def tokenize(sentences: Sequence[str], folder: Path) -> Tokens:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        remedy = "run: pip install 'cudatma[examples]'"
+        remedy = "run: pip install --no-deps tokenizers"
         raise ArgumentError("tokenizers", f"not installed ({error})", "the package tokenizers", remedy) from error
     try:
         tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))

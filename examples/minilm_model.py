@@ -1,8 +1,8 @@
 """MiniLM's forward pass (BERT, post-norm) in plain fp32 array code, alike for NumPy and CuPy.
 
-The linear layers are handed in, so that one encoder runs with dense fp32 weights and another with int4. Sources: Devlin
-et al., "BERT"; Wang et al., "MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the tokens of a
-sentence, then unit length).
+The linear layers are handed in, so that one encoder runs with dense fp32 weights and another with int4. Sources:
+Devlin et al., "BERT"; Wang et al., "MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the
+tokens of a sentence, then unit length).
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def erf(x: Any, xp: Any) -> Any:
     Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
     """
     magnitude = xp.abs(x)
-    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * magnitude)
+    t = 1.0 / (1.0 + 0.3275911 * magnitude)  # Python's floats leave an fp32 array fp32
     polynomial = xp.zeros_like(x)
     for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        polynomial = (polynomial + np.float32(coefficient)) * t
-    return xp.copysign(np.float32(1) - polynomial * xp.exp(-magnitude * magnitude), x)
+        polynomial = (polynomial + coefficient) * t
+    return xp.copysign(1.0 - polynomial * xp.exp(-magnitude * magnitude), x)
 
 
 def gelu(x: Any, xp: Any) -> Any:
     """x times the normal distribution's cumulative function, the exact form that config.json calls "gelu"."""
-    return np.float32(0.5) * x * (np.float32(1) + erf(x * np.float32(math.sqrt(0.5)), xp))
+    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5), xp))
 
 
 def softmax(scores: Any, xp: Any) -> Any:
@@ -151,9 +151,10 @@ class Encoder:
         self._check(ids, mask)
         xp = self.xp
         hidden = self._embeddings(ids)
-        blocked = xp.where(mask, np.float32(0), np.float32(-np.inf))[:, None, None, :]
+        blocked = xp.zeros(mask.shape, np.float32)
+        blocked[~mask] = -np.inf
         for prefix in self.config.prefixes:
-            hidden = self._layer(prefix, hidden, blocked)
+            hidden = self._layer(prefix, hidden, blocked[:, None, None, :])
         kept = mask[:, :, None].astype(np.float32)
         mean = (hidden * kept).sum(axis=1) / kept.sum(axis=1)
         return mean / xp.sqrt((mean * mean).sum(axis=-1, keepdims=True))
@@ -185,7 +186,7 @@ class Encoder:
             self.linears[f"{prefix}.attention.self.{part}"](hidden).reshape(batch, tokens, heads, -1).swapaxes(1, 2)
             for part in ("query", "key", "value")
         )
-        scores = query @ key.swapaxes(2, 3) * np.float32(1 / math.sqrt(width // heads))
+        scores = query @ key.swapaxes(2, 3) / math.sqrt(width // heads)
         mixed = softmax(scores + blocked, self.xp) @ value
         return mixed.swapaxes(1, 2).reshape(batch, tokens, width)
 
@@ -193,5 +194,5 @@ class Encoder:
         """Layer norm over the last axis, with the biased variance."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)
-        normal = centred / self.xp.sqrt(variance + np.float32(self.config.norm_eps))
+        normal = centred / self.xp.sqrt(variance + self.config.norm_eps)
         return normal * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]

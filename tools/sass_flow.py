@@ -143,7 +143,7 @@ def _after(
         case "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU" | "CALL":
             yield from _targets(step, code, by_address) or code.labels.values()
             # `BRA.U UP0, `(x)` and `BRA.DIV UR4, `(x)` have their condition among the operands.
-            guarded = guarded or "," in _TARGET.sub("", step.operands)
+            guarded = guarded or (step.mnemonic == "BRA" and "," in _TARGET.sub("", step.operands))
         case "WARPSYNC":
             yield from _targets(step, code, by_address)
             yield index + 1

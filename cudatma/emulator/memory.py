@@ -62,11 +62,16 @@ _STEPS = np.arange(16, dtype=np.int64)[:, None]
 
 
 def bytes_of(array: Any, name: str = "array") -> Array:
-    """The bytes of a NumPy array as (n,) uint8 without a copy; ArgumentError where its memory has gaps."""
+    """The bytes behind a NumPy array as (n,) uint8 without a copy: of the array that a view with gaps was cut from.
+
+    Raises ArgumentError where there is no array without gaps.
+    """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
+    while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
+        array = array.base
     if not array.flags.c_contiguous and not array.flags.f_contiguous:
-        raise ArgumentError(name, f"strides {array.strides}", "an array without gaps", "pass array.base or a copy")
+        raise ArgumentError(name, f"strides {array.strides}", "an array without gaps, or a view of one", "pass a copy")
     flat = array.reshape(-1, order="A") if array.ndim != 1 else array
     if array.size == 0:
         return np.zeros(0, np.uint8)
@@ -89,14 +94,14 @@ class GlobalMemory:
     def add(self, array: Any, name: str) -> int:
         """Map an array; returns its address. An array that lies inside a mapped one is not mapped twice."""
         data = bytes_of(array, name)
+        address = address_of(array)
         if data.size == 0:
-            return address_of(array)
+            return address
         base = address_of(data)
         found = self.find(base)
-        if found is not None and base + data.size <= found.end:
-            return base
-        self._insert(Region(base, data, name, array, bool(array.flags.writeable)))
-        return base
+        if found is None or base + data.size > found.end:
+            self._insert(Region(base, data, name, array, bool(array.flags.writeable)))
+        return address
 
     def _insert(self, region: Region) -> None:
         for old in [r for r in self._regions.values() if r.base < region.end and region.base < r.end]:

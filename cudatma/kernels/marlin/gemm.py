@@ -65,11 +65,11 @@ def _key(x: Any, out: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | N
     kind = type(x)
     if kind is not type(out):
         return None
-    if kind.__module__.startswith("cupy"):
+    modules = sys.modules
+    if "cupy" in modules and kind is modules["cupy"].ndarray:
         return ("cupy", x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
                 out.data.device_id, feed, programmatic)  # fmt: skip
-    torch = sys.modules.get("torch")
-    if torch is not None and kind is torch.Tensor:
+    if "torch" in modules and kind is modules["torch"].Tensor:
         return ("torch", x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, feed,
                 programmatic)  # fmt: skip
     return None
@@ -131,7 +131,7 @@ def _plan(w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool)
     if plan is None:
         plan = Plan(w, x, out, feeds, programmatic)
         _keep(w, key, plan)
-    return plan  # type: ignore[no-any-return]
+    return plan
 
 
 def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
@@ -172,4 +172,7 @@ def _host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
     if low == end:
         return np.empty(info.shape, info.dtype)
     buffer = (ctypes.c_char * (end - low)).from_address(low)
-    return np.ndarray(info.shape, info.dtype, memoryview(buffer), info.pointer - low, info.strides_bytes)
+    view: np.ndarray[Any, Any] = np.ndarray(
+        info.shape, info.dtype, memoryview(buffer), info.pointer - low, info.strides_bytes
+    )
+    return view

@@ -53,7 +53,7 @@ class MarlinLinear:
     ) -> MarlinLinear:
         """Quantize a dense layer as torch and Hugging Face keep it: weight (N, K), bias (N,) or None.
 
-        Others as in quantize(). The layer lies where ``weight`` does: on the host for host arrays, to_device() moves it.
+        Others as in quantize(). The layer lies where ``weight`` does; to_device() moves it.
         """
         packed = quantize_linear(
             weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
@@ -75,8 +75,10 @@ class MarlinLinear:
         return marlin_gemm(x, self.weight, out, self.bias, stream, feed=self.feed, **options)
 
     def warm_up(self, tokens: Iterable[int], stream: Any = None) -> None:
-        """Compile and load what batches of these sizes need, and make the stream's workspace: before a graph capture, or
-        so that no request waits for a compiler. Does nothing with the CPU reference."""
+        """Compile and load what batches of these sizes need, and make the stream's workspace.
+
+        For use before a graph capture, or so that no request waits for a compiler. The CPU reference needs none of it.
+        """
         if self.weight.device is None:
             if selected_backend() == "reference":
                 return

@@ -50,7 +50,7 @@ class Plan:
     run() writes the pointers that changed and launches. Safe from many threads; keeps no activation array alive.
     """
 
-    __slots__ = ("_bias", "_flags", "_lock", "_map", "_map_address", "_output", "_partials", "_plan", "_x", "device",
+    __slots__ = ("_bias", "_flags", "_last_bias", "_lock", "_map", "_map_address", "_output", "_partials", "_plan", "_workspace", "_x", "device",
                  "out_extent", "schedule", "spec", "x_extent")  # fmt: skip
 
     def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> None:
@@ -83,18 +83,25 @@ class Plan:
         # The activations' map among the arguments, and its host address where only the driver may change it.
         self._map = None if activation_map is None else values[activation_map]
         self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
+        # What the arguments hold of the last call, beside the pointers that always change.
+        self._workspace: MarlinWorkspace | None = None
+        self._last_bias = 0
         self._lock = threading.Lock()
         self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
 
     def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
         """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for."""
         with self._lock:
-            self._x.value, self._output.value, self._bias.value = x, out, bias
-            self._partials.value, self._flags.value = workspace.partials_pointer, workspace.flags_pointer
-            if self._map_address:
+            self._output.value = out
+            if self._map is None:
+                self._x.value = x
+            elif self._map_address:
                 replace_address(self._map_address, x)
-            elif self._map is not None:
+            else:
                 self._map[0] = x
+            if workspace is not self._workspace or bias != self._last_bias:
+                self._workspace, self._last_bias, self._bias.value = workspace, bias, bias
+                self._partials.value, self._flags.value = workspace.partials_pointer, workspace.flags_pointer
             self._plan.launch(stream)
 
 

@@ -1,4 +1,4 @@
-"""The numbers that one launch hands to the Marlin kernel: how a problem is cut into tiles and shares. Pure arithmetic."""
+"""The numbers that one launch hands to the Marlin kernel: how a problem is cut into tiles and shares. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.kernels.marlin.spec import MarlinSpec
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
-#: A band of token tiles that is walked through before the next channel tile: 2048 tokens keep both operands of a wave in L2.
+#: Tokens of a band that is walked through before the next channel tile: both operands of a wave stay in L2.
 _RASTER_TOKENS = 2048
 
 

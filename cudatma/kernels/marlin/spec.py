@@ -1,7 +1,7 @@
 """What the Marlin template needs to know: one frozen dataclass, every rule stated once.
 
-The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of mma.m16n8k16, tokens (M) its columns. A warp
-dequantises its own weights into operand A's registers and reads activations as operand B with ldmatrix.
+The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of mma.m16n8k16, tokens (M) its columns.
+A warp dequantises its own weights into operand A's registers and reads activations as operand B with ldmatrix.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class MarlinSpec:
     group_size: depths that share a scale; -1: one scale a channel.
     has_zeros: zero points are loaded; otherwise the offset is 8.
     block_m, block_n, block_k: tokens, channels and depth of a block's tile.
-    warps_m, warps_n, warps_k: how the consumer warps divide the tile; warps_k > 1 splits each stage's depth and adds the
-    partial sums up in shared memory.
+    warps_m, warps_n, warps_k: how the consumer warps divide the tile; warps_k > 1 splits each stage's depth and adds
+    the partial sums up in shared memory.
     stages: depth of the ring.
     feed_weight, feed_scale (zero points too), feed_activation: how each operand reaches shared memory.
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
     dequantised weights, ``"epilogue"`` the result (whole-column scales only).
     weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
     blocks_per_sm: the register budget that __launch_bounds__ asks for.
-    consumer_registers: registers a consumer thread takes over from the producer's warpgroup through setmaxnreg; 0: none.
+    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     """
 
     dtype: str

@@ -1,0 +1,107 @@
+"""No kernel gives a ring slot back while it may still be read, and a kernel that does is found. Needs NVRTC, no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudatma.compiler import compile_source
+from cudatma.kernels.registry import REGISTRY
+from cudatma.render import render
+from cudatma.target import get_target
+from tools.dump_kernels import Job, dump, jobs_for
+from tools.sass import disassemble, find_program
+from tools.sass_flow import Code, parse_encoded, successors
+from tools.sass_hazards import ReleaseHazard, release_hazards
+
+TARGETS = ("sm_90a", "sm_120a")
+
+pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed here")
+
+#: `value` is read before the arrival and used after it: nothing makes the arrival wait for the read.
+RELEASE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(bar) : "memory");'
+USE = "sum += value * (k + 1);"
+KERNEL = """
+extern "C" __global__ void ring(unsigned* out, unsigned count) {
+    __shared__ unsigned long long barrier;
+    __shared__ unsigned slots[1024];
+    const unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier);
+    const unsigned at = (unsigned)__cvta_generic_to_shared(slots + threadIdx.x);
+    unsigned sum = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < count; ++k) {
+        unsigned value;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at + k * 128) : "memory");
+        FIRST
+        SECOND
+    }
+    out[threadIdx.x] = sum;
+}
+"""
+#: A branch that depends on the value cannot be issued before the value is there.
+USE_AND_BRANCH = USE + ' if (value == 77) asm volatile("trap;");'
+
+
+def disassembled(source: str, target: str, folder: Path) -> str:
+    cubin = folder / "k.cubin"
+    cubin.write_bytes(compile_source(source, get_target(target)).cubin)
+    text = disassemble(cubin).text
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_read_that_is_used_after_the_release_is_found(target: str, tmp_path: Path) -> None:
+    text = disassembled(KERNEL.replace("FIRST", RELEASE).replace("SECOND", USE), target, tmp_path)
+    (hazard,) = release_hazards(text)
+    (code,) = parse_encoded(text)
+    opcodes = {step.address: step.opcode for step in code.steps}
+    load, arrive = [
+        next(address for address, opcode in opcodes.items() if opcode.startswith(name)) for name in ("LDS", "SYNCS.ARR")
+    ]
+    assert load < arrive
+    assert hazard == ReleaseHazard("ring", arrive, opcodes[arrive], load, opcodes[load])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_read_that_is_used_before_the_release_is_not(target: str, tmp_path: Path) -> None:
+    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), target, tmp_path)
+    assert "SYNCS.ARRIVE" in text
+    assert release_hazards(text) == ()
+
+
+def jobs() -> list[Job]:
+    return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
+
+
+JOBS = jobs()
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_the_kernels_release_what_they_have_read(job: Job, tmp_path: Path) -> None:
+    text = disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path)
+    assert release_hazards(text) == ()
+    (code,) = parse_encoded(text)
+    assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps)
+    assert_all_is_reached(code)
+
+
+def test_the_report_says_so(tmp_path: Path) -> None:
+    report = dump(JOBS[0], tmp_path)
+    assert report.release_hazards == ()
+    assert "release hazards: none" in (tmp_path / f"{report.name}.report.txt").read_text()
+    assert "/* 0x" not in (tmp_path / f"{report.name}.sass").read_text()
+
+
+def assert_all_is_reached(code: Code) -> None:
+    """Otherwise the control flow was misread: ptxas leaves no dead code but a jump to itself and NOPs at the end."""
+    following = successors(code)
+    reached, queue = {0}, [0]
+    while queue:
+        new = set(following[queue.pop()]) - reached
+        reached |= new
+        queue += new
+    dead = [step.mnemonic for index, step in enumerate(code.steps) if index not in reached]
+    assert set(dead) <= {"BRA", "NOP"}
+    assert dead.count("BRA") <= 1

@@ -1,0 +1,317 @@
+"""Each hazard: a kernel that has the bug is reported with its kind, the same kernel without it is clean in many schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ptx_of import module_of
+
+from cudatma.emulator import CAUSES, Report, TrapError
+from cudatma.errors import HazardError
+
+#: A ring of two slots filled by bulk copies, read by three warps, added 1, staged and stored by bulk copies.
+RELAY = """
+constexpr u32 BYTES = 1024;
+#ifndef EXPECT
+#define EXPECT BYTES
+#endif
+#ifndef CONSUMERS
+#define CONSUMERS 3
+#endif
+#ifndef BARRIERS
+#define BARRIERS 3072
+#endif
+extern "C" __global__ void __launch_bounds__(128) relay(const u32* in, u32* out, u32 tiles) {
+    extern __shared__ __align__(128) u8 smem[];
+    const u32* slots = (const u32*)smem;
+    u32* staging = (u32*)(smem + 2048);
+    const u32 base = shared_address(smem), full = base + BARRIERS, empty = full + 16;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+#ifndef BUG_NO_INIT
+        for (u32 s = 0; s < 2; ++s) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, CONSUMERS); }
+#endif
+#ifdef BUG_REINIT
+        mbarrier_init(full, 1);
+#endif
+#ifndef BUG_INIT_FENCE
+        fence_mbarrier_init();
+#endif
+    }
+#ifndef BUG_INIT_SYNC
+    __syncthreads();
+#endif
+    if (warp == 3) {
+        if (lane == 0) {
+            for (u32 i = 0; i < tiles; ++i) {
+                const u32 s = i % 2, phase = i / 2 & 1;
+#ifndef BUG_EMPTY_WAIT
+                mbarrier_wait_parity(empty + 8 * s, phase ^ 1);
+#endif
+                mbarrier_arrive_expect_tx(full + 8 * s, EXPECT);
+                cp_async_bulk_load(base + 1024 * s, in + 256 * i, BYTES, full + 8 * s);
+#ifdef BUG_TWO_LOADS
+                cp_async_bulk_load(base + 1024 * s, in + 256 * i, BYTES, full + 8 * s);
+#endif
+            }
+        }
+        return;
+    }
+    for (u32 i = 0; i < tiles; ++i) {
+        const u32 s = i % 2, phase = i / 2 & 1;
+#ifdef BUG_PARITY
+        mbarrier_wait_parity(full + 8 * s, phase ^ 1);
+#elif !defined(BUG_FULL_WAIT)
+        mbarrier_wait_parity(full + 8 * s, phase);
+#endif
+#ifdef BUG_EARLY_RELEASE
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + 8 * s);
+#endif
+        u32 v[3];
+        for (u32 j = 0; j < 3; ++j) if (threadIdx.x + 96 * j < 256) v[j] = slots[256 * s + threadIdx.x + 96 * j];
+#if !defined(BUG_NO_ARRIVE) && !defined(BUG_EARLY_RELEASE)
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty + 8 * s);
+#endif
+#ifdef BUG_TWICE
+        if (lane == 0) mbarrier_arrive(empty + 8 * s);
+#endif
+        for (u32 j = 0; j < 3; ++j) if (threadIdx.x + 96 * j < 256) staging[threadIdx.x + 96 * j] = v[j] + 1;
+#ifdef BUG_OVERWRITE
+        if (threadIdx.x == 0) *(u32*)(smem + BARRIERS) = 0;
+#endif
+#ifdef BUG_DIVERGENT
+        if (lane < 16) bar_sync(2, 48); else bar_sync(2, 48);
+#endif
+#ifndef BUG_PROXY
+        fence_proxy_async_shared_cta();
+#endif
+#ifndef BUG_BAR
+        bar_sync(1, 96);
+#endif
+        if (threadIdx.x == 0) {
+            cp_async_bulk_store(out + 256 * i, base + 2048, BYTES);
+#ifndef BUG_COMMIT
+            cp_async_bulk_commit_group();
+#endif
+#ifndef BUG_READ_WAIT
+            cp_async_bulk_wait_group_read<0>();
+#endif
+        }
+        bar_sync(1, 96);
+    }
+#ifndef BUG_READ_WAIT
+    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();
+#endif
+}
+"""
+
+
+def relay(*defines: str, schedules: int = 8, tiles: int = 5, shared_bytes: int = 3072 + 48) -> tuple[Report, Any, Any]:
+    source = "".join(f"#define {d}\n" for d in defines) + RELAY
+    given = np.random.default_rng(0).integers(0, 1000, tiles * 256, dtype=np.uint32)
+    out = np.zeros_like(given)
+    report = module_of(source).launch(
+        "relay", 1, 128, (given, out, tiles), shared_bytes=shared_bytes, schedules=schedules, hazards="collect",
+        step_limit=200_000,
+    )  # fmt: skip
+    return report, given, out
+
+
+def test_the_relay_without_a_bug_is_clean() -> None:
+    report, given, out = relay(schedules=50)
+    assert report.is_clean, str(report)
+    assert (out == given + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("define", "kind"),
+    [
+        ("BUG_INIT_FENCE", "missing_init_fence"),
+        ("BUG_INIT_SYNC", "missing_init_sync"),
+        ("BUG_REINIT", "barrier_reinitialised"),
+        ("BUG_NO_INIT", "barrier_uninitialised"),
+        ("BUG_EMPTY_WAIT", "overwritten_while_read"),
+        ("BUG_FULL_WAIT", "read_before_load"),
+        ("BUG_PARITY", "wrong_parity"),
+        ("BUG_NO_ARRIVE", "deadlock"),
+        ("BUG_EARLY_RELEASE", "overwritten_while_read"),
+        ("BUG_TWICE", "overwritten_while_read"),
+        ("BUG_PROXY", "missing_proxy_fence"),
+        ("BUG_BAR", "data_race"),
+        ("BUG_COMMIT", "uncommitted_group"),
+        ("BUG_READ_WAIT", "store_source_reused"),
+        ("BUG_READ_WAIT", "exit_with_pending_store"),
+        ("BUG_OVERWRITE", "barrier_overwritten"),
+        ("BUG_DIVERGENT", "divergent_barrier"),
+        ("EXPECT (BYTES - 16)", "byte_count"),
+        ("EXPECT (BYTES + 16)", "byte_count"),
+        ("EXPECT (BYTES + 16)", "deadlock"),
+        ("BUG_TWO_LOADS", "byte_count"),
+        ("BUG_TWO_LOADS", "write_race"),
+        ("CONSUMERS 2", "overwritten_while_read"),
+        ("CONSUMERS 4", "deadlock"),
+        ("BARRIERS 3076", "barrier_misaligned"),
+    ],
+)
+def test_a_bug_is_reported_with_its_kind(define: str, kind: str) -> None:
+    try:
+        report, _, _ = relay(define)
+    except (TrapError, HazardError) as error:
+        assert kind in str(error)
+        return
+    assert kind in report.kinds, str(report)
+    hazard = next(h for h in report.hazards if h.kind == kind)
+    assert hazard.cause == CAUSES[kind]
+    assert hazard.kernel == "relay"
+    assert hazard.ptx_line > 0
+    assert hazard.source.startswith("kernel.cu:")
+
+
+def test_a_failing_schedule_can_be_replayed() -> None:
+    report, given, _ = relay("BUG_EMPTY_WAIT")
+    hazard = report.hazards[0]
+    module = module_of("#define BUG_EMPTY_WAIT\n" + RELAY)
+    again = module.launch(
+        "relay", 1, 128, (given, np.zeros_like(given), 5), shared_bytes=3120, seed=hazard.seed, replay=hazard.schedule,
+        hazards="collect",
+    )  # fmt: skip
+    assert hazard.kind in again.kinds
+
+
+def test_raise_names_everything_that_was_found() -> None:
+    module = module_of("#define BUG_PROXY\n" + RELAY)
+    with pytest.raises(HazardError, match=r"missing_proxy_fence.*\n.*PTX line \d+ \(kernel.cu:\d+\)"):
+        module.launch("relay", 1, 128, (np.zeros(1280, np.uint32), np.zeros(1280, np.uint32), 5), shared_bytes=3120)
+
+
+SMALL = {
+    "race": (
+        """
+extern "C" __global__ void k(u32* out) {
+    __shared__ u32 box[64];
+    box[threadIdx.x] = threadIdx.x;
+#ifndef BUG
+    __syncthreads();
+#endif
+    out[threadIdx.x] = box[63 - threadIdx.x];
+}""",
+        64,
+        64,
+        "data_race",
+    ),
+    "write after read": (
+        """
+extern "C" __global__ void k(u32* out) {
+    __shared__ u32 box[64];
+    box[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    u32 v = box[63 - threadIdx.x];
+#ifndef BUG
+    __syncthreads();
+#endif
+    box[threadIdx.x] = v;
+    __syncthreads();
+    out[threadIdx.x] = box[threadIdx.x];
+}""",
+        64,
+        64,
+        "data_race",
+    ),
+    "uninitialised": (
+        """
+extern "C" __global__ void k(u32* out) {
+    __shared__ u32 box[64];
+#ifndef BUG
+    box[threadIdx.x] = threadIdx.x;
+#else
+    if (threadIdx.x < 60) box[threadIdx.x] = threadIdx.x;
+#endif
+    __syncthreads();
+    out[threadIdx.x] = box[63 - threadIdx.x];
+}""",
+        64,
+        64,
+        "uninitialised_shared",
+    ),
+    "out of bounds": (
+        """
+extern "C" __global__ void k(u32* out) {
+#ifndef BUG
+    out[threadIdx.x] = 1;
+#else
+    out[threadIdx.x + 1] = 1;
+#endif
+}""",
+        32,
+        32,
+        "out_of_bounds",
+    ),
+    "shared out of bounds": (
+        """
+extern "C" __global__ void k(u32* out) {
+    extern __shared__ u32 box[];
+#ifndef BUG
+    box[threadIdx.x] = 1;
+#else
+    box[threadIdx.x + 4] = 1;
+#endif
+    __syncthreads();
+    out[threadIdx.x] = 1;
+}""",
+        32,
+        32,
+        "out_of_bounds",
+    ),
+    "divergent warp": (
+        """
+extern "C" __global__ void k(u32* out) {
+    u32 v = threadIdx.x;
+#ifndef BUG
+    v = __shfl_xor_sync(0xffffffffu, v, 1);
+#else
+    if (threadIdx.x < 7) v = __shfl_xor_sync(0xffffffffu, v, 1) + out[0]; else out[threadIdx.x] = 3;
+#endif
+    out[threadIdx.x] = v;
+}""",
+        32,
+        32,
+        "divergent_warp",
+    ),
+    "cp.async without a wait": (
+        """
+extern "C" __global__ void k(u32* out) {
+    __shared__ __align__(16) u32 box[32 * 4];
+    cp_async_16(shared_address(box + 4 * threadIdx.x), out, 16);
+    cp_async_commit_group();
+#ifndef BUG
+    cp_async_wait_group<0>();
+#endif
+    const u32 v = box[4 * threadIdx.x];
+    out[threadIdx.x] = v;
+}""",
+        32,
+        32,
+        "read_before_load",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("bug", [False, True])
+def test_small_kernels(name: str, bug: bool) -> None:
+    source, size, threads, kind = SMALL[name]
+    out = np.zeros(size, np.uint32)
+    module = module_of(("#define BUG\n" if bug else "") + source)
+    try:
+        report = module.launch("k", 1, threads, (out,), shared_bytes=128, schedules=8, hazards="collect")
+    except TrapError as error:
+        assert bug
+        assert "of args[0]" in str(error)
+        return
+    assert report.is_clean is not bug, str(report)
+    if bug:
+        assert kind in report.kinds, str(report)

@@ -1,0 +1,237 @@
+"""Encodings, control flow and the release check on small SASS written here; the check against a walk over all paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.errors import ArgumentError
+from tools.sass import parse_sass, without_encodings
+from tools.sass_flow import parse_encoded, successors
+from tools.sass_hazards import release_hazards
+
+#: As nvdisasm prints it: a kernel for sm_90a in which the arrival does not wait for the load before it.
+NVDISASM = """
+	.section	.text.k,"ax",@progbits
+k:
+.text.k:
+        /*0000*/                   LDSM.16.M88.4 R172, [R9+0x1800] ;                             /* 0x0018000009ac783b */
+                                                                                                 /* 0x000fe80000000200 */
+        /*0010*/                   LDS.128 R8, [R226+0xa600] ;                                   /* 0x00a60000e2087984 */
+                                                                                                 /* 0x000e220000000c00 */
+.L_x_1:
+        /*0020*/              @!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R220+URZ+0x15c28], RZ ;        /* 0x015c28ffdcff89a7 */
+                                                                                                 /* 0x0003e2000810003f */
+        /*0030*/                   SHF.R.U32.HI R12, RZ, 0x8, R8 ;                               /* 0x00000008ff0c7819 */
+                                                                                                 /* 0x001fe20000011608 */
+        /*0040*/              @!P1 BRA `(.L_x_1) ;                                               /* 0xfffffff800609947 */
+                                                                                                 /* 0x004fea000383ffff */
+        /*0050*/                   EXIT ;                                                        /* 0x000000000000794d */
+                                                                                                 /* 0x000fea0003800000 */
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """An instruction of a small program: text, scoreboard of its result, scoreboards it waits for, label before it."""
+
+    text: str
+    write: int = 7
+    wait: tuple[int, ...] = ()
+    label: str = ""
+
+
+def assemble(*lines: Line) -> str:
+    """The program as nvdisasm prints it; line i stands at address 16 i."""
+    printed = ['\t.section\t.text.k,"ax",@progbits', "k:"]
+    for index, line in enumerate(lines):
+        upper = line.write << 46 | 7 << 49 | sum(1 << 52 + scoreboard for scoreboard in set(line.wait))
+        if line.label:
+            printed.append(f"{line.label}:")
+        printed.append(f"        /*{16 * index:04x}*/                   {line.text} ;      /* 0x{0x7919:016x} */")
+        printed.append(f"                                                   /* 0x{upper:016x} */")
+    return "\n".join(printed) + "\n"
+
+
+def found(*lines: Line) -> list[tuple[int, int]]:
+    """(line of the arrival, line of the load) of each hazard."""
+    return [(hazard.arrive // 16, hazard.load // 16) for hazard in release_hazards(assemble(*lines))]
+
+
+def load(write: int = 7, *wait: int, guard: str = "") -> Line:
+    return Line(f"{guard}LDS.128 R8, [R2]", write, wait)
+
+
+ARRIVE = Line("@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR5], RZ")
+EXIT = Line("EXIT")
+
+
+def use(*wait: int) -> Line:
+    return Line("HADD2 R8, R8, R9", 7, wait)
+
+
+def test_control_bits() -> None:
+    (code,) = parse_encoded(NVDISASM)
+    assert code.function == "k"
+    assert [(s.opcode, s.predicate, s.write_scoreboard, s.waits) for s in code.steps] == [
+        ("LDSM.16.M88.4", "", None, 0),
+        ("LDS.128", "", 0, 0),
+        ("SYNCS.ARRIVE.TRANS64.A1T0", "!P0", None, 0),
+        ("SHF.R.U32.HI", "", None, 0b1),
+        ("BRA", "!P1", None, 0b100),
+        ("EXIT", "", None, 0),
+    ]
+    assert successors(code) == [(1,), (2,), (3,), (4,), (2, 5), ()]
+    hazards = release_hazards(NVDISASM)
+    assert [(h.function, h.arrive, h.load) for h in hazards] == [("k", 0x20, 0), ("k", 0x20, 0x10)]
+    assert str(hazards[1]) == "SYNCS.ARRIVE.TRANS64.A1T0 at 0x20 does not wait for LDS.128 at 0x10"
+
+
+def test_text_for_readers_has_no_encodings() -> None:
+    plain = without_encodings(NVDISASM)
+    assert "/* 0x" not in plain
+    assert parse_sass(plain) == parse_sass(NVDISASM)
+    assert len(plain.splitlines()) == len(NVDISASM.splitlines()) - 6
+    with pytest.raises(ArgumentError, match="print-instruction-encoding"):
+        parse_encoded(plain)
+
+
+def test_a_text_that_is_cut_off_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="cut off"):
+        parse_encoded(NVDISASM[: NVDISASM.rindex("/*")])
+    assert parse_encoded("") == ()
+
+
+def test_jumps_by_address_as_cuobjdump_prints_them() -> None:
+    lines = assemble(Line("@P0 BRA 0x20"), Line("NOP"), EXIT).splitlines()[2:]
+    (code,) = parse_encoded("\t\tFunction : k\n" + "\n".join(lines))
+    assert (code.function, successors(code)) == ("k", [(1, 2), (2,), ()])
+
+
+@pytest.mark.parametrize(
+    ("jump", "following"),
+    [
+        ("BRA `(.L_x_1)", (3,)),
+        ("@P0 BRA `(.L_x_1)", (1, 3)),
+        ("BRA.U !UP0, `(.L_x_1)", (1, 3)),
+        ("BRA.DIV UR4, `(.L_x_1)", (1, 3)),
+        ("@P0 BRA.U.ANY `(.L_x_1)", (1, 3)),
+        ("WARPSYNC.COLLECTIVE R8, `(.L_x_1)", (1, 3)),
+        ("CALL.REL.NOINC `(.L_x_1)", (3,)),
+        ("BSSY B0, `(.L_x_1)", (1,)),
+        ('BRX R2 -0x340 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)', (2, 3)),
+        ("BRX R2 -0x340", (0, 2, 3)),
+        ("@P0 EXIT", (1,)),
+        ("@P0 BREAK B0", (1,)),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9", (1,)),
+    ],
+)
+def test_what_follows_a_jump(jump: str, following: tuple[int, ...]) -> None:
+    lines = (Line(jump), Line("NOP"), Line("NOP", label=".L_x_2"), Line("EXIT", label=".L_x_1"))
+    (code,) = parse_encoded(assemble(*lines))
+    assert successors(code)[0] == following
+
+
+def test_threads_meet_where_their_bssy_said() -> None:
+    inner = (Line("BSSY B0, `(.L_x_1)"), Line("@P0 BRA `(.L_x_1)"), Line("BSYNC B0"))
+    (code,) = parse_encoded(assemble(*inner, Line("EXIT", label=".L_x_1")))
+    assert successors(code)[2] == (3,)
+    (code,) = parse_encoded(assemble(*inner, Line("NOP"), Line("EXIT", label=".L_x_1")))
+    assert successors(code)[2] == (4,)
+
+
+def test_a_return_goes_behind_every_call() -> None:
+    program = (Line("CALL.REL.NOINC `(f)"), Line("CALL.REL.NOINC `(f)"), EXIT, Line("RET.REL.NODEC R4 `(k)", label="f"))
+    (code,) = parse_encoded(assemble(*program))
+    assert successors(code) == [(3,), (3,), (), (1, 2)]
+
+
+def test_a_wait_before_the_arrival_is_enough() -> None:
+    assert found(load(3), use(3), ARRIVE, EXIT) == []
+    assert found(load(3), Line(ARRIVE.text, 7, (3,)), EXIT) == []
+    assert found(load(3), ARRIVE, use(3), EXIT) == [(1, 0)]
+    assert found(load(3), use(2), ARRIVE, EXIT) == [(2, 0)]
+
+
+def test_reads_end_in_order() -> None:
+    assert found(load(), load(1), use(1), ARRIVE, EXIT) == []
+    assert found(load(1), load(), use(1), ARRIVE, EXIT) == [(3, 1)]
+    assert found(load(0), load(1), use(0), ARRIVE, EXIT) == [(3, 1)]
+    # The second read may not run; what it says then says nothing about the first.
+    assert found(load(0), load(1, guard="@P0 "), use(1), ARRIVE, EXIT) == [(3, 0)]
+
+
+def test_a_read_that_waits_itself_reuses_its_scoreboard() -> None:
+    assert found(load(0), load(0, 0), ARRIVE, EXIT) == [(2, 1)]
+
+
+def test_a_read_that_never_runs_is_none() -> None:
+    assert found(Line("@!PT LDS RZ, [RZ]"), ARRIVE, EXIT) == []
+
+
+def test_depbar_waits_for_what_it_lists() -> None:
+    assert found(load(0), Line("DEPBAR.LE SB0, 0x0"), ARRIVE, EXIT) == []
+    assert found(load(0), Line("DEPBAR.LE SB0, 0x1"), ARRIVE, EXIT) == [(2, 0)]
+    assert found(load(0), load(3), Line("DEPBAR.LE SB5, 0x1, {3,2}"), ARRIVE, EXIT) == []
+
+
+def test_one_path_without_a_wait_is_enough_for_a_hazard() -> None:
+    jump, join = Line("@P0 BRA `(.L_x_1)"), Line(ARRIVE.text, label=".L_x_1")
+    assert found(load(0), jump, use(0), join, EXIT) == [(3, 0)]
+    assert found(load(0), jump, use(), Line(ARRIVE.text, 7, (0,), ".L_x_1"), EXIT) == []
+
+
+def test_a_hazard_over_the_back_edge() -> None:
+    around, wait_first = Line("@P0 BRA `(.L_x_1)"), Line("NOP", 7, (2,), ".L_x_1")
+    assert found(Line(ARRIVE.text, label=".L_x_1"), load(2), around, EXIT) == [(0, 1)]
+    assert found(wait_first, ARRIVE, load(2), around, EXIT) == []
+
+
+def in_flight_on_paths(program: Sequence[Line]) -> set[tuple[int, int]]:
+    """Walks each path of a program without backward jumps, with the queue of reads that a warp would have."""
+    hazards: set[tuple[int, int]] = set()
+
+    def walk(index: int, queue: list[tuple[int, int]]) -> None:
+        line = program[index]
+        ended = max((i for i, (_, scoreboard) in enumerate(queue) if scoreboard in line.wait), default=-1)
+        queue = queue[ended + 1 :]
+        if "ARRIVE" in line.text:
+            hazards.update((index, read) for read, _ in queue)
+        if "LDS" in line.text:
+            queue = [*queue, (index, line.write)]
+        if "BRA" in line.text:
+            walk(int(line.text.split("_")[-1].rstrip(")")), queue)
+        if line.text != "EXIT":
+            walk(index + 1, queue)
+
+    walk(0, [])
+    return hazards
+
+
+SCOREBOARD = st.integers(0, 5)
+WAITS = st.lists(SCOREBOARD, max_size=2).map(tuple)
+STRAIGHT = st.one_of(
+    st.builds(Line, st.just("LDS.64 R8, [R2]"), st.sampled_from([0, 1, 2, 7]), WAITS),
+    st.builds(Line, st.just("LDSM.16.M88.4 R8, [R2]"), st.sampled_from([0, 3, 4, 5]), WAITS),
+    st.builds(Line, st.just("IMAD R8, R8, R9, R10"), st.just(7), WAITS),
+    st.builds(Line, st.just(ARRIVE.text), st.just(7), WAITS),
+)
+
+
+@given(st.lists(STRAIGHT, max_size=20))
+def test_straight_code_is_judged_exactly(lines: list[Line]) -> None:
+    program = [*lines, EXIT]
+    assert set(found(*program)) == in_flight_on_paths(program)
+
+
+@given(st.lists(STRAIGHT, min_size=2, max_size=12), st.data())
+def test_no_path_is_overlooked(lines: list[Line], data: st.DataObject) -> None:
+    program = [Line(line.text, line.write, line.wait, f".L_x_{i}") for i, line in enumerate([*lines, EXIT])]
+    for at in data.draw(st.sets(st.integers(0, len(lines) - 1), max_size=3)):
+        target = data.draw(st.integers(at + 1, len(lines)))
+        program[at] = Line(f"@P0 BRA `(.L_x_{target})", 7, program[at].wait, f".L_x_{at}")
+    assert set(found(*program)) >= in_flight_on_paths(program)
