@@ -7,8 +7,9 @@ CuPy arrays and torch tensors are read through their attributes; everything else
 from __future__ import annotations
 
 import ctypes
+import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentError, ArgumentTypeError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, check
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
@@ -38,6 +39,7 @@ _TORCH_DTYPES: dict[str, np.dtype[Any]] = {
 _POINTER_DEVICE_ORDINAL = 9
 #: DLDeviceType of dlpack.h.
 _DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED = 1, 2, 13
+_ADDRESSES = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ def describe(array: object, field: str = "array") -> ArrayInfo:
     if is_torch(array):
         return _from_torch(sys.modules["torch"], array, field)
     if isinstance(array, np.ndarray):
+        if getattr(array, "mask", None) is not None:
+            raise ArgumentTypeError(field, "a masked array", "an array without a mask")
         return _from_numpy(array, array, "numpy")
     interface = getattr(array, "__cuda_array_interface__", None)
     if isinstance(interface, Mapping):
@@ -150,20 +154,27 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         raise ArgumentTypeError(field, "a masked array", "an array without a mask")
     try:
         dtype = np.dtype(interface["typestr"])
-        shape = tuple(int(n) for n in interface["shape"])
-        pointer, readonly = int(interface["data"][0]), bool(interface["data"][1])
+        shape = tuple(operator.index(n) for n in interface["shape"])
+        pointer, readonly = operator.index(interface["data"][0]), bool(interface["data"][1])
         strides = interface.get("strides")
-        strides = dense_strides(shape, dtype) if strides is None else tuple(int(s) for s in strides)
+        strides = dense_strides(shape, dtype) if strides is None else tuple(operator.index(s) for s in strides)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArgumentTypeError(
             field, f"a broken __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
         ) from error
     if len(strides) != len(shape):
         raise ArgumentTypeError(field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride a dimension")
-    device = pointer_device(pointer, field)
+    if any(n < 0 for n in shape):
+        raise ArgumentError(f"{field}.shape", shape, "extents of 0 and up")
+    # The interface gives arrays without elements the address 0; with elements it would be written to.
+    if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
+        raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
     producer = interface.get("stream")
+    if producer is not None and (type(producer) is not int or producer <= 0):
+        raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")
+    device = pointer_device(pointer, field)
     if producer is not None:
-        _order_after(int(producer), device)
+        _order_after(producer, device)
     return ArrayInfo(pointer, shape, strides, dtype, device, array, "cai", readonly)
 
 
@@ -207,7 +218,12 @@ def _order_after(producer: int, device: int) -> None:
 
 def _from_dlpack(array: Any, field: str) -> ArrayInfo:
     """Source: DLPack specification, Python interface; Python array API standard, __dlpack_device__."""
-    place, _ = (int(part) for part in array.__dlpack_device__())
+    try:
+        place, _ = (int(part) for part in array.__dlpack_device__())
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            field, f"a broken __dlpack_device__ ({error})", "(device type, device number)"
+        ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
         raise ArgumentTypeError(field, f"DLPack device type {place}", "CPU (1), CUDA (2) or CUDA managed memory (13)")
     try:
@@ -217,7 +233,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 
         # CuPy hands its current stream to the producer, which orders its work before it.
         view = cupy.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
     return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, view.data.device_id, view, "dlpack")
 
@@ -266,10 +282,26 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object) -
         return torch.empty(tuple(shape), dtype=getattr(torch, name), device=place)
     if info.device is None:
         return np.empty(tuple(shape), found)
-    import cupy
+    ordinal = info.device
+    return with_cupy("cupy.empty", lambda cupy: _empty(cupy, ordinal, tuple(shape), found))
 
-    with cupy.cuda.Device(info.device):
-        return cupy.empty(tuple(shape), found)
+
+def _empty(cupy: Any, device: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    with cupy.cuda.Device(device):
+        return cupy.empty(shape, dtype)
+
+
+def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
+    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or card, or is
+    refused by the CUDA runtime."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise DriverError(call, None, f"no CuPy ({error}); install cudatma[cuda13] or cudatma[cuda12]") from error
+    try:
+        return function(cupy)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DriverError(call, int(error.status), str(error)) from error
 
 
 def is_torch(owner: object) -> bool:
@@ -283,29 +315,43 @@ def current_stream(kind: str, device: int) -> int:
     if kind == "torch":
         torch = sys.modules["torch"]
         # What torch's own code generator calls; a Stream object would cost ten times as much.
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
         return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
     cupy = sys.modules.get("cupy")
-    return 0 if cupy is None else int(cupy.cuda.get_current_stream(device).ptr)
+    if cupy is None:
+        return 0
+    try:
+        return int(cupy.cuda.get_current_stream(device).ptr)
+    except RuntimeError as error:  # CuPy asks the runtime, which needs a driver and a card
+        raise DriverError("cupy.cuda.get_current_stream", getattr(error, "status", None), str(error)) from error
 
 
 def stream_handle(stream: object, kind: str, device: int) -> int:
     """Handle of an explicit stream: an int, a CuPy or torch stream, cuda.bindings' CUstream, anything with
-    ``__cuda_stream__``. None is current_stream(kind, device). Raises ArgumentTypeError for anything else."""
+    ``__cuda_stream__``. None is current_stream(kind, device). Raises ArgumentTypeError for anything else, ArgumentError
+    for a number that is no handle."""
     if stream is None:
         return current_stream(kind, device)
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream < 0:
-            raise ArgumentError("stream", stream, "a handle, 0 and up")
-        return stream
+    handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
+    if not 0 <= handle < _ADDRESSES:
+        raise ArgumentError("stream", handle, "a handle, 0 and up in 64 bits")
+    return handle
+
+
+def _handle_of(stream: object) -> int:
+    """What a stream object says its handle is."""
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
             return handle
+    allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # A method by the protocol; early producers made it an attribute.
-        return int((protocol() if callable(protocol) else protocol)[1])
+        try:
+            return int((protocol() if callable(protocol) else protocol)[1])
+        except (TypeError, ValueError, LookupError) as error:
+            raise ArgumentTypeError("stream", f"a broken __cuda_stream__ ({error})", allowed) from error
     if type(stream).__module__.startswith("cuda.bindings") and hasattr(stream, "__int__"):
         return int(stream)
-    raise ArgumentTypeError("stream", type(stream).__name__, "None, an int handle, a CuPy, torch or cuda.core stream")
+    raise ArgumentTypeError("stream", type(stream).__name__, allowed)

@@ -28,8 +28,10 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (9, 0): (13, 0),
 }
 #: Line information keeps PTX and SASS readable beside the source and does not change the code; -v puts registers,
-#: spills and barriers of each kernel into the log.
-_FIXED_FLAGS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
+#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off: constants
+#: at the top of a generated kernel document it, whether or not this instance uses each. The option --diag-warn=177
+#: brings it back.
+_FIXED_FLAGS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
 #: Options that would make the result depend on more than source and options, or turn the cubin into something else.
 _REFUSED_OPTIONS = (
     *("-arch", "--gpu-architecture", "-I", "--include-path", "-include", "--pre-include", "--pch", "-pch"),

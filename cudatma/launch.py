@@ -207,6 +207,8 @@ class Kernel:
         function = self._functions.get(device)
         if function is not None:
             return function
+        if type(device) is not int:
+            raise LaunchError("device", type(device).__name__, "a device's ordinal, an int, or None")
         card = context.device(device)
         if not self.target.loads_on(card.compute_capability):
             shown = f"compute capability {card.compute_capability[0]}.{card.compute_capability[1]}"

@@ -110,7 +110,11 @@ def _float(parameter: Parameter, value: float, field: str) -> Any:
         raise LaunchError(
             field, value, allowed, "pass a NumPy scalar of the parameter's type, or an int for an integer"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        got = f"an int of {int(value).bit_length()} bits"
+        raise LaunchError(field, got, f"what a floating-point type holds, for {parameter.name}") from error
     if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
         raise LaunchError(field, value, f"what a float holds, up to {_FLOAT32_MAX:g}, for {parameter.name}")
     return _FLOATS[parameter.size_bytes](number)

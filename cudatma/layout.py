@@ -172,14 +172,15 @@ def box_layout(
     """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive).
 
     ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to it.
-    With interleave the innermost dimension counts whole channel slices of 16 or 32 bytes, each of which is a row;
-    that reading follows the driver's rules for interleaved boxes and is not measured, and the pitch is an upper bound.
+    With interleave the innermost dimension counts elements (channels) too, not slices: a box of 8 x 4 x 2 fp16 counts
+    128 bytes on an H200, but 256 (16B) or 512 bytes (32B) of shared memory are written. The pitch follows that one
+    measurement: every channel slice that a row begins takes twice its size.
     """
+    rows, row_bytes = prod(counts[1:]), counts[0] * element_bits // 8
+    pitch = row_bytes
     if interleave is not Interleave.NONE:
-        rows, row_bytes = prod(counts), interleave.slice_bytes
-    else:
-        rows, row_bytes = prod(counts[1:]), counts[0] * element_bits // 8
-    return BoxLayout(rows, row_bytes, max(row_bytes, mode.span_bytes))
+        pitch = -(-row_bytes // interleave.slice_bytes) * 2 * interleave.slice_bytes
+    return BoxLayout(rows, row_bytes, max(pitch, mode.span_bytes))
 
 
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:

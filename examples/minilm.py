@@ -181,7 +181,7 @@ def _print(found: Mapping[str, Any]) -> None:
     for column in ("tokens", "fp32", "dequantised"):
         table.add_column(column, justify="right")
     for row in found["sentences"]:
-        each = f"{row['cosine_dequantised']:.6f}"
+        each = f"{row['cosine_dequantised']:.7f}"
         table.add_row(Text(row["sentence"]), str(row["tokens"]), f"{row['cosine_fp32']:.4f}", each)
     console.print(table)
     saved = 100 * (1 - found["int4_bytes"] / found["fp16_bytes"])
@@ -190,16 +190,20 @@ def _print(found: Mapping[str, Any]) -> None:
     console.print(f"weights   {found['weights']}", soft_wrap=True)
     console.print(f"layers    {found['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
     console.print(f"mean      {found['mean_cosine_fp32']:.4f} against fp32, at least {MEAN_LIMIT} is asked for")
-    console.print(f"least     {found['min_cosine_dequantised']:.6f} against dequantised, at least {EACH_LIMIT}")
+    console.print(f"least     {found['min_cosine_dequantised']:.7f} against dequantised, at least {EACH_LIMIT}")
     console.print("Both bounds hold." if found["passed"] else "A bound is MISSED.")
 
 
 def _place(backend: str) -> tuple[Any, str]:
-    """The array module of a backend, and the device's name."""
+    """The array module of a backend, and the device's name. Raises DriverError where "cuda" is asked for in vain."""
     if backend == "reference":
         return np, "the CPU"
-    import cupy
-
+    cudatma.detect()
+    try:
+        import cupy
+    except ImportError as error:
+        remedy = "run: pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12"
+        raise ArgumentError("cupy", f"not installed ({error})", "CuPy, for arrays on the card", remedy) from error
     return cupy, cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 

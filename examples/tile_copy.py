@@ -3,48 +3,21 @@
     python examples/tile_copy.py                       # copies on the card, compares, measures
     python examples/tile_copy.py --target sm_120a      # compiles only; needs no card
 
-A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
-and a function that makes the tensor maps and launches.
+A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from
+(cudatma/kernels/tile_copy.py), and a function that makes the tensor maps and launches: here.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from typing import Any
 
 import cudatma
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError
-from cudatma.pipeline import Operand, PipelineSpec
+from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec
 
-TEMPLATE = "kernels/tile_copy.cu.j2"
 BLOCKS = 264  # two on each multiprocessor of an H200; every block walks over the boxes
-
-
-@dataclass(frozen=True, slots=True)
-class TileCopySpec:
-    """box_rows, box_columns: elements of one box, at most 256 each. element_bytes: bytes of an element. stages: 2.."""
-
-    element_bytes: int
-    box_rows: int = 64
-    box_columns: int = 64
-    stages: int = 4
-    entry: str = "tile_copy"
-
-    def __post_init__(self) -> None:
-        if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
-
-    @property
-    def ring(self) -> PipelineSpec:
-        """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
-        box_bytes = self.box_rows * self.box_columns * self.element_bytes
-        return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.ring.notes()
 
 
 def tile_copy(source: Any, destination: Any, stages: int = 4) -> None:
@@ -63,7 +36,7 @@ def tile_copy(source: Any, destination: Any, stages: int = 4) -> None:
     tiles_y, tiles_x = -(-source.shape[0] // spec.box_rows), -(-source.shape[1] // spec.box_columns)
     kernel = cudatma.compile(TEMPLATE, spec)
     grid = min(BLOCKS, tiles_x * tiles_y)
-    kernel.launch(grid, 64, (load, store, tiles_x, tiles_y), shared_bytes=spec.ring.smem_bytes)
+    kernel.launch(grid, 64, (load, store, tiles_x, tiles_y), shared_bytes=spec.smem_bytes)
 
 
 def main() -> None:
@@ -71,8 +44,9 @@ def main() -> None:
     parser.add_argument("--target", help="compile for this architecture and stop")
     options = parser.parse_args()
     if options.target:
-        kernel = cudatma.compile(TEMPLATE, TileCopySpec(4), options.target)
-        print(f"{kernel}: {len(kernel.cubin)} bytes, {TileCopySpec(4).ring.smem_bytes} bytes of shared memory")
+        spec = TileCopySpec(element_bytes=4)
+        kernel = cudatma.compile(TEMPLATE, spec, options.target)
+        print(f"{kernel}: {len(kernel.cubin)} bytes, {spec.smem_bytes} bytes of shared memory")
         return
     import cupy
 

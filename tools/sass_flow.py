@@ -1,9 +1,9 @@
 """SASS with its encodings as a control-flow graph: which instruction follows which, and who waits for which scoreboard.
 
-An instruction of Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 are not the operation but
-its scheduling: stall cycles (105-108), yield (109), the scoreboard that the result will clear (110-112, 7: none), the one
-that reading the operands will clear (113-115, 7: none), and a mask of the six scoreboards that must be clear before the
-instruction is issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), not these bits.
+An instruction of Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 are its scheduling: stall
+cycles (105-108), yield (109), the scoreboard that the result will clear (110-112, 7: none), the one that reading the
+operands will clear (113-115, 7: none), and a mask of the six scoreboards that must be clear before the instruction is
+issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), not these bits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Code:
 
 
 def parse_encoded(text: str) -> tuple[Code, ...]:
-    """The functions in the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``.
+    """The functions in the output of ``nvdisasm --print-code --print-instruction-encoding`` or of ``cuobjdump
+    --dump-sass``.
 
     Raises ArgumentError for text that has instructions without their encodings.
     """

@@ -1,10 +1,10 @@
 """Releases that overtake reads, found in SASS.
 
-A consumer reads a slot of a ring with LDS or LDSM and gives it back with SYNCS.ARRIVE (mbarrier.arrive). ptxas may issue
-the arrival while a read is still in flight: nothing in the arrival's wait mask names the read's scoreboard. While stores
-of other warps hold the load unit up, TMA then refills the slot before the read has happened, and the warp computes with
-the next stage's values [seen on an H200]. The cure is in the source: use what was read before the arrival, for example by
-releasing a slot only when the loop has come round.
+A consumer reads a slot of a ring with LDS or LDSM and gives it back with SYNCS.ARRIVE (mbarrier.arrive). ptxas may
+issue the arrival while a read is still in flight: nothing in the arrival's wait mask names the read's scoreboard. While
+stores of other warps hold the load unit up, TMA then refills the slot before the read has happened, and the warp
+computes with the next stage's values [seen on an H200]. The cure is in the source: use what was read before the
+arrival, for example by releasing a slot only when the loop has come round.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def release_hazards(text: str) -> tuple[ReleaseHazard, ...]:
     """All hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
 
     A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
-    read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions wait
-    for those. Raises ArgumentError for text without encodings.
+    read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions
+    wait for those. Raises ArgumentError for text without encodings.
     """
     return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code))
 

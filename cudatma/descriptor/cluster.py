@@ -37,6 +37,8 @@ def multicast_mask(
     if axis is not None and ranks is not None:
         raise LaunchError("ranks", "axis and ranks", "one of the two")
     if ranks is not None:
+        if not isinstance(ranks, Iterable):
+            raise LaunchError("ranks", ranks, "blocks of the cluster by rank, a sequence of ints")
         chosen = list(ranks)
     elif axis is None:
         chosen = list(range(size))
@@ -46,7 +48,7 @@ def multicast_mask(
         raise LaunchError("ranks", chosen, "at least one block")
     mask = 0
     for index, rank in enumerate(chosen):
-        if not 0 <= rank < size:
+        if type(rank) is not int or not 0 <= rank < size:
             raise LaunchError(f"ranks[{index}]", rank, f"0..{size - 1}")
         mask |= 1 << rank
     return mask
@@ -74,6 +76,8 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], target: Target | 
 
 def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
     """Three positive ints; missing ones are 1."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     if not 1 <= len(values) <= 3:
         raise LaunchError(field, values, "1 to 3 dimensions")
     for index, value in enumerate(values):
@@ -87,11 +91,11 @@ def _line(shape: tuple[int, int, int], axis: str, block: Sequence[int]) -> list[
     """Ranks of the blocks on the line through ``block`` along an axis."""
     if axis not in _AXES:
         raise LaunchError("axis", axis, ", ".join(_AXES))
-    if len(block) > 3:
-        raise LaunchError("block", block, "1 to 3 dimensions")
+    if not isinstance(block, Sequence) or len(block) > 3:
+        raise LaunchError("block", block, "a sequence of 1 to 3 ints")
     place = list(block) + [0] * (3 - len(block))
     for index, (value, size) in enumerate(zip(place, shape, strict=True)):
-        if not 0 <= value < size:
+        if type(value) is not int or not 0 <= value < size:
             raise LaunchError(f"block[{index}]", value, f"0..{size - 1}")
     ranks = []
     for value in range(shape[_AXES[axis]]):

@@ -186,7 +186,10 @@ def decode(data: bytes | bytearray | memoryview) -> Decoded:
 
 
 def _to_integer(data: bytes | bytearray | memoryview) -> int:
-    raw = bytes(data)
+    try:
+        raw = memoryview(data).tobytes()
+    except TypeError as error:
+        raise DescriptorError("data", type(data).__name__, "bytes, bytearray or memoryview") from error
     if len(raw) != DESCRIPTOR_BYTES:
         raise DescriptorError("data", f"{len(raw)} bytes", f"{DESCRIPTOR_BYTES} bytes")
     return int.from_bytes(raw, "little")

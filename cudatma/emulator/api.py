@@ -17,12 +17,15 @@ from cudatma.emulator.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.parser import parse
 from cudatma.emulator.report import Report
 from cudatma.emulator.scheduler import Deadlock
-from cudatma.errors import ArgumentError, HazardError
+from cudatma.errors import ArgumentError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
 #: Segments after which a launch is given up as endless.
 STEP_LIMIT = 20_000_000
 MAX_THREADS = 1024
+MAX_PARAM_BYTES = 32764
+MAX_LOCAL_BYTES = 512 << 10
+MAX_SHARED_BYTES = 227 << 10
 
 
 def load(ptx: str) -> EmulatedModule:
@@ -69,15 +72,16 @@ class EmulatedModule:
     ) -> Report:
         """Run a kernel under several schedules and report what is wrong with it.
 
-        name: an entry, or a part of its name that only one has. grid, block, cluster: blocks, threads, blocks a cluster; an int or up
-        to three. args: NumPy arrays (their own memory is the device's), numbers, bytes, tensor maps. arrays: more memory that
-        the kernel reaches through addresses. shared_bytes: dynamic shared memory. schedules: how many; number 0 is in order,
-        number 1 most delayed, further ones draw from ``seed``; each starts from the same array contents. replay: run this schedule
-        alone. hazards: "raise" (HazardError with all findings), "collect" (in the report) or "off". target: whose limits apply;
-        by default the module's. step_limit: segments of one schedule.
+        name: an entry, or a part of its name that only one has. grid, block, cluster: blocks, threads, blocks a
+        cluster; an int or up to three. args: NumPy arrays (their own memory is the device's), numbers, bytes, tensor
+        maps. arrays: more memory that the kernel reaches through addresses. shared_bytes: dynamic shared memory.
+        schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
+        from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
+        "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
+        one schedule.
 
-        Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop, StepLimitError and
-        HazardError.
+        Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
+        StepLimitError and HazardError.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -132,6 +136,10 @@ class EmulatedModule:
             if hazards == "raise":
                 raise HazardError(str(error)) from error
             findings.trapped(launch, str(error))
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+            if isinstance(error, CudaTmaError):
+                raise
+            raise EmulatorError(f"{setup.program.function.name} cannot be emulated: {type(error).__name__}: {error}") from error
         except StepLimitError as error:
             if hazards == "raise" and findings.hazards():
                 raise HazardError("\n".join(map(str, findings.hazards())) + f"\n{error}") from error
@@ -185,8 +193,16 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             raise ArgumentError("cluster", setup.cluster, f"a divisor of the grid {setup.grid} on each axis")
     most = target.max_cluster_blocks if target is not None else 8
     if blocks > max(most, 16 if most == 8 else most):
-        raise ArgumentError("cluster", setup.cluster, f"at most {most} blocks on {target.name if target else 'this target'}")
+        raise ArgumentError(
+            "cluster", setup.cluster, f"at most {most} blocks on {target.name if target else 'this target'}"
+        )
+    if setup.program.param_bytes > MAX_PARAM_BYTES:
+        raise ArgumentError("args", f"{setup.program.param_bytes} bytes of parameters", f"at most {MAX_PARAM_BYTES}")
+    if setup.program.local_bytes > MAX_LOCAL_BYTES:
+        raise ArgumentError("local", f"{setup.program.local_bytes} bytes a thread", f"at most {MAX_LOCAL_BYTES}")
     total = static_bytes + setup.dynamic_bytes
+    if total > MAX_SHARED_BYTES:
+        raise ArgumentError("shared_bytes", f"{total} bytes with the static ones", f"at most {MAX_SHARED_BYTES}")
     if target is not None and total > target.smem_per_block_bytes:
         raise ArgumentError("shared_bytes", f"{total} bytes with the static ones",
                             f"at most {target.smem_per_block_bytes} on {target.name}")  # fmt: skip

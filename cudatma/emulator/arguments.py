@@ -18,8 +18,9 @@ def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) 
     """The parameter buffer of a kernel; arrays are mapped into ``memory``.
 
     A NumPy array is passed as a pointer, or by value where the parameter has its size and is wider than 8 bytes; ints,
-    floats, bools and NumPy scalars by the parameter's size; bytes and objects with ``__bytes__`` or ``descriptor`` (tensor maps) by
-    value. Raises ArgumentError for a wrong count or size and ArgumentTypeError for a type that cannot be passed.
+    floats, bools and NumPy scalars by the parameter's size; bytes and objects with ``__bytes__`` or ``descriptor``
+    (tensor maps) by value. Raises ArgumentError for a wrong count or size and ArgumentTypeError for a type that cannot
+    be passed.
     """
     params = program.function.params
     if len(args) != len(params):
@@ -37,7 +38,9 @@ def _encode(value: Any, size: int, name: str, memory: GlobalMemory) -> bytes:
         if size != 8:
             if value.nbytes == size:
                 return value.tobytes()
-            raise ArgumentError(name, f"an array of {value.nbytes} bytes", f"a value of {size} bytes, or a pointer parameter")
+            raise ArgumentError(
+                name, f"an array of {value.nbytes} bytes", f"a value of {size} bytes, or a pointer parameter"
+            )
         return memory.add(value, name).to_bytes(8, "little")
     register_array(value, name, memory)
     if isinstance(value, np.generic):

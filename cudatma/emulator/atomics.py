@@ -30,7 +30,12 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
     if operation == "add":
         result = old + value
     elif operation in ("min", "max"):
-        function = {("min", False): np.minimum, ("max", False): np.maximum, ("min", True): np.fmin, ("max", True): np.fmax}
+        function = {
+            ("min", False): np.minimum,
+            ("max", False): np.maximum,
+            ("min", True): np.fmin,
+            ("max", True): np.fmax,
+        }
         result = function[operation, old.dtype.kind not in "iu"](old, value)
     elif operation == "inc":
         result = np.where(old >= value, old.dtype.type(0), old + one)
@@ -45,9 +50,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
     return np.asarray(result).astype(old.dtype, copy=False)
 
 
-def _locate(
-    w: Warp, at: int, address: int, space: str, size: int, order: str, lane: int
-) -> tuple[Region, int]:
+def _locate(w: Warp, at: int, address: int, space: str, size: int, order: str, lane: int) -> tuple[Region, int]:
     """(region, offset) of one lane's operand."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)

@@ -223,8 +223,11 @@ class BodyParser:
 
     def _text(self, start: int) -> str:
         tokens = [token.text for token in self.cursor.tokens[start : min(self.cursor.at - 1, start + 40)]]
-        return re.sub(r" ?([,;\]\)\}]) ?|([\[\(\{@!]) ", lambda m: (m[1] + " " if m[1] == "," else m[1]) if m[1] else m[2],
-                      " ".join(tokens))
+        return re.sub(
+            r" ?([,;\]\)\}]) ?|([\[\(\{@!]) ",
+            lambda m: (m[1] + " " if m[1] == "," else m[1]) if m[1] else m[2],
+            " ".join(tokens),
+        )
 
     def _operand(self, scope: _Scope) -> Operand:
         cursor = self.cursor

@@ -69,7 +69,8 @@ def copy_async(w: Warp, at: int, to: Array, source: Array, size: int, take: Arra
     if observer is not None:
         handle = observer.async_write(w, at, block, offsets, size, "cp.async")
     regions = [
-        global_run(w, at, int(a), int(n)) if n else None for a, n in zip(addresses.tolist(), counts.tolist(), strict=True)
+        global_run(w, at, int(a), int(n)) if n else None
+        for a, n in zip(addresses.tolist(), counts.tolist(), strict=True)
     ]
 
     def complete() -> None:
@@ -96,8 +97,6 @@ def arrive_after_copies(w: Warp, at: int, addresses: Array, mask: Array | None, 
         targets[int(addresses[lane])] = targets.get(int(addresses[lane]), 0) + 1
     for address, count in targets.items():
         barrier = find(w, at, address, "cp.async.mbarrier.arrive")
-        if barrier is None:
-            continue
         if not counts_itself:
             barrier.pending += count
         Arrival(w, at, barrier, count, waiting, observer).start()
@@ -109,7 +108,14 @@ class Arrival:
     def __init__(
         self, w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group], observer: Any
     ) -> None:
-        self.w, self.at, self.barrier, self.count, self.waiting, self.observer = w, at, barrier, count, waiting, observer
+        self.w, self.at, self.barrier, self.count, self.waiting, self.observer = (
+            w,
+            at,
+            barrier,
+            count,
+            waiting,
+            observer,
+        )
         self.snapshot = observer.cp_snapshot(w) if observer is not None else None
 
     def start(self) -> None:
@@ -158,8 +164,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
                 if handle is not None:
                     observer.async_read_done(handle)
                 observer.async_written(written, barrier, None)
-            if barrier is not None:
-                barrier.complete_tx(size)
+            barrier.complete_tx(size)
 
         w.launch.scheduler.submit(complete)
 

@@ -69,7 +69,10 @@ class Cursor:
         text = token.text.rstrip("U")
         if len(text) > 40 or "." in text or text[:2].lower() in ("0f", "0d"):
             raise self.error(f"`{text[:40]}` is not an integer")
-        value = int(text, 0) if not (text.isdigit() and text.startswith("0")) else int(text, 8 if len(text) > 1 else 10)
+        try:
+            value = int(text, 8 if len(text) > 1 and text.isdigit() and text[0] == "0" else 0)
+        except ValueError:
+            raise self.error(f"`{text}` is not an integer") from None
         return -value if negative else value
 
     def skip_statement(self) -> None:

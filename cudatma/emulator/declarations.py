@@ -14,7 +14,8 @@ MAX_VARIABLE_BYTES = 1 << 32
 
 
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
-    """The variables of one declaration; the cursor stands behind the space's directive and ends before ``;`` ``,`` ``)``.
+    """The variables of one declaration; the cursor stands behind the space's directive and ends before ``;`` ``,``
+    ``)``.
 
     Forms: ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each
     with an optional initialiser.

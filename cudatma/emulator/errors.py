@@ -10,7 +10,8 @@ from cudatma.errors import CudaTmaError
 class PtxError(CudaTmaError, ValueError):
     """PTX that cannot be parsed or that holds an instruction the emulator does not know.
 
-    Attributes: ``line`` (of the PTX text, from 1), ``source`` ("file.cu:12" from .loc, or ""), ``text`` (the statement).
+    Attributes: ``line`` (of the PTX text, from 1), ``source`` ("file.cu:12" from .loc, or ""), ``text`` (the
+    statement).
     """
 
     def __init__(self, message: str, line: int = 0, source: str = "", text: str = "") -> None:

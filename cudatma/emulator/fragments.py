@@ -1,7 +1,7 @@
 """How matrices lie in the registers of a warp: mma.sync, wgmma, ldmatrix, stmatrix, movmatrix.
 
-Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Register Fragments for
-wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix".
+Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Register Fragments
+for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix".
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from cudatma.emulator.types import LANES, Array
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
 #: PTX element type -> (bits, how the raw bits become numbers).
-ELEMENT_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "f64": 64, "f32": 32, "s32": 32}
+ELEMENT_BITS = {
+    "f16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "s8": 8,
+    "u8": 8,
+    "e4m3": 8,
+    "e5m2": 8,
+    "f64": 64,
+    "f32": 32,
+    "s32": 32,
+}
 _VIEWS: dict[str, Any] = {
     "f16": np.float16, "s8": np.int8, "u8": np.uint8, "f64": np.float64, "f32": np.float32, "s32": np.int32,
     "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "bf16": ml_dtypes.bfloat16,

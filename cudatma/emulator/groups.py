@@ -1,6 +1,7 @@
 """Bulk groups and cp.async groups: what a thread has started and what it may wait for.
 
-Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group", "cp.async.wait_group".
+Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
+"cp.async.wait_group".
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def commit(w: Warp, at: int, kind: str, mask: Array | None) -> None:
             observer.group_committed(w, at, kind, lane, group)
 
 
-def wait(w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False) -> bool:
+def wait(
+    w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False
+) -> bool:
     """Wait until at most ``newest`` groups are pending; True while the split has to wait.
 
     everything: cp.async.wait_all, which also waits for operations of no group yet.

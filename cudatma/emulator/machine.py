@@ -1,7 +1,7 @@
 """Blocks, warps and their lanes: who is where in the program.
 
-Lanes of a warp that part at a branch become splits which run independently (so that one may wait for another) and meet again
-at the branch's immediate post-dominator.
+Lanes of a warp that part at a branch become splits which run independently (so that one may wait for another) and meet
+again at the branch's immediate post-dominator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,19 @@ class Join:
 class Split:
     """Lanes of one warp that are at the same place. waits_for: None while they can run."""
 
-    __slots__ = ("frame", "is_full", "join", "last_poll", "mask", "pc", "polls", "timed_out", "token", "waits_for", "warp")
+    __slots__ = (
+        "frame",
+        "is_full",
+        "join",
+        "last_poll",
+        "mask",
+        "pc",
+        "polls",
+        "timed_out",
+        "token",
+        "waits_for",
+        "warp",
+    )
 
     def __init__(self, warp: Warp, pc: int, mask: Array, frame: Frame, join: Join | None) -> None:
         self.warp, self.pc, self.mask, self.frame, self.join = warp, pc, mask, frame, join

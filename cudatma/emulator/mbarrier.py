@@ -104,18 +104,17 @@ def _place(w: Warp, at: int, address: int) -> tuple[Block, int]:
     return block, int(offsets[0])
 
 
-def find(w: Warp, at: int, address: int, what: str) -> MBarrier | None:
-    """The barrier at an address; None, after a report, where there is none that works."""
+def find(w: Warp, at: int, address: int, what: str) -> MBarrier:
+    """The barrier at an address; reported and trapped where there is none."""
     block, offset = _place(w, at, address)
     barrier = block.mbarriers.get(offset)
     observer = w.block.cluster.observer
     if barrier is None:
-        if observer is None or not observer.report(
-            "barrier_uninitialised" if address % 8 == 0 else "barrier_misaligned", w, at,
-            f"{what} on shared address {address & 0xFFFFFF:#x}, where no mbarrier is initialised",
-        ):  # fmt: skip
-            access.trap(w, at, f"{what} on an address that holds no mbarrier ({address & 0xFFFFFF:#x})")
-        return None
+        shown = address & ((1 << RANK_SHIFT) - 1)
+        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
+        if observer is not None:
+            observer.report("barrier_misaligned" if address % 8 else "barrier_uninitialised", w, at, message)
+        access.trap(w, at, message)
     if observer is not None:
         observer.barrier_used(w, at, barrier, what)
     return barrier
@@ -133,7 +132,9 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
         block, offset = _place(w, at, address)
         if address % 8:
             if observer is not None:
-                observer.report("barrier_misaligned", w, at, f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8")
+                observer.report(
+                    "barrier_misaligned", w, at, f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8"
+                )
             access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is needed")
         if not 1 <= number <= MAX_COUNT:
             access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
@@ -148,11 +149,10 @@ def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
     """mbarrier.inval."""
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval")
-        if barrier is not None:
-            observer = w.block.cluster.observer
-            if observer is not None:
-                observer.barrier_inval(w, at, barrier)
-            del barrier.block.mbarriers[barrier.offset]
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.barrier_inval(w, at, barrier)
+        del barrier.block.mbarriers[barrier.offset]
 
 
 def arrive(
@@ -164,8 +164,6 @@ def arrive(
     w.launch.scheduler.progress += 1
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.arrive")
-        if barrier is None:
-            continue
         token[lane] = barrier.phase
         number = 1 if count is None else int(count[lane])
         _expect(w, at, barrier, None if expect is None else int(expect[lane]))
@@ -198,9 +196,8 @@ def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | Non
     w.launch.scheduler.progress += 1
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx")
-        if barrier is not None:
-            _expect(w, at, barrier, int(size[lane]))
-            barrier.settle()
+        _expect(w, at, barrier, int(size[lane]))
+        barrier.settle()
 
 
 def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
@@ -208,8 +205,7 @@ def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | N
     w.launch.scheduler.progress += 1
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx")
-        if barrier is not None:
-            barrier.complete_tx(int(size[lane]))
+        barrier.complete_tx(int(size[lane]))
 
 
 def wait(
@@ -229,9 +225,6 @@ def wait(
         key = (int(addresses[lane]), int(phase[lane]))
         if key not in answers:
             barrier = find(w, at, key[0], "a wait")
-            if barrier is None:
-                answers[key] = True
-                continue
             done = (barrier.phase & 1) != (key[1] & 1) if by_parity else barrier.phase > key[1]
             answers[key] = done
             if done and observer is not None:

@@ -1,8 +1,8 @@
 """Byte memories of the emulated device.
 
-Global addresses are the host addresses of the arrays' own bytes, so a tensor map that names a NumPy array's pointer works as
-it is. Shared addresses have the block's rank in its cluster in bits 24 and up and begin at 0x400, as on Hopper.
-Generic addresses of shared and local memory lie in windows at 2^60 and 2^61.
+Global addresses are the host addresses of the arrays' own bytes, so a tensor map that names a NumPy array's pointer
+works as it is. Shared addresses have the block's rank in its cluster in bits 24 and up and begin at 0x400, as on
+Hopper. Generic addresses of shared and local memory lie in windows at 2^60 and 2^61.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The hazard layer: told of every access, fence and barrier of a cluster, it keeps happens-before and reports what breaks it.
+"""The hazard layer: told of every access, fence and barrier of a cluster, it keeps happens-before and reports what
+breaks it.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrier", "Async proxy", "wgmma.fence".
 """
@@ -199,9 +200,15 @@ class Observer:
                 self._tell("missing_proxy_fence", w, at, f"the asynchronous proxy overwrites what {self._who(agent)} stored "
                            "with no proxy fence since", shadow, place)  # fmt: skip
             else:
-                kind = "data_race" if self.kind_of(agent) == "warp" and not proxy else "write_race"
-                self._tell(kind, w, at, f"{self._who(agent)} wrote these bytes and nothing orders this write after it",
-                           shadow, place)  # fmt: skip
+                writer = self.kind_of(agent)
+                kind = "data_race" if writer == "warp" and not proxy else "write_race"
+                text = f"{self._who(agent)} wrote these bytes and nothing orders this write after it"
+                if writer == "barrier" and proxy:
+                    kind, text = (
+                        "overwritten_while_read",
+                        f"{text}: the slot is refilled though nobody is known to have read it",
+                    )
+                self._tell(kind, w, at, text, shadow, place)
             return
         reader = shadow.unordered_reader(indices, clock)
         if reader is not None:

@@ -207,5 +207,3 @@ def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
     """Launches run one after the other here, so whatever came before is done."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("pass")
-
-

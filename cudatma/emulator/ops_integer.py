@@ -74,8 +74,6 @@ def unpack(value: Array, to: type, count: int) -> Array:
     return np.ascontiguousarray(value).view(to).reshape(len(value), count).T
 
 
-
-
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
     """add, sub of integers, with .sat (s32) and the carry forms .cc; addc, subc take the carry flag."""
     operands(e, i, 3)
@@ -106,7 +104,9 @@ def saturate(value: Array) -> Array:
 
 
 @runtime
-def with_carry(w: object, a: Array, b: Array, carry: Array | None, minus: bool, sets: bool, mask: Array | None) -> Array:
+def with_carry(
+    w: object, a: Array, b: Array, carry: Array | None, minus: bool, sets: bool, mask: Array | None
+) -> Array:
     """Extended-precision add or subtract; the warp's carry flag (borrow for subtract) is kept where ``.cc`` asks."""
     step = np.zeros_like(a) if carry is None else carry.astype(a.dtype)
     if minus:

@@ -32,7 +32,9 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
     count = _count(e, i)
     items = _items(i.operands[0])
     e.need(len(items) == count, f"{count} destinations are expected")
-    value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address_of(e, i.operands[1])}, {count}, {'trans' in i.parts})")
+    value = e.temporary(
+        f"tensorcore.ldmatrix(w, {e.at}, {address_of(e, i.operands[1])}, {count}, {'trans' in i.parts})"
+    )
     for k, item in enumerate(items):
         e.dst(item, f"{value}[{k}]", "u32")
 
@@ -128,7 +130,9 @@ def _mma_async(e: SegmentWriter, i: Instruction) -> None:
     rest = [operand.bits if isinstance(operand, Imm) else 1 for operand in i.operands[4:]]
     signs = (rest[0], rest[1]) if len(rest) >= 2 else (1, 1)
     transposes = [bool(bit) for bit in rest[2:]]
-    pair = (False, transposes[0]) if from_registers and transposes else tuple(transposes) if transposes else (False, False)
+    pair = (
+        (False, transposes[0]) if from_registers and transposes else tuple(transposes) if transposes else (False, False)
+    )
     value = e.temporary(
         f"wgmma.mma_async(w, {e.at}, {shape}, {tuple(kinds)}, {a}, {b}, {_tuple(e, i.operands[0], 'u32')}, {scale_d}, "
         f"{signs}, {pair})"

@@ -146,7 +146,9 @@ def redux(e: SegmentWriter, i: Instruction) -> None:
     code = kind(e, i, -1)
     operation = next((p for p in i.parts if p in ("add", "min", "max", "and", "or", "xor")), "")
     e.need(bool(operation), "unknown reduction")
-    text = f"reduce_lanes({operation!r}, {e.src(i.operands[1], code)}, {e.mask}, {'NaN' in i.parts}, {'abs' in i.parts})"
+    text = (
+        f"reduce_lanes({operation!r}, {e.src(i.operands[1], code)}, {e.mask}, {'NaN' in i.parts}, {'abs' in i.parts})"
+    )
     e.dst(i.operands[0], text, code)
 
 

@@ -15,7 +15,6 @@ import cudatma.emulator.ops_float
 import cudatma.emulator.ops_memory
 import cudatma.emulator.ops_tensor
 import cudatma.emulator.ops_warp  # noqa: F401
-from cudatma.emulator.errors import PtxError
 from cudatma.emulator.flow import Flow
 from cudatma.emulator.model import Function, Instruction, Module, Variable
 from cudatma.emulator.types import LANES, NUMPY, Array
@@ -80,12 +79,7 @@ class Program:
 
     def _compile(self, index: int, masked: bool) -> SegmentFunction:
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
-        try:
-            source = writer.write()
-        except (IndexError, ValueError, KeyError) as error:
-            if isinstance(error, PtxError):
-                raise
-            raise writer.error(f"operands that do not fit the instruction ({error})")
+        source = writer.write()
         names = {**RUNTIME, **writer.constants}
         exec(compile(source, f"<ptx {self.function.name} segment {index}>", "exec"), names)
         function: SegmentFunction = names["segment"]

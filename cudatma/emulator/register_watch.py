@@ -104,7 +104,9 @@ class RegisterWatch:
             if (reads | writes) & accumulators or writes & fragment:
                 what = "an accumulator" if (reads | writes) & accumulators else "a fragment"
                 warp = split.warp
-                self.observer.report("wgmma_registers", warp, at, f"{what} of a wgmma that was not waited for is touched")
+                self.observer.report(
+                    "wgmma_registers", warp, at, f"{what} of a wgmma that was not waited for is touched"
+                )
                 return
 
     @staticmethod

@@ -17,7 +17,7 @@ from cudatma.emulator.types import NUMPY, Array
 from cudatma.emulator.writer import RUNTIME
 
 
-def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier | None, action: Any) -> None:
+def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any) -> None:
     """Submit a write of a few bytes that completes on a barrier."""
     observer = w.block.cluster.observer
     handle = None
@@ -28,8 +28,7 @@ def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarri
         action(block.shared.data[offset : offset + size])
         if observer is not None:
             observer.async_written(handle, barrier, None)
-        if barrier is not None:
-            barrier.complete_tx(size)
+        barrier.complete_tx(size)
 
     w.launch.scheduler.submit(complete)
 
@@ -80,8 +79,7 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
         if observer is not None:
             observer.async_read_done(handle)
             observer.async_written(written, barrier, None)
-        if barrier is not None:
-            barrier.complete_tx(size)
+        barrier.complete_tx(size)
 
     w.launch.scheduler.submit(complete)
 

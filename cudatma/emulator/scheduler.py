@@ -1,7 +1,7 @@
 """Who runs next, and when asynchronous work completes: one seeded, adversarial schedule.
 
-Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once), number 1 is most delayed (copies
-complete only when nobody can run), the others draw both from the seed.
+Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once), number 1 is most delayed
+(copies complete only when nobody can run), the others draw both from the seed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Until every cluster is done. Raises Deadlock, StepLimitError, TrapError and what programs raise."""
-        idle, seen, admitted_at = 0, -1, 0
+        idle, seen, admitted_at, released_at, fruitless = 0, -1, 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         while True:
             if not self.ready:
@@ -118,10 +118,9 @@ class Scheduler:
                     continue
                 if not self.blocked:
                     return
-                if seen == self.progress and not self._release_suspended(check=True):
-                    raise Deadlock(list(self.blocked.values()))
-                seen = self.progress
-                if not self._release_suspended():
+                fruitless = fruitless + 1 if released_at == self.progress else 0
+                released_at = self.progress
+                if fruitless >= IDLE_ROUNDS or not self._release_suspended():
                     raise Deadlock(list(self.blocked.values()))
                 continue
             if all(split.polls for split in self.ready):
@@ -137,11 +136,9 @@ class Scheduler:
                 if not self._complete_one():
                     self.launch.admit()
 
-    def _release_suspended(self, check: bool = False) -> bool:
-        """Let every suspended try_wait time out once, as hardware does; True where there is one that may."""
-        able = [s for s in self.blocked.values() if getattr(s.waits_for, "may_time_out", False) and not s.timed_out]
-        if check:
-            return bool(able)
+    def _release_suspended(self) -> bool:
+        """Let every suspended try_wait time out once, as hardware does; True where there is one."""
+        able = [split for split in self.blocked.values() if getattr(split.waits_for, "may_time_out", False)]
         for split in able:
             split.timed_out = True
             split.waits_for = None

@@ -1,7 +1,7 @@
 """What is known of every few bytes of a block's shared memory: who wrote them last, who has read them since.
 
-Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for its
-cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
+Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
+its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
 """
 
 from __future__ import annotations

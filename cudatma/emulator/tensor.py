@@ -177,8 +177,7 @@ def load(
                 observer.async_written(written, barrier, None)
             if mark is not None:
                 trace.copy_ends(mark)
-            if barrier is not None:
-                barrier.complete_tx(box.expected_bytes)
+            barrier.complete_tx(box.expected_bytes)
 
         w.launch.scheduler.submit(complete)
 

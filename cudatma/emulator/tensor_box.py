@@ -1,8 +1,8 @@
 """Which global bytes and which shared bytes a tensor copy touches: the geometry of TMA, bit-exact with an H200.
 
 Sources: PTX ISA 5.5 "Tensors" (tiled mode, im2col mode, bounding box, traversal strides); CUDA driver API,
-cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; measured: padding of narrow rows to the swizzle span, 16-byte clipping of
-stores, traps on coordinates.
+cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; measured: padding of narrow rows to the swizzle span, 16-byte
+clipping of stores, traps on coordinates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class BoxError(ValueError):
 class Box:
     """One tensor copy laid out.
 
-    element_bytes: of one element in both memories. gmem: (rows, n) int64 offsets from the tensor's base; inside: (rows, n) bool,
-    whether the element lies in the tensor. smem: (rows, n) int64 absolute shared addresses (without rank), swizzled.
-    chunks: (rows, c) int64 absolute addresses of the 16-byte chunks that are touched in shared memory.
+    element_bytes: of one element in both memories. gmem: (rows, n) int64 offsets from the tensor's base; inside: (rows,
+    n) bool, whether the element lies in the tensor. smem: (rows, n) int64 absolute shared addresses (without rank),
+    swizzled. chunks: (rows, c) int64 absolute addresses of the 16-byte chunks that are touched in shared memory.
     expected_bytes: what the mbarrier counts.
     """
 
@@ -90,7 +90,9 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
     start = [(coords[1 + k] - low[k]) for k in range(spatial)]
     pixels = spec.pixels_per_column
     place = _walk(start, steps, counts, coords[-1], pixels)
-    position = np.array([[low[k] for k in range(spatial)]]) + place[:, :spatial] + np.array(list(offsets) or [0] * spatial)
+    position = (
+        np.array([[low[k] for k in range(spatial)]]) + place[:, :spatial] + np.array(list(offsets) or [0] * spatial)
+    )
     image = place[:, spatial]
     rows = image * spec.strides_bytes[-1]
     inside = (image >= 0) & (image < spec.dims[-1])
@@ -142,7 +144,8 @@ def _finish(spec: TiledSpec | Im2colSpec, size: int, gmem: Array, inside: Array,
 
 
 def store_mask(box: Box, coords: Sequence[int]) -> Array:
-    """Which elements a store or reduction writes: clipped at 16 bytes in the innermost dimension, exactly in the others.
+    """Which elements a store or reduction writes: clipped at 16 bytes in the innermost dimension, exactly in the
+    others.
 
     Raises BoxError for a negative coordinate, which traps.
     """

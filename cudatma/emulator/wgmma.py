@@ -1,7 +1,8 @@
 """wgmma.mma_async: shared-memory matrix descriptors and the product of one warp's 16 rows.
 
-Each warp of a warpgroup computes rows 16 i .. 16 i + 15, i its number in the group. Source: PTX ISA, "Asynchronous Warpgroup
-Level Matrix Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets), canonical layouts.
+Each warp of a warpgroup computes rows 16 i .. 16 i + 15, i its number in the group. Source: PTX ISA, "Asynchronous
+Warpgroup Level Matrix Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets),
+canonical layouts.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class MatrixDescriptor:
 def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, mn_major: bool) -> Array:
     """Unswizzled distances of 16-byte chunks from the start address.
 
-    K-major: (extent, depth_bytes / 16): chunk j of row r. MN-major (16-bit elements): (depth, extent / 8): the chunk that
-    holds elements 8 j .. 8 j + 7 of column k.
+    K-major: (extent, depth_bytes / 16): chunk j of row r. MN-major (16-bit elements): (depth, extent / 8): the chunk
+    that holds elements 8 j .. 8 j + 7 of column k.
     """
     span = descriptor.mode.span_bytes
     lead, stride = descriptor.leading, descriptor.stride
@@ -78,7 +79,9 @@ def read_matrix(
     pattern = pattern[:, first // 8 :] if mn_major else pattern[first:]
     start = descriptor.start
     # The pattern's phase is that of absolute address bits; base_offset shifts it where the tile is not aligned to it.
-    absolute = swizzle((start + pattern) ^ (descriptor.base_offset << 7), descriptor.mode) ^ (descriptor.base_offset << 7)
+    absolute = swizzle((start + pattern) ^ (descriptor.base_offset << 7), descriptor.mode) ^ (
+        descriptor.base_offset << 7
+    )
     offsets = (absolute & (_ADDRESS_BITS - 1)) - SHARED_START
     shared = w.block.shared
     if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:

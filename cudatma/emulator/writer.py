@@ -228,7 +228,18 @@ class SegmentWriter:
     # ---- whole segment
 
     def write(self) -> str:
-        """The source of the segment's function, named ``segment``: (warp, registers, mask) -> next segment."""
+        """The source of the segment's function, named ``segment``: (warp, registers, mask) -> next segment.
+
+        Raises PtxError for an instruction that is unknown or whose operands do not fit it.
+        """
+        try:
+            return self._write()
+        except PtxError:
+            raise
+        except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
+            raise self.error(f"operands that do not fit the instruction ({error})") from error
+
+    def _write(self) -> str:
         body = self.flow.function.body
         ended = False
         for at in range(self.segment.start, self.segment.stop):

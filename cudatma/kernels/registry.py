@@ -54,6 +54,9 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.marlin.config:dump_specs",
             "W4A16 GEMM, mma.sync, fed by TMA or cp.async",
         ),
+        KernelEntry(
+            "tile_copy", "kernels/tile_copy.cu.j2", "cudatma.kernels.tile_copy:dump_specs", "pipelined 2D copy"
+        ),
     )
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cudatma.errors import WeightFileError
-from cudatma.quantization.safetensors_file import SafetensorsFile, open_safetensors, similar_names
+from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, similar_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """
     if isinstance(path, Checkpoint):
         return path
-    path = Path(path)
+    path = as_path(path)
     if path.is_dir():
         path = _in_folder(path)
     if path.suffix == ".json":

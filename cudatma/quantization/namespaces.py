@@ -50,6 +50,8 @@ def native_array(value: Any, field: str) -> Any:
     """
     library = library_of(value)
     if isinstance(value, np.ndarray):
+        if getattr(value, "mask", None) is not None:
+            raise ArgumentTypeError(field, "a masked array", "an array without a mask", "fill it: value.filled(0)")
         return np.asarray(value)  # a plain one: a subclass may give indexing and shapes another meaning
     if library == "cupy" and hasattr(value, "flags"):
         return value
@@ -101,15 +103,15 @@ def _from_torch(tensor: Any, field: str) -> Any:
 
 
 def _from_dlpack(value: Any, field: str) -> Any:
-    kind = int(value.__dlpack_device__()[0])
     try:
+        kind = int(value.__dlpack_device__()[0])
         if kind in _DLPACK_HOST:
             return np.from_dlpack(value)
         if kind in _DLPACK_CUDA:
             import cupy
 
             return cupy.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
         shown = f"{type(value).__name__} ({error})"
         raise ArgumentTypeError(
             field, shown, "an array that DLPack can share", "convert it to float32 first"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.arrays import with_cupy
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.quantization import layout_v1
@@ -105,16 +106,21 @@ class PackedWeight(_Referable):
     def to_device(self, device: int | None = None) -> PackedWeight:
         """This weight with CuPy arrays on ``device`` (an ordinal; None is CuPy's current one). Itself if already there.
 
-        Raises ArgumentTypeError where the installed CuPy has no bf16 and the scales are bf16.
+        Raises ArgumentTypeError for what is no ordinal, and where the installed CuPy has no bf16 and the scales are
+        bf16; DriverError without CuPy, driver or such a card.
         """
-        import cupy
+        if device is not None and (type(device) is not int or device < 0):
+            raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
 
-        ordinal = cupy.cuda.Device().id if device is None else device
-        if self.device == ordinal:
-            return self
-        host = self.to_host()  # from another device by way of the host: cards need not be peers
-        with cupy.cuda.Device(ordinal):
-            return host._moved(upload)
+        def move(cupy: Any) -> PackedWeight:
+            ordinal = cupy.cuda.Device().id if device is None else device
+            if self.device == ordinal:
+                return self
+            host = self.to_host()  # from another device by way of the host: cards need not be peers
+            with cupy.cuda.Device(ordinal):
+                return host._moved(upload)
+
+        return with_cupy("PackedWeight.to_device", move)  # type: ignore[no-any-return]
 
     def to_host(self) -> PackedWeight:
         """This weight with NumPy arrays; itself if it is on the host."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16, ActivationType, activation_type
-from cudatma.errors import QuantizationError
+from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
@@ -63,6 +63,9 @@ def _check_dense(weight: Any) -> None:
 def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationType, clip_search: bool) -> PackedWeight:
     _check_dense(weight)
     check_group_size(group_size)
+    for name, chosen in (("symmetric", symmetric), ("clip_search", clip_search)):
+        if not isinstance(chosen, bool | np.bool_):
+            raise ArgumentTypeError(name, repr(chosen), "True, False")
     xp = namespace_of(weight)
     depth, width = weight.shape
     groups = group_count(depth, group_size)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import WeightFileError
+from cudatma.errors import ArgumentTypeError, WeightFileError
 
 #: The format's names of element types and NumPy's; the data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -77,7 +77,7 @@ class SafetensorsFile:
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     """Read and check the header of a safetensors file. WeightFileError if it cannot be read or contradicts itself."""
-    path = Path(path)
+    path = as_path(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -86,7 +86,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
                 got = f"{size} bytes with a header of {length}"
                 raise WeightFileError(str(path), got, "a safetensors file that holds its whole header", _COPY_AGAIN)
             text = file.read(length)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
     try:
         header = json.loads(text)
@@ -100,6 +100,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     data_at = 8 + length
     tensors = {name: _entry(path, name, value, data_at, size) for name, value in header.items()}
     return SafetensorsFile(path, tensors, metadata)
+
+
+def as_path(path: object) -> Path:
+    """A path from a str or os.PathLike; ArgumentTypeError for anything else."""
+    try:
+        return Path(path)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ArgumentTypeError("path", type(path).__name__, "a str or an os.PathLike") from error
 
 
 def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:

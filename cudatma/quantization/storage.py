@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentTypeError, FieldError, WeightFileError
 from cudatma.quantization.converters import StoredWeight, check_version, upgrade
 from cudatma.quantization.packed import LAYOUT_VERSION, PackedWeight
-from cudatma.quantization.safetensors_file import SafetensorsFile, open_safetensors
+from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors
 
 FORMAT = "cudatma-packed-weight"
+_MAX_VERSION_DIGITS = 9
 _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
@@ -30,9 +31,11 @@ def save_weights(path: str | os.PathLike[str], weights: Mapping[str, PackedWeigh
     """Write weights by name to one safetensors file; weights on a device are copied to the host.
 
     The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
-    Raises WeightFileError where it cannot be written, ArgumentTypeError for values that are no PackedWeight.
+    Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path or no PackedWeight.
     """
-    path = Path(path)
+    path = as_path(path)
+    if not isinstance(weights, Mapping):
+        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping from name to PackedWeight")
     tensors: dict[str, NDArray[Any]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name, weight in weights.items():
@@ -96,8 +99,8 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
         remedy = "import checkpoints of other tools with load_gptq, load_awq, load_compressed_tensors or load_marlin"
         raise WeightFileError(f"{file.path}: format", repr(found), FORMAT, remedy)
     version = file.metadata.get("layout_version", "")
-    if not version.isdecimal():
-        raise WeightFileError(f"{file.path}: layout_version", repr(version), "a number", "pack the weight again")
+    if not version.isdecimal() or len(version) > _MAX_VERSION_DIGITS:
+        raise WeightFileError(f"{file.path}: layout_version", repr(version)[:80], "a number", "pack the weight again")
     check_version(int(version), f"{file.path}: layout_version")
     try:
         facts = json.loads(file.metadata.get("weights", ""))

@@ -41,14 +41,22 @@ def run_marlin(
         maps.append(create_weight_tma_desc(w.qweight, spec.block_k // 64, backend="codec"))
     if spec.has_stage_scales and spec.feed_scale == "tma":
         for table in [w.scales, w.zeros] if spec.has_stage_zeros else [w.scales]:
-            maps.append(create_scale_tma_desc(table, spec.block_n, spec.groups_per_stage, whole_column=False, backend="codec"))
+            maps.append(
+                create_scale_tma_desc(table, spec.block_n, spec.groups_per_stage, whole_column=False, backend="codec")
+            )
     if spec.feed_activation == "tma":
         maps.append(create_activation_tma_desc(x, spec.block_m, backend="codec"))
 
     def pointer(array: Any) -> Any:
         return 0 if array is None else array.view(np.uint8) if array.dtype.itemsize == 1 else array
 
-    args = [*maps, *(pointer(a) for a in (w.qweight, w.scales, w.zeros, x, w.perm, bias, out)), partials, flags, bytes(problem)]
+    args = [
+        *maps,
+        *(pointer(a) for a in (w.qweight, w.scales, w.zeros, x, w.perm, bias, out)),
+        partials,
+        flags,
+        bytes(problem),
+    ]
     module = load(ptx_of_template(TEMPLATE, spec, target))
     report = module.launch(spec.entry, plan.blocks, spec.threads, args, shared_bytes=spec.smem_bytes, **options)
     assert not flags.any()

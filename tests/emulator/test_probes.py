@@ -53,7 +53,13 @@ def five(at: Sequence[int]) -> list[int]:
 
 
 def move(
-    source: Array, destination: Array, box: tuple[int, ...], load_at: Any, store_at: Any, mode: str = "none", **spec: Any
+    source: Array,
+    destination: Array,
+    box: tuple[int, ...],
+    load_at: Any,
+    store_at: Any,
+    mode: str = "none",
+    **spec: Any,
 ) -> tuple[Array, Array]:
     """Run the tile_move probe; the raw shared memory, and the destination afterwards."""
     load = TensorMap.from_array(source, box, swizzle=mode, backend="codec")
@@ -124,7 +130,9 @@ def test_swizzled_rows_lie_on_permuted_chunks_and_narrow_rows_are_padded(mode: S
     assert int((after != 0).sum()) == int((wanted != 0).sum())
 
 
-@pytest.mark.parametrize(("write", "dtype"), [("add", np.float32), ("min", np.int32), ("xor", np.uint64), ("inc", np.uint32)])
+@pytest.mark.parametrize(
+    ("write", "dtype"), [("add", np.float32), ("min", np.int32), ("xor", np.uint64), ("inc", np.uint32)]
+)
 def test_reductions(write: str, dtype: Any) -> None:
     source, before = numbers((37, 72), dtype, 1), numbers((37, 72), dtype, 2)
     after = before.copy()
@@ -199,7 +207,9 @@ def test_cp_async() -> None:
     counts = (np.arange(128) % 17).astype(np.uint32)
     by_group, by_barrier = np.zeros_like(source), np.zeros_like(source)
     module = probe("cp_async", probes.Plain("cp_async"))
-    report = module.launch("cp_async", 1, 128, (source, counts, by_group, by_barrier), schedules=SCHEDULES, hazards="collect")
+    report = module.launch(
+        "cp_async", 1, 128, (source, counts, by_group, by_barrier), schedules=SCHEDULES, hazards="collect"
+    )
     wanted = np.where(np.arange(16) < counts[:, None], source.reshape(128, 16), 0).astype(np.uint8).reshape(-1)
     assert (by_group == wanted).all()
     assert (by_barrier == wanted).all()
@@ -258,7 +268,14 @@ def test_multicast() -> None:
     dump = np.zeros((2, 16 * 32), np.float32)
     spec = probes.Multicast(map_.expected_bytes, 8)
     report = probe("multicast", spec).launch(
-        "multicast", 2, 128, (map_, dump.view(np.uint8)), cluster=2, shared_bytes=2048, schedules=SCHEDULES, arrays=(source,)
+        "multicast",
+        2,
+        128,
+        (map_, dump.view(np.uint8)),
+        cluster=2,
+        shared_bytes=2048,
+        schedules=SCHEDULES,
+        arrays=(source,),
     )
     assert report.is_clean
     assert (dump == source.reshape(-1)).all()
@@ -280,7 +297,13 @@ def test_tensor_map_edited_on_the_device() -> None:
     dump = np.zeros((8, 32), np.float32)
     module = probe("tensormap_edit", probes.TensorMapEdit(map_.expected_bytes))
     report = module.launch(
-        "tensormap_edit", 1, 32, (map_, edited, other, 5, dump), shared_bytes=1024, schedules=SCHEDULES, arrays=(original,)
+        "tensormap_edit",
+        1,
+        32,
+        (map_, edited, other, 5, dump),
+        shared_bytes=1024,
+        schedules=SCHEDULES,
+        arrays=(original,),
     )
     assert report.is_clean
     wanted = other[:8].copy()

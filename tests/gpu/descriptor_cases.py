@@ -54,11 +54,11 @@ def random_fields(rng: random.Random, addresses: dict[str, list[int]]) -> tuple[
         "oob_fill": rng.randint(0, 1) if dtype.is_float else 0,
         "address": rng.choice(addresses[memory]),
     }
-    if interleave:
-        inner = rng.choice((1, 2, 8, 16, rng.randint(1, 256)))
-    else:
-        most = min(256, (Swizzle(swizzle).span_bytes or 2048) // dtype.element_bytes)
-        inner = 16 // dtype.element_bytes * rng.randint(1, max(1, most * dtype.element_bytes // 16))
+    widest = 2048 if interleave else Swizzle(swizzle).span_bytes or 2048
+    most = min(256, widest // dtype.element_bytes)
+    if interleave and rng.random() < 0.6:
+        most = min(most, 64 // dtype.element_bytes)  # about the size of a slice
+    inner = 16 // dtype.element_bytes * rng.randint(1, max(1, most * dtype.element_bytes // 16))
     if kind == "tiled":
         small = rng.random() < 0.8
         fields["box"] = [inner, *(rng.randint(1, rng.choice((4, 16)) if small else 256) for _ in dims[1:])]

@@ -116,6 +116,17 @@ def test_serialised_wgmma_is_a_warning() -> None:
     assert any("serialized" in line for line in compile_source(source, HOPPER).warnings)
 
 
+def test_unused_constants_are_no_warning_but_other_things_are() -> None:
+    source = """
+    namespace { constexpr unsigned STAGE_BYTES = 4096; }
+    extern "C" __global__ void k(int* x) { int lost; lost = 1; *x = 2; }
+    """
+    (warning,) = compile_source(source, HOPPER).warnings
+    assert "#550-D" in warning
+    shown = compile_source(source, HOPPER, options=["--diag-warn=177"]).warnings
+    assert any("STAGE_BYTES" in line for line in shown)
+
+
 def test_warnings_of_a_log() -> None:
     log = """kernel.cu(1): warning #177-D: variable "unused" was declared but never referenced
     ptxas info    : Used 40 registers, used 1 barriers

@@ -56,7 +56,7 @@ def test_loads_refuse() -> None:
     refuses(lambda: check_load(tiled(), (0, -(1 << 31) - 1)), "coords[1]")
     refuses(lambda: check_load(tiled(), (0, 1.0)), "coords[1]")
     refuses(lambda: check_load(tiled(), (0, 0), offsets=(0,)), "offsets")
-    check_load(tiled(dims=(256, 64, 4), strides_bytes=(512, 32768), box=(3, 1, 1), interleave="16B"), (3, 0, 0))
+    check_load(tiled(dims=(256, 64, 4), strides_bytes=(512, 32768), box=(8, 1, 1), interleave="16B"), (3, 0, 0))
 
 
 @pytest.mark.parametrize(("rank", "most"), [(3, 65535), (4, 255), (5, 31)])

@@ -30,7 +30,7 @@ BROKEN = {
     "address_off_16": "address",  # only with interleave 32B
     "inner_zero": "inner",
     "inner_257_up": "inner",
-    "inner_not_16_bytes": "inner",  # not with interleave
+    "inner_not_16_bytes": "inner",
     "inner_over_span": "inner",  # not with interleave
     "box_zero": "box[1]",
     "box_257": "box[1]",
@@ -49,7 +49,7 @@ BROKEN = {
     "pixels_zero": "pixels_per_column",
     "pixels_1025": "pixels_per_column",
 }
-SOMETIMES = {"stride_off_16", "address_off_16", "inner_not_16_bytes", "inner_over_span"}
+SOMETIMES = {"stride_off_16", "address_off_16", "inner_over_span"}
 
 
 def load(name: str) -> ModuleType:

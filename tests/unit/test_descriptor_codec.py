@@ -36,9 +36,7 @@ def shared_fields(draw: st.DrawFn, rank: int) -> dict[str, Any]:
 
 def inner_elems(draw: st.DrawFn, fields: dict[str, Any]) -> int:
     bits = fields["dtype"].element_bits
-    if fields["interleave"]:
-        return draw(st.integers(1, 256))
-    most = Swizzle(fields["swizzle"]).span_bytes * 8 // bits or 256
+    most = 256 if fields["interleave"] else Swizzle(fields["swizzle"]).span_bytes * 8 // bits or 256
     return draw(st.integers(1, max(1, most * bits // 128))) * 128 // bits
 
 

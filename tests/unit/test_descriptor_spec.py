@@ -88,6 +88,8 @@ TILED_RULES: list[tuple[dict[str, Any], str]] = [
     ({"interleave": "32B"}, "swizzle"),
     ({"interleave": "32B", "swizzle": "64B"}, "swizzle"),
     ({"interleave": "8B"}, "interleave"),
+    ({"interleave": "16B", "box": (3, 8, 2)}, "box[0]"),
+    ({"interleave": "32B", "swizzle": "32B", "box": (1, 8, 2)}, "box[0]"),
     ({"swizzle": "256B"}, "swizzle"),
     ({"l2_promotion": "512B"}, "l2_promotion"),
     ({"oob_fill": "ones"}, "oob_fill"),
@@ -199,7 +201,7 @@ def test_accepted_although_unusual() -> None:
     TiledSpec(**(TILED | {"dims": (1 << 32, 1 << 32, 1), "strides_bytes": ((1 << 40) - 16, 0)}))
     TiledSpec(**(TILED | {"box": (256, 256, 256), "element_strides": (8, 8, 8)}))
     TiledSpec(dtype=ml_dtypes.bfloat16, dims=[np.int64(64)], box=np.array([8]), oob_fill="nan")
-    TiledSpec(**(TILED | {"box": (3, 8, 2), "interleave": "16B"}))  # slices, no 16-byte rule
+    TiledSpec(**(TILED | {"box": (256, 8, 2), "interleave": "16B", "swizzle": "32B"}))  # no rule of the span
 
 
 def test_specs_are_values() -> None:

@@ -95,8 +95,11 @@ def test_spans_and_alignment(mode: Swizzle, span: int, alignment: int) -> None:
         ((256, 4), 64, Swizzle.NONE, Interleave.NONE, 8192, 8192),
         ((32, 2), 4, Swizzle.NONE, Interleave.NONE, 32, 32),
         ((16,), 8, Swizzle.B32, Interleave.NONE, 16, 32),
-        ((2, 4, 4), 16, Swizzle.NONE, Interleave.B16, 512, 512),
-        ((2, 4, 4), 16, Swizzle.B32, Interleave.B32, 1024, 1024),
+        # Counted and written on an H200: 128 and 256 bytes, 128 and 512 bytes.
+        ((8, 4, 2), 16, Swizzle.NONE, Interleave.B16, 128, 256),
+        ((8, 4, 2), 16, Swizzle.B32, Interleave.B32, 128, 512),
+        ((24, 4, 2), 16, Swizzle.B32, Interleave.B32, 384, 1024),
+        ((8, 4, 2), 16, Swizzle.B128, Interleave.B16, 128, 1024),
     ],
 )
 def test_box_layout(

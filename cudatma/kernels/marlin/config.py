@@ -21,8 +21,9 @@ _SMEM_PER_BLOCK_OVERHEAD = KIB
 _MAX_STAGES = 12
 #: Below this many stages for each multiprocessor, the wide tile's partial sums cost more than its traffic saves.
 _WIDE_FROM_STAGES = 16
-#: Below this many bytes of weights for each multiprocessor, a second resident block only adds partial sums.
-_SECOND_BLOCK_FROM_BYTES = 96 * KIB
+#: (most tokens, bytes): with fewer bytes of weights for each multiprocessor, a second resident block only adds partial
+#: sums. More tokens give it more to do.
+_SECOND_BLOCK_FROM_BYTES = ((16, 400 * KIB), (2**31 - 1, 160 * KIB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ def choose(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Fe
         # One block alone on the multiprocessor: it gets the warps that the others would have brought.
         blocks, tile = fitting, replace(tile, warps_k=min(tile.warps_k * 2, tile.k // 64))
     spec = _with_stages(tile, layer, blocks, target, feeds)
-    weight_bytes = layer.k * layer.n // 2 // multiprocessors
-    return Choice(spec, 1 if weight_bytes < _SECOND_BLOCK_FROM_BYTES and m <= 64 else blocks)
+    enough = next(size for most, size in _SECOND_BLOCK_FROM_BYTES if m <= most)
+    return Choice(spec, blocks if layer.k * layer.n // 2 // multiprocessors >= enough else 1)
 
 
 def _pick(layer: Layer, m: int, multiprocessors: int) -> _Tile:

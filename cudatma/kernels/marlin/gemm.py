@@ -52,7 +52,7 @@ def marlin_gemm(
     inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.
     """
     if bias is None and workspace is None and backend is None and out is not None and type(feed) is str:
-        key = _key(x, out, feed, programmatic)
+        key = _key(x, out, feed, programmatic) if type(programmatic) is bool else None
         if key is not None and type(w) is PackedWeight:
             plan = w.attachments.get(key)
             if plan is not None:
@@ -113,9 +113,10 @@ def _first(
     target = check_output(out, rows, w)
     bias_pointer = 0 if bias is None else check_bias(bias, w, target.info).pointer
     handle = stream_handle(stream, rows.info.kind, device)
+    space = None if workspace is None else check_workspace(workspace, device)
     if rows.rows == 0:
         return out
-    space = stream_workspace(device, handle) if workspace is None else check_workspace(workspace, device)
+    space = stream_workspace(device, handle) if space is None else space
     plan = _plan(w, rows, target, feeds, programmatic)
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cudatma import context
 from cudatma.arrays import describe, stream_handle
@@ -18,6 +19,7 @@ from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.plan import configure, resolve_feeds
 from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight, quantize_linear
+from cudatma.quantization.namespaces import host_array, is_float
 
 
 class MarlinLinear:
@@ -60,7 +62,7 @@ class MarlinLinear:
         )
         if bias is None:
             return cls(packed)
-        values = np.asarray(bias.get() if hasattr(bias, "get") else bias).astype(activation_type(dtype).numpy)
+        values = _converted_bias(bias, dtype)
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
@@ -84,9 +86,11 @@ class MarlinLinear:
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device
+        if not isinstance(tokens, Iterable):
+            raise ArgumentTypeError("tokens", type(tokens).__name__, "a sequence of ints, one a batch size")
         for m in tokens:
-            if not isinstance(m, int) or m < 0:
-                raise ArgumentError("tokens", m, "ints of 0 and up")
+            if type(m) is not int or not 0 <= m < 2**31:
+                raise ArgumentError("tokens", m, "ints from 0 to 2**31 - 1")
             if m:
                 feeds = resolve_feeds(self._feeds, self.weight, self.in_features * 2)
                 configure(self.weight, m, device, feeds)
@@ -94,6 +98,19 @@ class MarlinLinear:
 
     def __repr__(self) -> str:
         return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}, feed={self.feed!r})"
+
+
+def _converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
+    """A dense layer's bias on the host, rounded to the weight's dtype, which must hold it."""
+    values, kind = host_array(bias, "bias"), activation_type(dtype)
+    if not is_float(values.dtype):
+        raise ArgumentTypeError("bias.dtype", str(values.dtype), "float16, bfloat16, float32 or float64")
+    with np.errstate(over="ignore"):
+        rounded = values.astype(kind.numpy)
+    if not bool(np.isfinite(rounded).all()):
+        got = f"{float(values[~np.isfinite(rounded)][0]):g}"
+        raise ArgumentError("bias", got, f"finite values that {kind.name} holds", "use dtype='bfloat16' or repair it")
+    return rounded
 
 
 def _upload(values: Any, device: int) -> Any:

@@ -12,6 +12,8 @@ from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
 _ALIGNMENT = 16
+#: Tokens are counted in 32 bits on the device.
+_MAX_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,19 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             )
         pitch = stride if rows == 1 else pitch
         rows *= extent
+    if rows > _MAX_ROWS:
+        raise ArgumentError(f"{field}.shape", info.shape, f"at most {_MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 and up", "copy it first")
+    if pitch % _ELEMENT_BYTES and info.size_elems:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements from row to row", "copy it first")
     return Rows(info, rows, pitch)
 
 
 def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
-    if info.dtype.name != w.dtype:
-        raise ArgumentTypeError(f"{field}.dtype", info.dtype.name, w.dtype, "convert it, or quantize for its dtype")
+    if info.dtype.name != w.dtype or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), w.dtype, "convert it, or quantize for its dtype")
     if info.device != w.device:
         where = [("the host" if d is None else f"device {d}") for d in (info.device, w.device)]
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
@@ -78,11 +84,11 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
 
 
 def _check_aligned(rows: Rows, field: str) -> None:
-    if rows.info.size_elems and rows.info.pointer % _ALIGNMENT:
+    if rows.info.size_elems and (rows.info.pointer % _ALIGNMENT or not rows.info.pointer):
         raise ArgumentError(
             f"{field}.pointer",
             hex(rows.info.pointer),
-            f"a multiple of {_ALIGNMENT} bytes",
+            f"a multiple of {_ALIGNMENT} bytes, not null",
             "start the view at an aligned element, or copy it",
         )
 

@@ -50,8 +50,24 @@ class Plan:
     run() writes the pointers that changed and launches. Safe from many threads; keeps no activation array alive.
     """
 
-    __slots__ = ("_bias", "_flags", "_last_bias", "_lock", "_map", "_map_address", "_output", "_partials", "_plan", "_workspace", "_x", "device",
-                 "out_extent", "schedule", "spec", "x_extent")  # fmt: skip
+    __slots__ = (
+        "_bias",
+        "_flags",
+        "_last_bias",
+        "_lock",
+        "_map",
+        "_map_address",
+        "_output",
+        "_partials",
+        "_plan",
+        "_workspace",
+        "_x",
+        "device",
+        "out_extent",
+        "schedule",
+        "spec",
+        "x_extent",
+    )
 
     def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> None:
         device = x.info.device

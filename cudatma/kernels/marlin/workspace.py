@@ -24,7 +24,7 @@ class MarlinWorkspace:
 
     flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream, or by the caller, who then
     passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
-    Raises DriverError (no memory, no driver).
+    Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
     """
 
     __slots__ = (
@@ -39,6 +39,8 @@ class MarlinWorkspace:
 
     def __init__(self, device: int | None = None) -> None:
         self._pointer = 0
+        if device is not None and type(device) is not int:
+            raise ArgumentTypeError("device", type(device).__name__, "a device's ordinal, or None")
         self.device = context.current_device() if device is None else device
         processors = context.device(self.device).multiprocessors
         self.partials_bytes, self.flags_bytes = processors * _PARTIALS_PER_SM_BYTES, processors * _FLAGS_PER_SM_BYTES

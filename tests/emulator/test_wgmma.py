@@ -1,0 +1,139 @@
+"""wgmma on shared memory that TMA filled: all four swizzles, both majors, A from registers; and its register rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ptx_of import module_of
+
+from cudatma.descriptor import TensorMap
+from cudatma.emulator import Report
+
+#: One warpgroup: D (64 x N) = A (64 x K) B (N x K)^T. SPAN: bytes of a swizzled row; MODE: the descriptor's code.
+#: B_MN: B lies as (K x N), N contiguous, and is read transposed.
+GEMM = """
+#ifndef MODE
+#define MODE 1
+#endif
+#ifndef WRONG_MODE
+#define WRONG_MODE MODE
+#endif
+#ifndef SPAN
+#define SPAN 128
+#endif
+constexpr u32 M = 64, N = 64, K = 64;
+constexpr u32 PANEL = SPAN / 2;              // elements of a swizzled row
+constexpr u32 A_PANEL_BYTES = M * SPAN, B_PANEL_BYTES = N * SPAN;
+__device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride, u64 mode) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | mode << 62;
+}
+#define R4(b) "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3])
+#define R16(b) R4(b), R4(b + 4), R4(b + 8), R4(b + 12)
+extern "C" __global__ void __launch_bounds__(128)
+gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const u32* a_fragments, float* out) {
+    extern __shared__ __align__(1024) u8 smem[];
+    const u32 a = shared_address(smem), b = a + M * K * 2, bar = b + N * K * 2;
+    if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect_tx(bar, (M + N) * K * 2);
+        for (u32 p = 0; p < K / PANEL; ++p) cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &a_map, bar, p * PANEL, 0);
+#ifdef B_MN
+        for (u32 p = 0; p < N / PANEL; ++p) cp_async_bulk_tensor_2d_load(b + p * K * SPAN, &b_map, bar, p * PANEL, 0);
+#else
+        for (u32 p = 0; p < K / PANEL; ++p) cp_async_bulk_tensor_2d_load(b + p * B_PANEL_BYTES, &b_map, bar, p * PANEL, 0);
+#endif
+    }
+    mbarrier_wait_parity(bar, 0);
+    float d[32];
+    for (u32 i = 0; i < 32; ++i) d[i] = 0;
+#ifndef BUG_FENCE
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+#pragma unroll
+    for (u32 k = 0; k < K; k += 16) {
+        const u32 inside = k % PANEL * 2, panel = k / PANEL;
+        const u64 da = descriptor(a + panel * A_PANEL_BYTES + inside, 16, 8 * SPAN, WRONG_MODE);
+#ifdef B_MN
+        const u64 db = descriptor(b + k / 8 * (8 * SPAN), K * SPAN, 8 * SPAN, MODE);
+#else
+        const u64 db = descriptor(b + panel * B_PANEL_BYTES + inside, 16, 8 * SPAN, MODE);
+#endif
+#ifdef A_REGISTERS
+        const u32* f = a_fragments + (k / 16 * 128 + threadIdx.x) * 4;
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+            "%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+            : R16(0), R16(16) : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(db) : "memory");
+#else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+            "%30,%31}, %32, %33, 1, 1, 1, 0, %34;"
+            : R16(0), R16(16) : "l"(da), "l"(db),
+#ifdef B_MN
+            "n"(1)
+#else
+            "n"(0)
+#endif
+            : "memory");
+#endif
+    }
+#ifndef BUG_COMMIT
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+#ifndef BUG_WAIT
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+    const u32 row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    for (u32 i = 0; i < 32; ++i) out[(row + 8 * (i / 2 % 2)) * N + i / 4 * 8 + column + i % 2] = d[i];
+}
+"""
+MODES = {"none": (0, 16), "32B": (3, 32), "64B": (2, 64), "128B": (1, 128)}
+
+
+def run(mode: str, *defines: str, hazards: str = "raise") -> tuple[Any, Any, Report]:
+    """(result, reference, report) of the product of two random matrices."""
+    code, span = MODES[mode]
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=(64, 64)).astype(np.float16)
+    b = rng.normal(size=(64, 64)).astype(np.float16)
+    panel = span // 2
+    fragments = np.zeros((4, 128, 4), np.uint32)
+    for step in range(4):
+        for thread in range(128):
+            row, column = thread // 32 * 16 + thread % 32 // 4, step * 16 + thread % 4 * 2
+            for register in range(4):
+                pair = a[row + 8 * (register & 1), column + 8 * (register >> 1) :][:2]
+                fragments[step, thread, register] = np.ascontiguousarray(pair).view(np.uint32)[0]
+    maps = [TensorMap.from_array(x, (64, panel), swizzle=mode, backend="codec") for x in (a, b)]
+    out = np.zeros((64, 64), np.float32)
+    head = "".join(f"#define {d}\n" for d in (f"MODE {code}", f"SPAN {span}", *defines))
+    report = module_of(head + GEMM).launch(
+        "gemm", 1, 128, (*maps, fragments, out), shared_bytes=16384 + 8, schedules=4, hazards=hazards, arrays=(a, b)
+    )
+    wanted = a.astype(np.float64) @ (b if "B_MN" in defines else b.T).astype(np.float64)
+    return out, wanted, report
+
+
+@pytest.mark.parametrize("defines", [(), ("A_REGISTERS",), ("B_MN",)], ids=str)
+@pytest.mark.parametrize("mode", ["32B", "64B", "128B"])
+def test_products(mode: str, defines: tuple[str, ...]) -> None:
+    out, wanted, report = run(mode, *defines)
+    assert report.is_clean
+    assert np.abs(out - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("define", "kind"),
+    [
+        ("BUG_FENCE", "wgmma_missing_fence"),
+        ("BUG_COMMIT", "wgmma_uncommitted"),
+        ("BUG_WAIT", "wgmma_registers"),
+        ("WRONG_MODE 2", "swizzle_mismatch"),
+    ],
+)
+def test_rules(define: str, kind: str) -> None:
+    _, _, report = run("128B", define, hazards="collect")
+    assert kind in report.kinds, str(report)
