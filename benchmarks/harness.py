@@ -99,7 +99,9 @@ def measuring_stream() -> Iterator[Any]:
     on_torch: Any = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else contextlib.nullcontext()
     with stream, on_torch:
         yield stream
-        stream.synchronize()
+        # After a trap nothing on the card works any more; what was measured before is to be shown all the same.
+        with contextlib.suppress(Exception):
+            stream.synchronize()
 
 
 def capture(stream: Any, contender: Contender) -> Any:

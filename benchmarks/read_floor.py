@@ -152,7 +152,7 @@ class FloorBench:
         self.multiprocessors = device(self.device).multiprocessors
         self.kernel = cudatma.compile(SOURCE)
         self.kernel.load(self.device)
-        size = largest_bytes * copies_for(largest_bytes) + 2 * largest_bytes
+        size = (copies_for(largest_bytes) + 1) * largest_bytes
         self.pool: Any = filled(cupy, (size,), random_words(cupy, 1 << 22, 7).view(cupy.uint8))
         self.sink: Any = cupy.zeros(1, dtype=cupy.uint32)
 

@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Result:
     path: Path | None = None
     cells: list[Cell] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
+    revision: str = field(default_factory=lambda: commit())
     console: Console = field(default_factory=lambda: make_console())
 
     def add(self, cell: Cell, line: str) -> None:
@@ -64,7 +66,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         return {
             "machine": dict(self.machine),
-            "commit": commit(),
+            "commit": self.revision,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "settings": dict(self.settings),
             "cells": self.cells,
@@ -105,8 +107,9 @@ def machine_facts() -> dict[str, str]:
         "driver": driver,
         "cuda": _fact(_cuda),
         "nvrtc": _fact(_nvrtc),
-        "cupy": _fact(lambda: _version("cupy")),
-        "torch": _fact(lambda: _version("torch")),
+        "cupy": _fact(_cupy),
+        # Importing torch takes seconds and is not needed for its version.
+        "torch": _fact(lambda: version("torch")),
         "python": platform.python_version(),
     }
 
@@ -132,8 +135,8 @@ def _nvidia_smi() -> tuple[str, str]:
 def _cuda() -> str:
     import cupy
 
-    version = int(cupy.cuda.runtime.driverGetVersion())
-    return f"{version // 1000}.{version % 1000 // 10}" if version else _ABSENT
+    number = int(cupy.cuda.runtime.driverGetVersion())
+    return f"{number // 1000}.{number % 1000 // 10}" if number else _ABSENT
 
 
 def _nvrtc() -> str:
@@ -142,10 +145,10 @@ def _nvrtc() -> str:
     return ".".join(map(str, nvrtc_version()))
 
 
-def _version(package: str) -> str:
-    from importlib import import_module
+def _cupy() -> str:
+    import cupy
 
-    return str(import_module(package).__version__)
+    return str(cupy.__version__)
 
 
 def commit(root: Path = ROOT) -> str:

@@ -1,45 +1,26 @@
-"""Loops in SASS: basic blocks, dominators, natural loops, and what stands in them. Pure functions of a disassembly.
+"""Loops in SASS: dominators, natural loops, and what stands in them. Pure functions of a disassembly.
 
 ptxas puts the slow path of a wait behind the end of a kernel, so address ranges do not tell loops apart; the control
-flow graph does. Source: CUDA Binary Utilities, "Instruction Set Reference".
+flow graph of tools/sass_flow.py does. Source: CUDA Binary Utilities, "Instruction Set Reference".
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_LINE = re.compile(
-    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+\{?\s*(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)(?P<rest>[^;]*);"
-)
-_LABEL = re.compile(r"^\s*(\.L_x?_?\d+):")
-_TARGET = re.compile(r"`\((?P<label>\.L[\w]*)\)|(?P<address>0x[0-9a-f]+)\s*$")
-_CONVERGENCE = re.compile(r"\bB\d+\b")
+from tools.sass_flow import Step, parse_encoded, successors
 
-#: Integer work, which is what addresses cost: on registers and on uniform registers.
+#: Integer work, which is what addresses cost: on registers and, with a U before it, on uniform registers.
 INTEGER = frozenset(
     ("IMAD", "IADD", "IADD3", "LEA", "LOP3", "SHF", "PRMT", "ISETP", "IMNMX", "VIADD", "VIMNMX", "SEL", "BMSK", "SGXT")
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One instruction: address in bytes, guard predicate ("" if none), opcode, operands."""
-
-    address: int
-    predicate: str
-    opcode: str
-    operands: str
-
-    @property
-    def mnemonic(self) -> str:
-        return self.opcode.partition(".")[0]
-
-    @property
-    def is_integer(self) -> bool:
-        return self.mnemonic in INTEGER or (self.mnemonic.startswith("U") and self.mnemonic[1:] in INTEGER)
+def is_integer(step: Step) -> bool:
+    """Whether an instruction computes integers."""
+    return step.mnemonic in INTEGER or (step.mnemonic.startswith("U") and step.mnemonic[1:] in INTEGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,59 +36,10 @@ class Loop:
 
     @property
     def integer(self) -> int:
-        return sum(step.is_integer for step in self.steps)
+        return sum(map(is_integer, self.steps))
 
     def contains(self, other: Loop) -> bool:
-        return self is not other and {s.address for s in other.steps} < {s.address for s in self.steps}
-
-
-def parse(text: str) -> tuple[list[Step], dict[str, int]]:
-    """The instructions of one kernel (NOPs included) and the address of each label, from nvdisasm or cuobjdump."""
-    steps: list[Step] = []
-    labels: dict[str, int] = {}
-    waiting: list[str] = []
-    for line in text.splitlines():
-        if label := _LABEL.match(line):
-            waiting.append(label[1])
-        elif part := _LINE.match(line):
-            address = int(part["address"], 16)
-            labels.update(dict.fromkeys(waiting, address))
-            waiting.clear()
-            steps.append(Step(address, part["predicate"] or "", part["opcode"], part["rest"].strip()))
-    return steps, labels
-
-
-def _target(step: Step, labels: dict[str, int]) -> int | None:
-    found = _TARGET.search(step.operands)
-    if found is None:
-        return None
-    return labels.get(found["label"]) if found["label"] else int(found["address"], 16)
-
-
-def successors(steps: Sequence[Step], labels: dict[str, int]) -> list[list[int]]:
-    """For each instruction the indices of those that may follow it.
-
-    BSYNC goes to where the nearest BSSY before it with the same convergence register said.
-    """
-    index_of = {step.address: index for index, step in enumerate(steps)}
-    meeting: dict[str, int] = {}
-    found = []
-    for index, step in enumerate(steps):
-        following = [index + 1] if index + 1 < len(steps) else []
-        target = _target(step, labels)
-        register = _CONVERGENCE.search(step.operands)
-        if step.mnemonic == "BSSY" and register and target is not None:
-            meeting[register[0]] = target
-        elif step.mnemonic == "BRA" and target is not None:
-            # BRA.DIV and a branch on a predicate may also fall through.
-            conditional = bool(step.predicate) or step.opcode.startswith("BRA.DIV") or step.operands.count(",") > 0
-            following = ([*following] if conditional else []) + [index_of[target]]
-        elif step.mnemonic == "BSYNC" and register and register[0] in meeting:
-            following = [index_of[meeting[register[0]]]]
-        elif step.mnemonic in ("EXIT", "RET", "BRX", "JMX") and not step.predicate:
-            following = []
-        found.append(following)
-    return found
+        return {step.address for step in other.steps} < {step.address for step in self.steps}
 
 
 def _dominators(following: Sequence[Sequence[int]]) -> list[int | None]:
@@ -163,11 +95,12 @@ def _dominates(above: int, below: int, dominator: Sequence[int | None]) -> bool:
 
 
 def natural_loops(text: str) -> list[Loop]:
-    """All natural loops of a kernel, outer ones first; NOPs are left out. Loops with one header are one loop."""
-    steps, labels = parse(text)
-    if not steps:
+    """The natural loops of a disassembled kernel (the first in the text), largest first; NOPs are left out. Loops with
+    one header are one loop. Raises ArgumentError for a disassembly without encodings."""
+    codes = [code for code in parse_encoded(text) if code.steps]
+    if not codes:
         return []
-    following = successors(steps, labels)
+    steps, following = codes[0].steps, successors(codes[0])
     before: list[list[int]] = [[] for _ in steps]
     for index, after in enumerate(following):
         for each in after:

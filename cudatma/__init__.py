@@ -50,7 +50,6 @@ from cudatma.quantization import (
     quantize_linear,
     save_weights,
 )
-from cudatma.render import render
 from cudatma.target import TARGETS, Target, detect, get_target
 
 __version__ = "0.1.0"
@@ -108,7 +107,6 @@ __all__ = [
     "quantize",
     "quantize_linear",
     "release_workspaces",
-    "render",
     "save_weights",
     "selected_backend",
 ]

@@ -172,9 +172,9 @@ def box_layout(
     """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive).
 
     ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to it.
-    With interleave the innermost dimension counts elements (channels) too, not slices: a box of 8 x 4 x 2 fp16 counts
-    128 bytes on an H200, but 256 (16B) or 512 bytes (32B) of shared memory are written. The pitch follows that one
-    measurement: every channel slice that a row begins takes twice its size.
+    With interleave the innermost dimension counts elements (channels) too, not slices: a box of 8 x 4 x 2 fp16
+    completes a barrier of 128 bytes on an H200, but 256 (16B) or 512 bytes (32B) of shared memory are written. The
+    pitch follows that one measurement: every channel slice that a row begins takes twice its size.
     """
     rows, row_bytes = prod(counts[1:]), counts[0] * element_bits // 8
     pitch = row_bytes

@@ -3,8 +3,9 @@
 A consumer reads a slot of a ring with LDS or LDSM and gives it back with SYNCS.ARRIVE (mbarrier.arrive). ptxas may
 issue the arrival while a read is still in flight: nothing in the arrival's wait mask names the read's scoreboard. While
 stores of other warps hold the load unit up, TMA then refills the slot before the read has happened, and the warp
-computes with the next stage's values [seen on an H200]. The cure is in the source: use what was read before the
-arrival, for example by releasing a slot only when the loop has come round.
+computes with the next stage's values [seen on an H200]. A use of the value in the source before the arrival is no cure,
+for ptxas moves arithmetic over it. Releasing a slot only when the loop has come round is, as far as this check finds
+nothing; so is fence.acq_rel.cta before the arrival, which ptxas lets wait for every scoreboard.
 """
 
 from __future__ import annotations

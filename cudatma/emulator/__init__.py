@@ -5,17 +5,22 @@
 """
 
 from cudatma.emulator.api import EmulatedModule, load
+from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.errors import EmulatorError, PtxError, StepLimitError, TrapError
 from cudatma.emulator.report import CAUSES, Hazard, Report
+from cudatma.emulator.trace import Trace
 
 __all__ = [
     "CAUSES",
+    "Coverage",
     "EmulatedModule",
     "EmulatorError",
     "Hazard",
     "PtxError",
     "Report",
     "StepLimitError",
+    "Trace",
     "TrapError",
+    "coverage",
     "load",
 ]

@@ -198,9 +198,15 @@ def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bo
 
 @runtime
 def st_shared(
-    w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, remote: bool,
+    w: Warp,
+    at: int,
+    addresses: Array,
+    code: str,
+    values: tuple[Array, ...],
+    mask: Array | None,
+    remote: bool,
     order: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Store one vector of elements per operand into shared memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)

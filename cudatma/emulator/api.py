@@ -99,9 +99,18 @@ class EmulatedModule:
         program.check()
         shape = _shape("cluster", cluster if cluster is not None else _own_cluster(program.function.directives))
         setup = Setup(
-            self.image, program, _shape("grid", grid), _shape("block", block), shape, _natural("shared_bytes", shared_bytes),
-            parameters, memory, step_limit, resident_clusters, trace=trace,
-        )  # fmt: skip
+            self.image,
+            program,
+            _shape("grid", grid),
+            _shape("block", block),
+            shape,
+            _natural("shared_bytes", shared_bytes),
+            parameters,
+            memory,
+            step_limit,
+            resident_clusters,
+            trace=trace,
+        )
         findings = Findings(program.function.name)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
@@ -136,10 +145,20 @@ class EmulatedModule:
             if hazards == "raise":
                 raise HazardError(str(error)) from error
             findings.trapped(launch, str(error))
-        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             if isinstance(error, CudaTmaError):
                 raise
-            raise EmulatorError(f"{setup.program.function.name} cannot be emulated: {type(error).__name__}: {error}") from error
+            raise EmulatorError(
+                f"{setup.program.function.name} cannot be emulated: {type(error).__name__}: {error}"
+            ) from error
         except StepLimitError as error:
             if hazards == "raise" and findings.hazards():
                 raise HazardError("\n".join(map(str, findings.hazards())) + f"\n{error}") from error
@@ -204,8 +223,11 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
     if total > MAX_SHARED_BYTES:
         raise ArgumentError("shared_bytes", f"{total} bytes with the static ones", f"at most {MAX_SHARED_BYTES}")
     if target is not None and total > target.smem_per_block_bytes:
-        raise ArgumentError("shared_bytes", f"{total} bytes with the static ones",
-                            f"at most {target.smem_per_block_bytes} on {target.name}")  # fmt: skip
+        raise ArgumentError(
+            "shared_bytes",
+            f"{total} bytes with the static ones",
+            f"at most {target.smem_per_block_bytes} on {target.name}",
+        )
 
 
 def _product(values: Sequence[int]) -> int:

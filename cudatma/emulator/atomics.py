@@ -74,9 +74,16 @@ def _locate(w: Warp, at: int, address: int, space: str, size: int, order: str, l
 
 @runtime
 def atomic(
-    w: Warp, at: int, addresses: Array, space: str, operation: str, name: str, sources: tuple[tuple[Array, ...], ...],
-    mask: Array | None, order: str,
-) -> Array:  # fmt: skip
+    w: Warp,
+    at: int,
+    addresses: Array,
+    space: str,
+    operation: str,
+    name: str,
+    sources: tuple[tuple[Array, ...], ...],
+    mask: Array | None,
+    order: str,
+) -> Array:
     """(elements, 32) raw values from before; lanes that are not active give 0."""
     code = unsigned(CODES[name])
     count = len(sources[0])

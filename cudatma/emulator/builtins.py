@@ -54,8 +54,9 @@ def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
                 values.append(_string(w, int.from_bytes(raw, "little")))
             else:
                 values.append(int.from_bytes(raw, "little", signed=kind in "di"))
-        pattern = _FORMAT.sub(lambda m: m[0].replace(m[1] or "", "").replace("p", "#x") if m[1] or m[2] == "p" else m[0],
-                              text)  # fmt: skip
+        pattern = _FORMAT.sub(
+            lambda m: m[0].replace(m[1] or "", "").replace("p", "#x") if m[1] or m[2] == "p" else m[0], text
+        )
         w.launch.printed.append(pattern % tuple(values))
 
 

@@ -126,9 +126,13 @@ class Arrival:
             self.w.launch.scheduler.pending.append(self._try)
             return
         if self.count > self.barrier.pending and self.observer is not None:
-            self.observer.report("arrival_overflow", self.w, self.at, f"{self.count} arrivals where "
-                                 f"{self.barrier.pending} are pending; {self.barrier.describe()}",
-                                 barrier=self.barrier)  # fmt: skip
+            self.observer.report(
+                "arrival_overflow",
+                self.w,
+                self.at,
+                f"{self.count} arrivals where {self.barrier.pending} are pending; {self.barrier.describe()}",
+                barrier=self.barrier,
+            )
         if self.observer is not None:
             self.observer.cp_arrived(self.w, self.barrier, self.snapshot)
         self.barrier.arrive(min(self.count, self.barrier.pending))
@@ -147,7 +151,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
     if size == 0:
         return
     targets = targets_of(w, at, to, strip(bar), multicast)
-    observer = w.block.cluster.observer
+    observer, trace = w.block.cluster.observer, w.launch.trace
     handle = None
     if from_shared and observer is not None:
         handle = observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
@@ -157,8 +161,13 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         written = None
         if observer is not None:
             written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
+        mark = trace.copy_begins(w, at, block, size) if trace is not None else None
 
-        def complete(block: Any = block, offset: int = offset, barrier: Any = barrier, written: Any = written) -> None:
+        def complete(
+            block: Any = block, offset: int = offset, barrier: Any = barrier, written: Any = written, mark: Any = mark
+        ) -> None:
+            if mark is not None:
+                trace.copy_ends(mark)
             block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
             if observer is not None:
                 if handle is not None:
@@ -226,9 +235,17 @@ def store_later(
 
 
 _TYPES: dict[str, Any] = {
-    "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64, "u32": np.uint32, "s32": np.int32,
-    "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64,
-}  # fmt: skip
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b32": np.uint32,
+    "b64": np.uint64,
+}
 
 
 def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:

@@ -35,10 +35,17 @@ class Findings:
             return
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         self._found[key] = Hazard(
-            kind, message, self.kernel, instruction.line if instruction else 0,
-            program.module.source_of(instruction) if instruction else "", instruction.text if instruction else "",
-            block, warp, launch.scheduler.schedule, launch.scheduler.seed,
-        )  # fmt: skip
+            kind,
+            message,
+            self.kernel,
+            instruction.line if instruction else 0,
+            program.module.source_of(instruction) if instruction else "",
+            instruction.text if instruction else "",
+            block,
+            warp,
+            launch.scheduler.schedule,
+            launch.scheduler.seed,
+        )
 
     def trapped(self, launch: Launch, message: str) -> None:
         """Record that a schedule ended in a trap."""
@@ -78,8 +85,14 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
         if barrier.pending == 0 and barrier.tx:
             side = f"{barrier.tx} bytes never came" if barrier.tx > 0 else f"{-barrier.tx} bytes too many came"
             owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
-            findings.add("byte_count", f"{side} at {barrier.describe()}", launch, owner.launch.program
-                         if owner.launch.program is not None else split.frame.program, place, owner)  # fmt: skip
+            findings.add(
+                "byte_count",
+                f"{side} at {barrier.describe()}",
+                launch,
+                owner.launch.program if owner.launch.program is not None else split.frame.program,
+                place,
+                owner,
+            )
     arrived = "".join(
         f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
     )

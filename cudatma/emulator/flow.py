@@ -15,16 +15,59 @@ from cudatma.emulator.model import Function, Instruction, Mem, Not, Operand, Pai
 #: Segments longer than this are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
 _ALONE = {
-    "bar", "barrier", "mbarrier", "cp", "wgmma", "fence", "membar", "call", "nanosleep", "griddepcontrol", "setmaxnreg",
-    "tensormap", "trap", "brkpt", "elect", "atom", "red", "multimem", "st.async", "red.async", "clusterlaunchcontrol",
-}  # fmt: skip
+    "bar",
+    "barrier",
+    "mbarrier",
+    "cp",
+    "wgmma",
+    "fence",
+    "membar",
+    "call",
+    "nanosleep",
+    "griddepcontrol",
+    "setmaxnreg",
+    "tensormap",
+    "trap",
+    "brkpt",
+    "elect",
+    "atom",
+    "red",
+    "multimem",
+    "st.async",
+    "red.async",
+    "clusterlaunchcontrol",
+}
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
 #: Opcodes that write nothing to their first operand.
 _NO_DESTINATION = {
-    "st", "red", "bar", "barrier", "fence", "membar", "cp", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch",
-    "prefetchu", "call", "nanosleep", "griddepcontrol", "setmaxnreg", "tensormap", "stmatrix", "stackrestore", "pmevent",
-    "applypriority", "discard", "multimem", "clusterlaunchcontrol",
-}  # fmt: skip
+    "st",
+    "red",
+    "bar",
+    "barrier",
+    "fence",
+    "membar",
+    "cp",
+    "bra",
+    "brx",
+    "ret",
+    "exit",
+    "trap",
+    "brkpt",
+    "prefetch",
+    "prefetchu",
+    "call",
+    "nanosleep",
+    "griddepcontrol",
+    "setmaxnreg",
+    "tensormap",
+    "stmatrix",
+    "stackrestore",
+    "pmevent",
+    "applypriority",
+    "discard",
+    "multimem",
+    "clusterlaunchcontrol",
+}
 
 
 def registers_of(operand: Operand) -> Iterable[int]:
@@ -43,6 +86,14 @@ def registers_of(operand: Operand) -> Iterable[int]:
         yield from registers_of(operand.second)
     elif isinstance(operand, Not):
         yield from registers_of(operand.reg)
+
+
+def bit_set(registers: Iterable[int]) -> int:
+    """Registers as a bit set."""
+    result = 0
+    for register in registers:
+        result |= 1 << register
+    return result
 
 
 def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:

@@ -30,9 +30,16 @@ ELEMENT_BITS = {
     "s32": 32,
 }
 _VIEWS: dict[str, Any] = {
-    "f16": np.float16, "s8": np.int8, "u8": np.uint8, "f64": np.float64, "f32": np.float32, "s32": np.int32,
-    "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "bf16": ml_dtypes.bfloat16,
-}  # fmt: skip
+    "f16": np.float16,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "f64": np.float64,
+    "f32": np.float32,
+    "s32": np.int32,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "bf16": ml_dtypes.bfloat16,
+}
 
 
 def numbers(raw: Array, kind: str) -> Array:

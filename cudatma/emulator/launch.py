@@ -71,6 +71,8 @@ class Launch:
 
     def run(self) -> None:
         """Run the whole grid. Raises what the scheduler raises."""
+        if self.trace is not None:
+            self.trace.begin(self)
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()

@@ -156,9 +156,15 @@ def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
 
 
 def arrive(
-    w: Warp, at: int, addresses: Array, count: Array | None, expect: Array | None, mask: Array | None, drop: bool,
+    w: Warp,
+    at: int,
+    addresses: Array,
+    count: Array | None,
+    expect: Array | None,
+    mask: Array | None,
+    drop: bool,
     release: bool,
-) -> Array:  # fmt: skip
+) -> Array:
     """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the phase's token (its number) for each lane."""
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -170,8 +176,13 @@ def arrive(
         observer = w.block.cluster.observer
         if number > barrier.pending:
             if observer is not None:
-                observer.report("arrival_overflow", w, at, f"{number} arrivals where {barrier.pending} are pending; "
-                                f"{barrier.describe()}", barrier=barrier)  # fmt: skip
+                observer.report(
+                    "arrival_overflow",
+                    w,
+                    at,
+                    f"{number} arrivals where {barrier.pending} are pending; {barrier.describe()}",
+                    barrier=barrier,
+                )
             number = barrier.pending
         barrier.arrived_by.add((w.agent, lane))
         if drop:

@@ -12,11 +12,11 @@ import numpy as np
 
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.groups import Group, Queue
+from cudatma.emulator.hazard_checks import Checks
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
-from cudatma.emulator.memory import RANK_SHIFT, SHARED_START
 from cudatma.emulator.register_watch import RegisterWatch
-from cudatma.emulator.shadow import Clock, Shadow, narrowest
+from cudatma.emulator.shadow import AsyncWrite, Clock
 from cudatma.emulator.types import Array
 from cudatma.layout import Swizzle, required_alignment
 
@@ -24,101 +24,23 @@ if TYPE_CHECKING:
     from cudatma.emulator.cluster import Block, Cluster, NamedBarrier
     from cudatma.emulator.launch import Launch
 
-_SPARE_AGENTS = 512
+#: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
+_CROOKED = 32
 __all__ = ["Findings", "Observer", "report_deadlock"]
 
 
-class AsyncWrite:
-    """A copy into shared memory that is under way."""
-
-    __slots__ = ("at", "indices", "number", "shadow", "warp", "what")
-
-    def __init__(self, number: int, w: Warp, at: int, shadow: Shadow, indices: Array, what: str) -> None:
-        self.number, self.warp, self.at, self.shadow, self.indices, self.what = number, w, at, shadow, indices, what
-
-
-class Observer:
-    """One cluster's hazard layer. clocks: of its warps, by agent."""
+class Observer(Checks):
+    """One cluster's hazard layer: told of every access, fence and barrier."""
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
-        self.launch, self.cluster, self.findings = launch, cluster, findings
-        blocks = len(cluster.blocks)
-        self.warps = blocks * (-(-launch.threads // 32))
-        self.size = 3 * self.warps + launch.threads * blocks + _SPARE_AGENTS
-        self.clocks = [Clock(self.size) for _ in range(self.warps)]
-        for agent, clock in enumerate(self.clocks):
-            clock.order[agent] = 1
-        granule = launch.setup.extra.get("granule")
-        if granule is None:
-            names = launch.image._reachable(launch.program.function.name)
-            granule = narrowest([launch.image.program(n) for n in names if launch.image.module.functions[n].is_defined])
-            launch.setup.extra["granule"] = granule
-        self.shadows = [Shadow(block.shared.size, granule) for block in cluster.blocks]
-        self._agents: dict[Any, int] = {}
-        self._agent_names: dict[int, str] = {}
+        super().__init__(launch, cluster, findings)
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
-        self._operations: dict[int, AsyncWrite] = {}
-        self._count = 0
         self._barriers: dict[int, tuple[Clock, Clock]] = {}
         self._inits: dict[int, list[Any]] = {}
-        self._passes: dict[tuple[int, int], tuple[int, bool]] = {}
         self._edited_maps: set[int] = set()
         self._init_fenced: dict[int, int] = {}
         self.registers = RegisterWatch(self)
-
-    # ---- agents
-
-    def agent(self, key: Any, name: str) -> int:
-        """The number of an agent that is no warp; made when it is first asked for."""
-        found = self._agents.get(key)
-        if found is None:
-            found = 3 * self.warps + len(self._agents) % (self.size - 3 * self.warps)
-            self._agents[key] = found
-            self._agent_names[found] = name
-        return found
-
-    def barrier_agent(self, barrier: MBarrier) -> int:
-        return self.agent(("barrier", barrier.block.rank, barrier.offset), "barrier")
-
-    def wgmma_agent(self, w: Warp) -> int:
-        return self.warps + w.agent
-
-    def cp_agent(self, w: Warp) -> int:
-        return 2 * self.warps + w.agent
-
-    def kind_of(self, agent: int) -> str:
-        """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
-        if agent < 3 * self.warps:
-            return ("warp", "wgmma", "cp")[agent // self.warps]
-        return self._agent_names[agent]
-
-    def _who(self, agent: int) -> str:
-        kind = self.kind_of(agent)
-        if kind == "barrier":
-            return "an asynchronous copy"
-        if kind == "bulk":
-            return "a bulk store"
-        per = self.warps // len(self.cluster.blocks)
-        number = agent % self.warps
-        text = f"warp {number % per}" + (f" of block rank {number // per}" if len(self.cluster.blocks) > 1 else "")
-        return {"warp": text, "wgmma": f"a wgmma of {text}", "cp": f"a cp.async of {text}"}[kind]
-
-    def report(self, kind: str, w: Warp, at: int, message: str, **_: Any) -> bool:
-        """Record a hazard at an instruction of the running function."""
-        self.findings.add(kind, message, self.launch, w.split.frame.program, at, w)
-        return True
-
-    def _tell(self, kind: str, w: Warp, at: int, text: str, shadow: Shadow, place: int) -> None:
-        """Record a hazard that concerns shared bytes, with who wrote them where."""
-        address = place * shadow.granule + SHARED_START
-        origin = int(shadow.writer_at[place])
-        body = self.launch.program.function.body
-        written = ""
-        if 0 <= origin < len(body):
-            source = self.launch.program.module.source_of(body[origin])
-            written = f"; last written at PTX line {body[origin].line}" + (f" ({source})" if source else "")
-        self.report(kind, w, at, f"{text} (shared address {address:#x}{written})")
 
     # ---- generic accesses
 
@@ -134,39 +56,11 @@ class Observer:
                     clock.join(known)
             return
         self._check_read(w, at, shadow, indices, clock, False)
+        if (shadow.mode[offsets // 16] >= _CROOKED).any():
+            self.report(
+                "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
+            )
         shadow.row(w.agent)[indices] = clock.order[w.agent]
-
-    def _check_read(self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool) -> None:
-        flying = shadow.in_flight[indices]
-        if flying.any():
-            place = int(indices[int((flying != 0).argmax())])
-            self._early(w, at, shadow, place, self._operations.get(int(shadow.in_flight[place])))
-            return
-        writers = shadow.writer[indices]
-        if int(writers.min()) < 0:
-            place = int(indices[int((writers < 0).argmax())])
-            if not shadow.is_barrier[place]:
-                self._tell("uninitialised_shared", w, at, "bytes are read that nobody has written", shadow, place)
-        late = shadow.unordered_writer(indices, clock, proxy)
-        if late is None:
-            return
-        agent, place, is_proxy = late
-        kind = self.kind_of(agent)
-        if is_proxy:
-            self._tell("missing_proxy_fence", w, at, f"the asynchronous proxy reads what {self._who(agent)} stored with no "
-                       "proxy fence since", shadow, place)  # fmt: skip
-        elif kind in ("barrier", "cp"):
-            self._early(w, at, shadow, place, None)
-        else:
-            self._tell("data_race", w, at, f"{self._who(agent)} wrote these bytes and nothing orders this read after it",
-                       shadow, place)  # fmt: skip
-
-    def _early(self, w: Warp, at: int, shadow: Shadow, place: int, operation: AsyncWrite | None) -> None:
-        """A read of bytes whose copy has not been waited for: which of the two usual mistakes it was."""
-        repeated = any(flag for (agent, _), (_, flag) in self._passes.items() if agent == w.agent)
-        kind = "wrong_parity" if repeated else "read_before_load"
-        state = "is still under way" if operation is not None else "was not waited for"
-        self._tell(kind, w, at, f"bytes are read whose copy {state}", shadow, place)
 
     def generic_write(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
         """st, stmatrix and the like, before the write."""
@@ -183,41 +77,6 @@ class Observer:
         shadow.mode[offsets // 16] = 0
         if order in ("release", "acq_rel"):
             clock.order[w.agent] += 1
-
-    def _check_write(self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool) -> None:
-        if shadow.is_barrier[indices].any():
-            place = int(indices[int(shadow.is_barrier[indices].argmax())])
-            self._tell("barrier_overwritten", w, at, "a live mbarrier is overwritten", shadow, place)
-        flying = shadow.in_flight[indices]
-        if flying.any():
-            place = int(indices[int((flying != 0).argmax())])
-            self._tell("write_race", w, at, "bytes are written while a copy into them is under way", shadow, place)
-            return
-        late = shadow.unordered_writer(indices, clock, proxy)
-        if late is not None:
-            agent, place, is_proxy = late
-            if is_proxy:
-                self._tell("missing_proxy_fence", w, at, f"the asynchronous proxy overwrites what {self._who(agent)} stored "
-                           "with no proxy fence since", shadow, place)  # fmt: skip
-            else:
-                writer = self.kind_of(agent)
-                kind = "data_race" if writer == "warp" and not proxy else "write_race"
-                text = f"{self._who(agent)} wrote these bytes and nothing orders this write after it"
-                if writer == "barrier" and proxy:
-                    kind, text = (
-                        "overwritten_while_read",
-                        f"{text}: the slot is refilled though nobody is known to have read it",
-                    )
-                self._tell(kind, w, at, text, shadow, place)
-            return
-        reader = shadow.unordered_reader(indices, clock)
-        if reader is not None:
-            agent, place = reader
-            reader_kind = self.kind_of(agent)
-            kind = "store_source_reused" if reader_kind == "bulk" else (
-                "data_race" if reader_kind == "warp" and not proxy else "overwritten_while_read")  # fmt: skip
-            self._tell(kind, w, at, f"{self._who(agent)} reads these bytes and nothing orders this write after it", shadow,
-                       place)  # fmt: skip
 
     def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
         """One lane's atomic operation: atomics do not race with each other."""
@@ -242,9 +101,16 @@ class Observer:
     # ---- asynchronous copies
 
     def async_write(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, what: str, barrier: MBarrier | None = None,
+        self,
+        w: Warp,
+        at: int,
+        block: Block,
+        offsets: Array,
+        size: int,
+        what: str,
+        barrier: MBarrier | None = None,
         generic: bool = False,
-    ) -> AsyncWrite:  # fmt: skip
+    ) -> AsyncWrite:
         """A copy into shared memory is issued; its bytes are nobody's until it has landed and was waited for."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
@@ -289,16 +155,14 @@ class Observer:
     def async_read_done(self, handle: Any) -> None:
         """The source was read: order comes from wait_group, not from here."""
 
-    def swizzled(self, block: Block, offsets: Array, mode: Swizzle) -> None:
-        """Remember under which swizzle 16-byte chunks were laid down."""
-        self.shadows[block.rank].mode[offsets // 16] = int(mode) + 1
+    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
+        """Remember under which swizzle 16-byte chunks were laid down, and whether the box began on the pattern.
 
-    def swizzled_destination(self, w: Warp, at: int, address: int, footprint: int, mode: Swizzle) -> None:
-        """A swizzled box that covers a whole pattern begins on it."""
-        repeat = required_alignment(mode)
-        if int(mode) and footprint >= repeat and address % repeat:
-            self.report("swizzle_alignment", w, at, f"a {mode.label}-swizzled box of {footprint} bytes goes to "
-                        f"{address:#x}, which is no multiple of {repeat}")  # fmt: skip
+        The hardware swizzles absolute addresses: wgmma does the same and is content anywhere, plain code that swizzles
+        offsets into the tile reads other bytes unless the tile is aligned.
+        """
+        crooked = int(mode) and offsets.size * 16 >= (repeat := required_alignment(mode)) and address % repeat
+        self.shadows[block.rank].mode[offsets // 16] = int(mode) + 1 + (_CROOKED if crooked else 0)
 
     # ---- groups
 
@@ -367,7 +231,7 @@ class Observer:
         shadow.is_barrier[indices] = True
         clock = int(self.clocks[w.agent].order[w.agent])
         shadow.written(indices, w.agent, clock, at, False)
-        self._inits[id(barrier)] = [w.agent, clock, barrier]
+        self._inits[id(barrier)] = [w.agent, clock, barrier, at]
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
         shadow = self.shadows[barrier.block.rank]
@@ -379,15 +243,25 @@ class Observer:
         """Whoever uses a barrier must be ordered after its init."""
         made = self._inits.get(id(barrier))
         if made is not None and made[1] > self.clocks[w.agent].order[made[0]]:
-            self.report("missing_init_sync", w, at, f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by "
-                        f"{self._who(made[0])}")  # fmt: skip
+            self.report(
+                "missing_init_sync",
+                w,
+                at,
+                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self._who(made[0])}",
+            )
 
     def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
         made = self._inits.get(id(barrier))
         if made is None or made[1] <= clock.proxy[made[0]] or self._init_fenced.get(made[0], 0) >= made[1]:
             return
-        self.report("missing_init_fence", w, at, f"a copy completes on {barrier.name}, whose mbarrier.init was not fenced for "
-                    "the asynchronous proxy")  # fmt: skip
+        self.findings.add(
+            "missing_init_fence",
+            f"a copy completes on {barrier.name}, whose mbarrier.init here was not fenced for the asynchronous proxy",
+            self.launch,
+            self.launch.program,
+            made[3],
+            w,
+        )
 
     def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool) -> None:
         if release:
@@ -404,8 +278,14 @@ class Observer:
         """More bytes came in a phase than anybody expects, and nobody is left to expect more."""
         owner, at = barrier.expected_by or (barrier.initialised_by, -1)
         if owner is not None:
-            self.findings.add("byte_count", f"{-barrier.tx} bytes too many came at {barrier.describe()}", self.launch,
-                              self.launch.program, at, owner)  # fmt: skip
+            self.findings.add(
+                "byte_count",
+                f"{-barrier.tx} bytes too many came at {barrier.describe()}",
+                self.launch,
+                self.launch.program,
+                at,
+                owner,
+            )
 
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
         agent = self.barrier_agent(barrier)
@@ -437,8 +317,12 @@ class Observer:
 
     def tensor_map_read(self, w: Warp, at: int, address: int) -> None:
         if address in self._edited_maps:
-            self.report("tensor_map_fence", w, at, f"the tensor map at {address:#x} was edited and no "
-                        "fence.proxy.tensormap::generic.acquire follows")  # fmt: skip
+            self.report(
+                "tensor_map_fence",
+                w,
+                at,
+                f"the tensor map at {address:#x} was edited and no fence.proxy.tensormap::generic.acquire follows",
+            )
 
     # ---- wgmma
 
@@ -449,15 +333,17 @@ class Observer:
         self._check_read(w, at, shadow, indices, self.clocks[w.agent], True)
         shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
         laid = shadow.mode[offsets // 16]
+        laid = laid & (_CROOKED - 1)
         wrong = (laid != 0) & (laid != int(descriptor.mode) + 1)
         if wrong.any():
             found = Swizzle(int(laid[wrong][0]) - 1)
-            self.report("swizzle_mismatch", w, at, f"a wgmma descriptor says {descriptor.mode.label}, the tensor map that "
-                        f"filled these bytes {found.label}")  # fmt: skip
-        repeat = required_alignment(descriptor.mode)
-        if int(descriptor.mode) and (descriptor.start % repeat) >> 7 != descriptor.base_offset % (repeat >> 7):
-            self.report("swizzle_alignment", w, at, f"a {descriptor.mode.label}-swizzled operand begins at "
-                        f"{descriptor.start:#x}, base offset {descriptor.base_offset}")  # fmt: skip
+            self.report(
+                "swizzle_mismatch",
+                w,
+                at,
+                f"a wgmma descriptor says {descriptor.mode.label}, the tensor map that "
+                f"filled these bytes {found.label}",
+            )
 
     def wgmma_issued(self, w: Warp, at: int, from_registers: bool) -> None:
         self.registers.issued(w, at)
@@ -468,10 +354,13 @@ class Observer:
     def wgmma_commit(self, w: Warp, at: int) -> None:
         self.registers.committed(w)
 
-    def wgmma_wait(self, w: Warp, at: int, newest: int) -> None:
+    def wgmma_wait(self, w: Warp, at: int, newest: int, group: list[Warp]) -> None:
+        """Groups of the warpgroup are complete: their reads of shared memory, by all four warps, are over."""
         done = self.registers.waited(w, at, newest)
         clock = self.clocks[w.agent]
-        clock.order[self.wgmma_agent(w)] = max(int(clock.order[self.wgmma_agent(w)]), done)
+        for other in group:
+            agent = self.wgmma_agent(other)
+            clock.order[agent] = max(int(clock.order[agent]), done)
 
     # ---- ends
 
@@ -483,8 +372,12 @@ class Observer:
                 self._late_store("uncommitted_group", "bulk stores were never committed to a group", w, found.open)
             for group in found.closed:
                 if group.waited == 0 and group.issued_at >= 0:
-                    self._late_store("exit_with_pending_store", "the warp leaves without having waited for its bulk stores to "
-                                     "read their source", w, group)  # fmt: skip
+                    self._late_store(
+                        "exit_with_pending_store",
+                        "the warp leaves without having waited for its bulk stores to read their source",
+                        w,
+                        group,
+                    )
                     break
 
     def _late_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
@@ -492,6 +385,3 @@ class Observer:
 
     def cluster_ended(self) -> None:
         """Nothing is left to check when a cluster is done."""
-
-
-LOW = (1 << RANK_SHIFT) - 1

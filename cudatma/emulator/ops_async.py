@@ -131,8 +131,10 @@ def _bulk(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
         operation = next((p for p in i.parts if p in _OPERATIONS), "")
         e.need("cp_mask" not in names, ".cp_mask is not served")
         _lane_loop(e)
-        e.line(f"bulk.store(w, {e.at}, lane, int({to}[lane]), int({source}[lane]), int({size}[lane]), "
-               f"{operation!r}, {i.parts[-1]!r})")  # fmt: skip
+        e.line(
+            f"bulk.store(w, {e.at}, lane, int({to}[lane]), int({source}[lane]), int({size}[lane]), "
+            f"{operation!r}, {i.parts[-1]!r})"
+        )
         e.indent -= 1
         return
     bar = e.temporary(address_of(e, ops[3]))
@@ -198,8 +200,10 @@ def _tensor(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     if "multicast::cluster" in names:
         multicast = f"int({e.temporary(e.src(ops.pop(0), 'u16'))}[lane])"
     _lane_loop(e)
-    e.line(f"tensor.load(w, {e.at}, {address}, {coords}, {offsets}, int({to}[lane]), int({bar}[lane]), {multicast}, "
-           f"{mode!r})")  # fmt: skip
+    e.line(
+        f"tensor.load(w, {e.at}, {address}, {coords}, {offsets}, int({to}[lane]), int({bar}[lane]), {multicast}, "
+        f"{mode!r})"
+    )
     e.indent -= 1
 
 

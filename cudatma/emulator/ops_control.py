@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudatma.emulator import sync
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.model import Imm, Instruction, Reg, Sym, Vec
@@ -47,8 +46,10 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
     taken = _taken(e, i)
     if taken is not None:
         e.line(f"if not {taken}.any(): return {e.segment.index + 1}")
-        e.line(f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {e.segment.index + 1}, "
-               f"{e.segment.reconverge})")  # fmt: skip
+        e.line(
+            f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {e.segment.index + 1}, "
+            f"{e.segment.reconverge})"
+        )
     e.line(f"return indexed_branch(w, {e.src(i.operands[0], 'u32')}, {targets}, {e.segment.reconverge}, m)")
 
 

@@ -69,8 +69,11 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
     a, b = _source(e, i, 1, name), _source(e, i, 2, name)
     if mode != "rn":
         e.need(name == "f32", f".{mode} of f64 is not served")
-        text = f"mul32_mode({a}, {b}, {mode!r})" if root == "mul" else (
-            f"add32_mode({a}, {'-' if root == 'sub' else ''}{b}, {mode!r})")  # fmt: skip
+        text = (
+            f"mul32_mode({a}, {b}, {mode!r})"
+            if root == "mul"
+            else (f"add32_mode({a}, {'-' if root == 'sub' else ''}{b}, {mode!r})")
+        )
     else:
         text = f"{a} {symbol} {b}"
     _finish(e, i, text, name)

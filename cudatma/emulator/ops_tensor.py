@@ -61,11 +61,15 @@ def _shape(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
 
 
 _MMA = {
-    "f16": {(16, 8, 8), (16, 8, 16)}, "bf16": {(16, 8, 8), (16, 8, 16)}, "tf32": {(16, 8, 4), (16, 8, 8)},
-    "s8": {(16, 8, 16), (16, 8, 32), (8, 8, 16)}, "u8": {(16, 8, 16), (16, 8, 32), (8, 8, 16)},
-    "e4m3": {(16, 8, 32), (16, 8, 16)}, "e5m2": {(16, 8, 32), (16, 8, 16)},
+    "f16": {(16, 8, 8), (16, 8, 16)},
+    "bf16": {(16, 8, 8), (16, 8, 16)},
+    "tf32": {(16, 8, 4), (16, 8, 8)},
+    "s8": {(16, 8, 16), (16, 8, 32), (8, 8, 16)},
+    "u8": {(16, 8, 16), (16, 8, 32), (8, 8, 16)},
+    "e4m3": {(16, 8, 32), (16, 8, 16)},
+    "e5m2": {(16, 8, 32), (16, 8, 16)},
     "f64": {(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)},
-}  # fmt: skip
+}
 
 
 @emitter("mma")
@@ -89,7 +93,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
         e.need(len(_items(operand)) == size, f"a fragment of {size} registers is expected")
     parts = [_tuple(e, operand, wide[kind]) for operand, kind in zip(i.operands, kinds, strict=True)]
     value = e.temporary(
-        f"tensorcore.mma({shape}, {tuple(kinds)}, {parts[1]}, {parts[2]}, {parts[3]}, {'satfinite' in i.parts})"
+        f"tensorcore.mma_traced(w, {e.at}, {shape}, {tuple(kinds)}, {parts[1]}, {parts[2]}, {parts[3]}, {'satfinite' in i.parts})"
     )
     for position, item in enumerate(_items(i.operands[0])):
         e.dst(item, f"{value}[{position}]", wide[kinds[0]])
@@ -106,7 +110,7 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
         count = i.operands[0]
         if not isinstance(count, Imm):
             raise e.error("the number of groups is an immediate")
-        e.line(f"wgmma.wait(w, {e.at}, {count.bits})")
+        e.line(f"if wgmma.wait(w, {e.at}, {count.bits}): return -1")
     elif form == "mma_async" and "sp" not in i.parts:
         _mma_async(e, i)
     else:

@@ -9,13 +9,15 @@ import numpy as np
 
 import cudatma.emulator.numeric
 import cudatma.emulator.ops_async
+import cudatma.emulator.ops_bits
 import cudatma.emulator.ops_compare
 import cudatma.emulator.ops_control
 import cudatma.emulator.ops_float
 import cudatma.emulator.ops_memory
+import cudatma.emulator.ops_move
 import cudatma.emulator.ops_tensor
 import cudatma.emulator.ops_warp  # noqa: F401
-from cudatma.emulator.flow import Flow
+from cudatma.emulator.flow import Flow, bit_set, destinations
 from cudatma.emulator.model import Function, Instruction, Module, Variable
 from cudatma.emulator.types import LANES, NUMPY, Array
 from cudatma.emulator.writer import RUNTIME, SegmentWriter, storage_classes
@@ -52,6 +54,7 @@ class Program:
         count = len(self.flow.segments)
         self.full: list[SegmentFunction | None] = [None] * count
         self.masked: list[SegmentFunction | None] = [None] * count
+        self._accesses: dict[int, tuple[int, int]] = {}
         self.touched = [segment.touched for segment in self.flow.segments]
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -76,6 +79,14 @@ class Program:
 
     def instruction(self, at: int) -> Instruction:
         return self.function.body[at]
+
+    def accesses(self, at: int) -> tuple[int, int]:
+        """(read, written) registers of an instruction, as bit sets."""
+        found = self._accesses.get(at)
+        if found is None:
+            written, read = destinations(self.function.body[at])
+            found = self._accesses[at] = (bit_set(read), bit_set(written))
+        return found
 
     def _compile(self, index: int, masked: bool) -> SegmentFunction:
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)

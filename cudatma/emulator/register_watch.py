@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudatma.emulator.flow import destinations, registers_of
+from cudatma.emulator.flow import bit_set, registers_of
 from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.model import Instruction, Reg, Vec
 
@@ -32,6 +32,7 @@ class RegisterWatch:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self._states: dict[int, _State] = {}
+        self._operands: dict[int, tuple[int, int]] = {}
 
     def _state(self, w: Warp) -> _State:
         found = self._states.get(w.agent)
@@ -50,9 +51,13 @@ class RegisterWatch:
             self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence stands before this warp's first wgmma")
             state.is_fenced = True
         instruction = w.split.frame.program.instruction(at)
-        accumulators = _bits(instruction.operands[0])
-        fragment = _bits(instruction.operands[1]) if isinstance(instruction.operands[1], Vec) else 0
-        state.owned.append((state.committed, accumulators, fragment))
+        known = self._operands.get(id(instruction))
+        if known is None:
+            fragment = instruction.operands[1]
+            known = _bits(instruction.operands[0]), _bits(fragment) if isinstance(fragment, Vec) else 0
+            self._operands[id(instruction)] = known
+        accumulators, fragment_bits = known
+        state.owned.append((state.committed, accumulators, fragment_bits))
         state.has_open = True
         w.launch.watch = watch
         w.launch.scheduler.is_polling = True
@@ -91,7 +96,6 @@ class RegisterWatch:
             self._check_one(split, state, at, program.function.body[at])
 
     def _check_one(self, split: Split, state: _State, at: int, instruction: Instruction) -> None:
-        written, read = destinations(instruction)
         if instruction.parts[0] == "wgmma":
             return
         if instruction.parts[0] == "mov" and _is_copy(instruction):
@@ -99,7 +103,7 @@ class RegisterWatch:
             if isinstance(source, Reg) and isinstance(target, Reg):
                 self._copied(state, source.index, target.index)
                 return
-        reads, writes = sum(1 << r for r in set(read)), sum(1 << r for r in set(written))
+        reads, writes = split.frame.program.accesses(at)
         for _, accumulators, fragment in state.owned:
             if (reads | writes) & accumulators or writes & fragment:
                 what = "an accumulator" if (reads | writes) & accumulators else "a fragment"
@@ -127,7 +131,7 @@ def _is_copy(instruction: Instruction) -> bool:
 
 
 def _bits(operand: Any) -> int:
-    return sum(1 << register for register in set(registers_of(operand)))
+    return bit_set(registers_of(operand))
 
 
 def watch(split: Split, pc: int) -> None:

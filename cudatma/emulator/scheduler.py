@@ -62,6 +62,8 @@ class Scheduler:
         split.waits_for = reason
         self.ready.remove(split)
         self.blocked[id(split)] = split
+        if self.launch.trace is not None:
+            self.launch.trace.blocked(split, reason)
         return BLOCK
 
     def wake(self, waiters: list[Split]) -> None:
@@ -72,6 +74,8 @@ class Scheduler:
                 split.waits_for = None
                 split.polls = 0
                 self.ready.append(split)
+                if self.launch.trace is not None:
+                    self.launch.trace.woken(split)
         waiters.clear()
 
     def poll(self, split: Split) -> None:

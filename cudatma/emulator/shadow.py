@@ -116,6 +116,15 @@ class Shadow:
         return None
 
 
+class AsyncWrite:
+    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight."""
+
+    __slots__ = ("at", "indices", "number", "shadow", "warp", "what")
+
+    def __init__(self, number: int, w: Any, at: int, shadow: Shadow, indices: Array, what: str) -> None:
+        self.number, self.warp, self.at, self.shadow, self.indices, self.what = number, w, at, shadow, indices, what
+
+
 def narrowest(programs: Any) -> int:
     """The least width in bytes of a shared or generic access in these functions, 1, 2 or 4."""
     least = 4

@@ -11,9 +11,25 @@ WIDTHS: dict[str, str] = {
         for axis in _AXES
     },
     **dict.fromkeys(
-        ("laneid", "warpid", "nwarpid", "smid", "nsmid", "cluster_ctarank", "cluster_nctarank", "lanemask_eq",
-         "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "dynamic_smem_size", "total_smem_size",
-         "aggr_smem_size"), "u32"),
+        (
+            "laneid",
+            "warpid",
+            "nwarpid",
+            "smid",
+            "nsmid",
+            "cluster_ctarank",
+            "cluster_nctarank",
+            "lanemask_eq",
+            "lanemask_le",
+            "lanemask_lt",
+            "lanemask_ge",
+            "lanemask_gt",
+            "dynamic_smem_size",
+            "total_smem_size",
+            "aggr_smem_size",
+        ),
+        "u32",
+    ),
     "gridid": "u64",
     "envreg0": "u32",
-}  # fmt: skip
+}

@@ -54,8 +54,13 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
     observer = w.block.cluster.observer
     if observer is not None:
         if aligned and not (w.split.mask == w.alive).all():
-            observer.report("divergent_barrier", w, at, f"bar.sync {index} is executed by {_lanes(w.split.mask)} alone "
-                            f"while other lanes of the warp are elsewhere")  # fmt: skip
+            observer.report(
+                "divergent_barrier",
+                w,
+                at,
+                f"bar.sync {index} is executed by {_lanes(w.split.mask)} alone "
+                f"while other lanes of the warp are elsewhere",
+            )
         observer.barrier_arrive(w, barrier)
     threads = int(w.split.mask.sum())
     expected = None if count is None else int(count[lane])
@@ -63,8 +68,12 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
     if expected is not None and expected != barrier.expected and barrier.arrived and barrier.expected is not None:
         if observer is not None:
-            observer.report("barrier_count", w, at, f"barrier {index} is used with {expected} threads, others said "
-                            f"{barrier.expected} in the same phase")  # fmt: skip
+            observer.report(
+                "barrier_count",
+                w,
+                at,
+                f"barrier {index} is used with {expected} threads, others said {barrier.expected} in the same phase",
+            )
     if expected is not None:
         barrier.expected = expected
         threads = LANES if aligned else threads

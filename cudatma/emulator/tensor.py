@@ -38,9 +38,15 @@ _ADD = ("uint32", "int32", "uint64", "float32", "float32_ftz", "float16", "bfloa
 _ORDERED = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 _BITS = ("uint32", "int32", "uint64")
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
-    "add": _ADD, "min": _ORDERED, "max": _ORDERED, "inc": ("uint32",), "dec": ("uint32",),
-    "and": _BITS, "or": _BITS, "xor": _BITS,
-}  # fmt: skip
+    "add": _ADD,
+    "min": _ORDERED,
+    "max": _ORDERED,
+    "inc": ("uint32",),
+    "dec": ("uint32",),
+    "and": _BITS,
+    "or": _BITS,
+    "xor": _BITS,
+}
 _NUMPY_OF: dict[str, Any] = {"float32_ftz": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -146,9 +152,16 @@ def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
 
 
 def load(
-    w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], to: int, bar: int,
-    multicast: int | None, mode: str,
-) -> None:  # fmt: skip
+    w: Warp,
+    at: int,
+    map_address: int,
+    coords: Sequence[int],
+    offsets: Sequence[int],
+    to: int,
+    bar: int,
+    multicast: int | None,
+    mode: str,
+) -> None:
     """Global to shared memory; each destination's barrier gets the box's own bytes."""
     spec = _map_at(w, at, map_address)
     to, bar = bulk.strip(to), bulk.strip(bar)
@@ -165,8 +178,7 @@ def load(
         if observer is not None:
             chunks = (box.chunks - (block.shared_base & LOW)).reshape(-1)
             written = observer.async_write(w, at, block, chunks, 16, "cp.async.bulk.tensor", barrier)
-            observer.swizzled(block, chunks, spec.swizzle)
-            observer.swizzled_destination(w, at, address & LOW, chunks.size * 16, spec.swizzle)
+            observer.swizzled(block, chunks, spec.swizzle, address & LOW)
         mark = trace.copy_begins(w, at, block, box.expected_bytes) if trace is not None else None
 
         def complete(
@@ -238,8 +250,13 @@ def _clipped(
         if past >= 16 or int(moved.min()) < 0:
             access.outside(w, at, region.base + int(moved[outside][0]), size)
         if observer is not None:
-            observer.report("out_of_bounds", w, at, f"a tensor store overwrites {past} bytes past the end of {region.name}: "
-                            "stores clip at 16 bytes in the innermost dimension")  # fmt: skip
+            observer.report(
+                "out_of_bounds",
+                w,
+                at,
+                f"a tensor store overwrites {past} bytes past the end of {region.name}: "
+                "stores clip at 16 bytes in the innermost dimension",
+            )
         return region, moved[~outside], values[~outside]
     return region, moved, values
 

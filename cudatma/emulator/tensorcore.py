@@ -7,6 +7,7 @@ agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -54,10 +55,21 @@ def movmatrix(register: Array) -> Array:
     return fragments.load_rows(fragments.store_rows(register[None], True), False)[0]
 
 
+def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
+    """mma(), seen by the trace."""
+    if w.launch.trace is not None:
+        w.launch.trace.instant(w, at, "mma")
+    return mma(*operands)
+
+
 def mma(
-    shape: tuple[int, int, int], kinds: tuple[str, str, str, str], a: tuple[Array, ...], b: tuple[Array, ...],
-    c: tuple[Array, ...], saturates: bool,
-) -> Array:  # fmt: skip
+    shape: tuple[int, int, int],
+    kinds: tuple[str, str, str, str],
+    a: tuple[Array, ...],
+    b: tuple[Array, ...],
+    c: tuple[Array, ...],
+    saturates: bool,
+) -> Array:
     """mma.sync: (registers, 32) raw bits of D = A B + C."""
     m, n, k = shape
     d_kind, a_kind, b_kind, c_kind = kinds

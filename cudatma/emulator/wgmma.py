@@ -24,6 +24,7 @@ from cudatma.layout import Swizzle, swizzle
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 CHUNK = 16
 WARP_ROWS = 16
+WARPS = 4
 _ADDRESS_BITS = 1 << 18
 
 
@@ -100,9 +101,17 @@ def read_matrix(
 
 
 def mma_async(
-    w: Warp, at: int, shape: tuple[int, int, int], kinds: tuple[str, str, str], a: object, b: Array, d: tuple[Array, ...],
-    scale_d: Array, signs: tuple[int, int], transposes: tuple[bool, bool],
-) -> Array:  # fmt: skip
+    w: Warp,
+    at: int,
+    shape: tuple[int, int, int],
+    kinds: tuple[str, str, str],
+    a: object,
+    b: Array,
+    d: tuple[Array, ...],
+    scale_d: Array,
+    signs: tuple[int, int],
+    transposes: tuple[bool, bool],
+) -> Array:
     """(registers, 32) raw bits of this warp's 16 rows of D = A B + D. a: fragment registers or a descriptor vector."""
     _, n, k = shape
     d_kind, a_kind, b_kind = kinds
@@ -139,17 +148,51 @@ def fence(w: Warp, at: int) -> None:
         observer.wgmma_fence(w, at)
 
 
+@dataclass(slots=True)
+class GroupWait:
+    """A warp that waits until its whole warpgroup has issued a group: wgmma is one operation of four warps."""
+
+    at: int
+    number: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"wgmma.wait_group: not all four warps of the warpgroup have committed group {self.number}"
+
+
+def warpgroup(w: Warp) -> list[Warp]:
+    """The four warps that execute wgmma together."""
+    first = w.index // WARPS * WARPS
+    return w.block.warps[first : first + WARPS]
+
+
 def commit(w: Warp, at: int) -> None:
+    """wgmma.commit_group."""
+    w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
     observer = w.block.cluster.observer
     if observer is not None:
         observer.wgmma_commit(w, at)
+    for other in warpgroup(w):
+        waiting = other.async_state.get("wgmma_waiters")
+        if waiting:
+            w.launch.scheduler.wake(waiting)
 
 
-def wait(w: Warp, at: int, newest: int) -> None:
-    """wgmma.wait_group: products are formed when they are issued; the hazard layer keeps account of who may look."""
+def wait(w: Warp, at: int, newest: int) -> bool:
+    """wgmma.wait_group: True while the split has to wait.
+
+    Products are formed when they are issued, so a group is complete when all four warps have committed it.
+    """
+    group = warpgroup(w)
+    number = w.async_state.get("wgmma", 0) - newest
+    if any(other.async_state.get("wgmma", 0) < number and other.alive.any() for other in group):
+        w.async_state.setdefault("wgmma_waiters", []).append(w.split)
+        w.launch.scheduler.block(w.split, GroupWait(at, number))
+        return True
     observer = w.block.cluster.observer
     if observer is not None:
-        observer.wgmma_wait(w, at, newest)
+        observer.wgmma_wait(w, at, newest, group)
+    return False
 
 
 RUNTIME["wgmma"] = sys.modules[__name__]

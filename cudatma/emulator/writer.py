@@ -60,10 +60,15 @@ def storage_classes(flow: Flow) -> list[str]:
                 fits = is_value and width == BYTES[CODES[function.registers[register]]]
                 votes[register] += 1 if fits else -1
     return [
-        ("f32" if votes[i] > 0 and CODES[kind] in ("u32", "f32", "i32") else
-         "f64" if votes[i] > 0 and CODES[kind] in ("u64", "f64", "i64") else unsigned(CODES[kind]))
+        (
+            "f32"
+            if votes[i] > 0 and CODES[kind] in ("u32", "f32", "i32")
+            else "f64"
+            if votes[i] > 0 and CODES[kind] in ("u64", "f64", "i64")
+            else unsigned(CODES[kind])
+        )
         for i, kind in enumerate(function.registers)
-    ]  # fmt: skip
+    ]
 
 
 class SegmentWriter:
@@ -238,6 +243,18 @@ class SegmentWriter:
             raise
         except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
             raise self.error(f"operands that do not fit the instruction ({error})") from error
+
+    def try_one(self, at: int) -> PtxError | None:
+        """Write one instruction of the segment for its error alone."""
+        self.at, self.current = at, self.flow.function.body[at]
+        self.guarded, self.mask = False, self.base_mask
+        try:
+            self._instruction(self.current)
+        except PtxError as error:
+            return error
+        except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
+            return self.error(f"operands that do not fit the instruction ({error})")
+        return None
 
     def _write(self) -> str:
         body = self.flow.function.body

@@ -58,6 +58,7 @@ def expected_instructions(target: str) -> dict[str, str]:
         "createpolicy_evict_normal": "createpolicy.fractional.L2::evict_normal.b64",
         "fence_proxy_async_shared_cta": "fence.proxy.async.shared::cta",
         "fence_proxy_async_global": "fence.proxy.async.global",
+        "fence_acq_rel_cta": "fence.acq_rel.cta",
         "fence_proxy_async": "fence.proxy.async",
         "fence_proxy_tensormap_release_gpu": "fence.proxy.tensormap::generic.release.gpu",
         "fence_proxy_tensormap_acquire_gpu": "fence.proxy.tensormap::generic.acquire.gpu",

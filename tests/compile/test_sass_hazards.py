@@ -71,6 +71,14 @@ def test_a_read_that_is_used_before_the_release_is_not(target: str, tmp_path: Pa
     assert release_hazards(text) == ()
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
+    fence = 'asm volatile("fence.acq_rel.cta;" ::: "memory");'
+    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), target, tmp_path)
+    assert "SYNCS.ARRIVE" in text
+    assert release_hazards(text) == ()
+
+
 def jobs() -> list[Job]:
     return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
 

@@ -19,9 +19,16 @@ TEMPLATE = "kernels/marlin_portable.cu.j2"
 
 
 def run_marlin(
-    x: Any, w: PackedWeight, *, target: str = "sm_90a", processors: int = 132, feeds: Feeds | None = None,
-    spec: MarlinSpec | None = None, bias: Any = None, **options: Any,
-) -> tuple[Any, Report]:  # fmt: skip
+    x: Any,
+    w: PackedWeight,
+    *,
+    target: str = "sm_90a",
+    processors: int = 132,
+    feeds: Feeds | None = None,
+    spec: MarlinSpec | None = None,
+    bias: Any = None,
+    **options: Any,
+) -> tuple[Any, Report]:
     """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card."""
     chosen = get_target(target)
     k, n = w.shape

@@ -9,8 +9,26 @@ import numpy as np
 from cudatma.emulator import EmulatedModule, load
 
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
-_BITS = {"u8": 8, "b8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32, "u32": 32,
-         "s32": 32, "f32": 32, "f16x2": 32, "bf16x2": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64}  # fmt: skip
+_BITS = {
+    "u8": 8,
+    "b8": 8,
+    "s8": 8,
+    "b16": 16,
+    "u16": 16,
+    "s16": 16,
+    "f16": 16,
+    "bf16": 16,
+    "b32": 32,
+    "u32": 32,
+    "s32": 32,
+    "f32": 32,
+    "f16x2": 32,
+    "bf16x2": 32,
+    "b64": 64,
+    "u64": 64,
+    "s64": 64,
+    "f64": 64,
+}
 
 
 def kernel(body: str, params: int = 4, declarations: str = "") -> EmulatedModule:

@@ -26,10 +26,13 @@ def lanes(bits: int, seed: int) -> list[int]:
     rng = np.random.default_rng(seed)
     edges = EDGES[bits]
     return [
-        edges[int(rng.integers(len(edges)))] if rng.random() < 0.6 else int(rng.integers(0, 2**bits, dtype=np.uint64))
-        if bits < 64 else int(rng.integers(0, 2**63, dtype=np.uint64)) * 2 + 1
+        edges[int(rng.integers(len(edges)))]
+        if rng.random() < 0.6
+        else int(rng.integers(0, 2**bits, dtype=np.uint64))
+        if bits < 64
+        else int(rng.integers(0, 2**63, dtype=np.uint64)) * 2 + 1
         for _ in range(32)
-    ]  # fmt: skip
+    ]
 
 
 def signed(value: int, bits: int) -> int:
@@ -82,12 +85,17 @@ INTEGER: list[tuple[str, str, list[str], Callable[..., int]]] = [
     ("bfe.u32", "b32", ["b32", "b32", "b32"], lambda a, b, c: a >> (b & 255) & ((1 << (c & 255)) - 1)),
     ("szext.clamp.s32", "b32", ["b32", "b32"], lambda a, n: sign_extended(a, n)),
     ("bmsk.clamp.b32", "b32", ["b32", "b32"], lambda a, b: ((1 << min(b, 32)) - 1) << min(a, 32)),
-    ("dp4a.u32.u32", "b32", ["b32", "b32", "b32"], lambda a, b, c: c + sum((a >> s & 255) * (b >> s & 255) for s in (0, 8, 16, 24))),
+    (
+        "dp4a.u32.u32",
+        "b32",
+        ["b32", "b32", "b32"],
+        lambda a, b, c: c + sum((a >> s & 255) * (b >> s & 255) for s in (0, 8, 16, 24)),
+    ),
     ("cvt.s64.s32", "b64", ["b32"], s32(lambda a: a)),
     ("cvt.u16.u32", "b16", ["b32"], lambda a: a),
     ("cvt.sat.s8.s32", "b16", ["b32"], s32(lambda a: max(-128, min(127, a)))),
     ("cvt.sat.u16.s32", "b16", ["b32"], s32(lambda a: max(0, min(65535, a)))),
-]  # fmt: skip
+]
 
 
 def sign_extended(a: int, n: int) -> int:
@@ -193,33 +201,52 @@ def test_packed_halves(name: str, kind: str, mantissa: int, least: int) -> None:
     got = apply(f"{name}.{kind}", "b32", raw).view(dtype)
     for k in range(64):
         x = [Fraction(float(v[k])) for v in values]
-        exact = {"fma.rn": lambda x=x: x[0] * x[1] + x[2], "add": lambda x=x: x[0] + x[1], "mul": lambda x=x: x[0] * x[1],
-                 "sub": lambda x=x: x[0] - x[1]}[name]()  # fmt: skip
+        exact = {
+            "fma.rn": lambda x=x: x[0] * x[1] + x[2],
+            "add": lambda x=x: x[0] + x[1],
+            "mul": lambda x=x: x[0] * x[1],
+            "sub": lambda x=x: x[0] - x[1],
+        }[name]()
         assert Fraction(float(got[k])) == round_fraction(exact, mantissa, least, "rn")
 
 
 def test_double_fma_is_fused() -> None:
     a = np.full(32, 1 + 2.0**-30)
-    got = apply("fma.rn.f64", "b64", [("b64", a.view(np.uint64).tolist())] * 2 + [("b64", (-a * a).view(np.uint64).tolist())])
+    got = apply(
+        "fma.rn.f64", "b64", [("b64", a.view(np.uint64).tolist())] * 2 + [("b64", (-a * a).view(np.uint64).tolist())]
+    )
     exact = Fraction(float(a[0])) ** 2 - Fraction(float((a * a)[0]))
     assert float(got.view(np.float64)[0]) == float(exact) != 0
 
 
 @pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
 def test_float_to_integer_clamps_and_rounds(mode: str) -> None:
-    values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, np.nan, np.inf, -np.inf, 1e-9, 123.75] * 3, np.float32)[:32]
+    values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, np.nan, np.inf, -np.inf, 1e-9, 123.75] * 3, np.float32)[
+        :32
+    ]
     got = apply(f"cvt.{mode}.s32.f32", "b32", [("b32", single(values))]).view(np.int32)
     rounding = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode]
     for value, result in zip(values.tolist(), got.tolist(), strict=True):
         if math.isnan(value):
             wanted = 0
         else:
-            wanted = max(-(2**31), min(2**31 - 1, rounding(value) if math.isfinite(value) else int(math.copysign(2**40, value))))
+            wanted = max(
+                -(2**31), min(2**31 - 1, rounding(value) if math.isfinite(value) else int(math.copysign(2**40, value)))
+            )
         assert result == wanted
 
 
-@pytest.mark.parametrize(("name", "function"), [("ex2", lambda x: 2.0**x), ("lg2", math.log2), ("rcp", lambda x: 1 / x),
-                                                ("rsqrt", lambda x: x**-0.5), ("sin", math.sin), ("tanh", math.tanh)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("ex2", lambda x: 2.0**x),
+        ("lg2", math.log2),
+        ("rcp", lambda x: 1 / x),
+        ("rsqrt", lambda x: x**-0.5),
+        ("sin", math.sin),
+        ("tanh", math.tanh),
+    ],
+)
 def test_special_functions(name: str, function: Any) -> None:
     values = np.linspace(0.1, 3, 32).astype(np.float32)
     got = apply(f"{name}.approx.f32", "b32", [("b32", single(values))]).view(np.float32)

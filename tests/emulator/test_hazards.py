@@ -115,9 +115,15 @@ def relay(*defines: str, schedules: int = 8, tiles: int = 5, shared_bytes: int =
     given = np.random.default_rng(0).integers(0, 1000, tiles * 256, dtype=np.uint32)
     out = np.zeros_like(given)
     report = module_of(source).launch(
-        "relay", 1, 128, (given, out, tiles), shared_bytes=shared_bytes, schedules=schedules, hazards="collect",
+        "relay",
+        1,
+        128,
+        (given, out, tiles),
+        shared_bytes=shared_bytes,
+        schedules=schedules,
+        hazards="collect",
         step_limit=200_000,
-    )  # fmt: skip
+    )
     return report, given, out
 
 
@@ -176,9 +182,15 @@ def test_a_failing_schedule_can_be_replayed() -> None:
     hazard = report.hazards[0]
     module = module_of("#define BUG_EMPTY_WAIT\n" + RELAY)
     again = module.launch(
-        "relay", 1, 128, (given, np.zeros_like(given), 5), shared_bytes=3120, seed=hazard.seed, replay=hazard.schedule,
+        "relay",
+        1,
+        128,
+        (given, np.zeros_like(given), 5),
+        shared_bytes=3120,
+        seed=hazard.seed,
+        replay=hazard.schedule,
         hazards="collect",
-    )  # fmt: skip
+    )
     assert hazard.kind in again.kinds
 
 

@@ -236,9 +236,15 @@ def test_im2col(rank: int) -> None:
     strides = [array.strides[axis] for axis in range(rank - 2, -1, -1)]
     low, high = (-1,) * (rank - 2), (-1,) * (rank - 2)
     spec = Im2colSpec(
-        dtype="float32", dims=(16, *spatial, 2), strides_bytes=tuple(strides), address=array.ctypes.data, lower_corner=low,
-        upper_corner=high, channels_per_pixel=8, pixels_per_column=32,
-    )  # fmt: skip
+        dtype="float32",
+        dims=(16, *spatial, 2),
+        strides_bytes=tuple(strides),
+        address=array.ctypes.data,
+        lower_corner=low,
+        upper_corner=high,
+        channels_per_pixel=8,
+        pixels_per_column=32,
+    )
     map_ = TensorMap(spec, backend="codec", owner=array)
     dump = np.zeros(32 * 8, np.float32)
     start, offset = [-1 + 1] * (rank - 2), [k + 1 for k in range(rank - 2)]

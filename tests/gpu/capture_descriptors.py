@@ -1,6 +1,6 @@
 """Captures tensor maps from a card's driver and compares them with the codec and the rules.
 
-    python tests/gpu/capture_descriptors.py --count 20000 --out FILE.jsonl.gz [--seed 1] [--lines 3000] [--invalid 0.25]
+    python tests/gpu/capture_descriptors.py --count 20000 --out FILE.jsonl.gz [--lines 20000] [--invalid 0.25]
 
 Random specs, tiled and im2col, go to the driver; a share of them is mutated so that one rule is broken (or bent). The
 file gets one JSON object a line: ``fields``, ``mutation`` (null for valid specs), ``memory`` (where the address comes
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20000)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lines", type=int, default=3000, help="most cases kept in the file")
+    parser.add_argument("--lines", type=int, default=20000, help="most cases kept in the file")
     parser.add_argument("--invalid", type=float, default=0.25, help="share of mutated specs")
     arguments = parser.parse_args()
     answers = capture(arguments.count, arguments.invalid, arguments.seed)

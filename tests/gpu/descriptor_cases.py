@@ -110,7 +110,7 @@ def _empty_corner(fields: Fields, rng: random.Random) -> bool:
 
 
 def _elem_bytes(fields: Fields) -> int:
-    return TMA_TYPES[fields["dtype"]].element_bytes
+    return int(TMA_TYPES[fields["dtype"]].element_bytes)
 
 
 MUTATIONS: dict[str, Callable[[Fields, random.Random], Any]] = {

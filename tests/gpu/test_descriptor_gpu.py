@@ -1,142 +1,36 @@
 """Tensor maps on a real card: the driver against the codec, and boxes that TMA really moves against the arithmetic.
 
-The probe loads one box with a given expect_tx and waits a bounded time, so that a wrong byte count fails instead of
-hanging, and copies all of shared memory out: data, swizzle, padding and everything after the footprint are compared.
+The probe (descriptor_probe.py) copies all of shared memory out: data, swizzle, padding and everything after the
+footprint are compared.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from capture_descriptors import capture
+from descriptor_interleave import HEADING, measure_all
+from descriptor_probe import POISON, run
+from descriptor_report import report
 
 from cudatma.descriptor import Im2colSpec, TensorMap, TiledSpec, check_load, check_store, codec
 from cudatma.descriptor import driver as map_driver
 from cudatma.dtypes import TMA_TYPES
-from cudatma.errors import DescriptorError, check
+from cudatma.errors import DescriptorError
 from cudatma.layout import Interleave, Swizzle, swizzle, traversed
-from cudatma.target import detect
 
 if not map_driver.has_driver():
     pytest.skip("no CUDA driver or no device on this machine", allow_module_level=True)
 cp = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
-
-POISON = 0xA5
-SOURCE = r"""
-struct alignas(128) TensorMap { unsigned char opaque[128]; };
-
-// Loads one box to the first 1024-byte boundary of shared memory, or stores one from there.
-extern "C" __global__ void probe(const __grid_constant__ TensorMap map, unsigned char* image, unsigned* report,
-                                 unsigned expected, unsigned total, int c0, int c1, int c2, int c3, int c4) {
-    extern __shared__ unsigned char memory[];
-    __shared__ unsigned long long barrier;
-    unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier);
-    unsigned raw = (unsigned)__cvta_generic_to_shared(memory), base = (raw + 1023) & ~1023u;
-    unsigned char* box = memory + (base - raw);
-    for (unsigned i = threadIdx.x; i < total; i += blockDim.x) box[i] = STORE ? image[i] : 0xA5;
-    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned done = 0;
-#if STORE
-        asm volatile("cp.async.bulk.tensor.RANKd.global.shared::cta.tile.bulk_group [%0, {COORDS}], [%1];"
-            :: "l"(&map), "r"(base), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
-        asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group 0;" ::: "memory");
-        done = 1;
-#else
-        asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}"
-            :: "r"(bar), "r"(expected) : "memory");
-        asm volatile("cp.async.bulk.tensor.RANKd.shared::cluster.global.LOADMODE.mbarrier::complete_tx::bytes"
-            " [%1], [%0, {COORDS}], [%7]OFFSETS;"
-            :: "l"(&map), "r"(base), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(bar), "h"((short)0) : "memory");
-        long long start = clock64();
-        while (!done && clock64() - start < 40000000) {
-            asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
-                "selp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(bar) : "memory");
-        }
-        // Bytes beyond the expected ones may still be on their way; they must not land in a block that is gone.
-        for (start = clock64(); clock64() - start < 200000;) {}
-#endif
-        report[0] = done;
-        report[1] = base;
-    }
-    __syncthreads();
-#if !STORE
-    for (unsigned i = threadIdx.x; i < total; i += blockDim.x) image[i] = box[i];
-#endif
-}
-"""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the probe saw: whether the barrier completed, the box's shared-memory address, and shared memory."""
-
-    done: bool
-    base: int
-    image: np.ndarray[Any, Any]
-
-
-_functions: dict[tuple[int, bool, bool], Any] = {}
-
-
-def probe_function(rank: int, store: bool, im2col: bool) -> Any:
-    """The probe for a rank and direction, compiled once."""
-    key = (rank, store, im2col)
-    if key not in _functions:
-        from cuda.bindings import driver, nvrtc
-
-        coords = ", ".join(f"%{2 + i}" for i in range(rank))
-        offsets = ", {" + ", ".join(["%8"] * (rank - 2)) + "}" if im2col else ""
-        text = SOURCE.replace("RANK", str(rank)).replace("COORDS", coords).replace("OFFSETS", offsets)
-        text = text.replace("LOADMODE", "im2col" if im2col else "tile")
-        program = check(nvrtc.nvrtcCreateProgram(text.encode(), b"probe.cu", 0, [], []), "nvrtcCreateProgram")
-        options = [f"--gpu-architecture={detect().name}".encode(), f"-DSTORE={int(store)}".encode(), b"-std=c++17"]
-        code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
-        if int(code):
-            log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
-            nvrtc.nvrtcGetProgramLog(program, log)
-            pytest.fail(log.decode())
-        cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
-        check(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-        module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
-        function = check(driver.cuModuleGetFunction(module, b"probe"), "cuModuleGetFunction")
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(function, attribute, 200 * 1024), "cuFuncSetAttribute")
-        _functions[key] = function
-    return _functions[key]
-
-
-def run(made: TensorMap, coords: Sequence[int], expected: int, total: int, stored: Any = None) -> Seen:
-    """Load (or store ``stored``) one box; ``total`` bytes of shared memory are watched."""
-    from cuda.bindings import driver
-
-    image = cp.zeros(total, cp.uint8) if stored is None else cp.asarray(stored)
-    report = cp.zeros(2, cp.uint32)
-    function = probe_function(made.spec.rank, stored is not None, isinstance(made.spec, Im2colSpec))
-    values: list[Any] = [
-        made.data,
-        *(ctypes.c_void_p(int(array.data.ptr)) for array in (image, report)),
-        *(ctypes.c_uint32(number) for number in (expected, total)),
-        *(ctypes.c_int32(c) for c in (*coords, 0, 0, 0, 0)[:5]),
-    ]
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    launch = driver.cuLaunchKernel(function, 1, 1, 1, 128, 1, 1, total + 1024, 0, ctypes.addressof(pointers), 0)
-    check(launch, "cuLaunchKernel")
-    check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
-    done, base = (int(value) for value in report.get())
-    return Seen(bool(done), base, image.get())
 
 
 def reference(spec: TiledSpec, memory: np.ndarray[Any, Any], coords: Sequence[int], base: int, total: int) -> Any:
@@ -216,30 +110,13 @@ def test_a_box_arrives_as_computed(fields: dict[str, Any], coords: tuple[int, ..
     assert not run(made, coords, made.expected_bytes + 16, total).done, "not a byte more may be delivered"
 
 
-@pytest.mark.parametrize(("interleave", "mode"), [("16B", "none"), ("16B", "32B"), ("16B", "128B"), ("32B", "32B")])
-@pytest.mark.parametrize("inner", [1, 3, 8])
-def test_interleaved_boxes_count_slices(interleave: str, mode: str, inner: int) -> None:
-    source = cp.full(1 << 20, 7, cp.uint8)
-    spec = TiledSpec(
-        dtype="float16",
-        dims=(64, 16, 16),
-        strides_bytes=(4096, 65536),
-        box=(inner, 4, 2),
-        interleave=interleave,
-        swizzle=mode,
-        address=int(source.data.ptr),
-    )
-    total = 64 * 1024
-    made = TensorMap.tiled(spec, owner=source)
-    counts = {
-        count
-        for count in {made.expected_bytes, *(inner * 8 * unit for unit in (2, 16, 32))}
-        if run(made, (0, 0, 0), count, total).done and not run(made, (0, 0, 0), count + 16, total).done
-    }
-    touched = np.nonzero(run(made, (0, 0, 0), made.expected_bytes, total).image != POISON)[0]
-    last = int(touched.max()) + 1 if touched.size else 0
-    assert counts == {made.expected_bytes}, f"the mbarrier counts {sorted(counts)}, {touched.size} bytes were written"
-    assert last <= made.footprint_bytes, f"{last} bytes of shared memory were written"
+def test_interleaved_boxes_count_and_take_what_is_computed() -> None:
+    """The driver's verdict, the bytes counted and the shared memory taken, of every box of the table at once."""
+    measured = measure_all()
+    table = "\n".join([HEADING, *(row.text for row in measured)])
+    print(table)
+    wrong = [row.text for row in measured if not row.as_computed]
+    assert not wrong, f"{len(wrong)} of {len(measured)} rows (marked !) are not as computed\n{table}"
 
 
 @pytest.mark.parametrize("mode", ["none", "64B", "128B"])
@@ -333,17 +210,9 @@ def test_driver_and_codec_agree_on_all_types() -> None:
 
 
 def test_random_specs_against_the_driver() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    try:
-        from capture_descriptors import capture
-    finally:
-        sys.path.pop(0)
-    lines, summary = capture(count=1000, invalid=0.25, seed=11)
-    assert len(lines) == 1000
-    counts = summary["counts"]
-    assert set(counts["codec: descriptors"]) == {"equal in all known bits"}, summary["examples"]
-    assert set(counts["decode"]) == {"equal"}, summary["examples"]
-    assert "DIFFER: mutation, driver, rules" not in counts, counts["DIFFER: mutation, driver, rules"]
+    answers = capture(count=1000, invalid=0.25, seed=11)
+    assert len(answers) == 1000
+    assert all(answer.agrees for answer in answers), report(answers, limit=6000)
 
 
 def test_a_misaligned_inner_coordinate_traps() -> None:

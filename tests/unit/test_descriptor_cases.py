@@ -64,7 +64,8 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def modules() -> Any:
-    return SimpleNamespace(cases=load("descriptor_cases"), capture=load("capture_descriptors"))
+    names = ("descriptor_cases", "descriptor_guesses", "descriptor_report", "capture_descriptors")
+    return SimpleNamespace(**{name.split("_")[-1] if name != names[-1] else "capture": load(name) for name in names})
 
 
 def test_valid_and_mutated_specs(modules: Any) -> None:
@@ -89,14 +90,84 @@ def test_valid_and_mutated_specs(modules: Any) -> None:
             assert mutation in SOMETIMES or found == refused, (mutation, found)
 
 
-def test_the_summary_sees_a_wrong_field(modules: Any) -> None:
-    spec = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B")
-    good = modules.capture.Summary()
-    value = int.from_bytes(codec.encode(spec, 2), "little") | 1024 << 512 | 0x400 << 576 | 1 << 85
-    assert good.compare_bytes(spec, value.to_bytes(128, "little"), "here")
-    counts = good.as_dict()["counts"]
-    assert counts["bits 512-543, tiled: guesses that hold"]["expected_bytes"] == 1
-    assert counts["set bits that the spec does not account for"] == {"bit   85, tiled": 1}
-    bad = modules.capture.Summary()
-    assert not bad.compare_bytes(spec, (value ^ 1 << 440).to_bytes(128, "little"), "here")
-    assert bad.as_dict()["counts"]["codec: fields that differ from the driver"] == {"tiled box_minus_1[0]": 1}
+FIELDS: dict[str, Any] = {
+    "kind": "tiled",
+    "dtype": "float16",
+    "dims": [256, 64],
+    "strides_bytes": [512],
+    "element_strides": [1, 1],
+    "interleave": 0,
+    "swizzle": 3,
+    "l2_promotion": 0,
+    "oob_fill": 0,
+    "address": 0,
+    "box": [64, 8],
+}
+COLUMN: dict[str, Any] = {name: value for name, value in FIELDS.items() if name != "box"} | {
+    "kind": "im2col",
+    "dims": [64, 14, 9, 4],
+    "strides_bytes": [128, 1792, 16128],
+    "element_strides": [1] * 4,
+    "lower_corner": [-1, -2],
+    "upper_corner": [-1, -1],
+    "channels_per_pixel": 16,
+    "pixels_per_column": 24,
+}
+
+
+def answer(modules: Any, fields: dict[str, Any], flipped: int = 0, code: int | str = 0) -> Any:
+    """What a driver would answer that agrees with the codec but for the flipped bits."""
+    verdict, spec = modules.capture.ask_rules(fields, get_target("sm_90a"))
+    raw = None
+    if code == 0:
+        value = int.from_bytes(codec.encode(spec, 2), "little") if spec else 0
+        raw = (value ^ flipped).to_bytes(128, "little")
+    return modules.report.Answer(fields, None, "made_up", code, verdict, spec, raw)
+
+
+def test_an_answer_agrees_but_for_derived_bits(modules: Any) -> None:
+    derived = 1024 << 512 | 0x400 << 576 | 1 << 85
+    good = answer(modules, FIELDS, derived)
+    assert good.agrees
+    assert good.known.unknown_bits == {85}
+    assert good.known.guesses("smem_bytes")["expected"]
+    assert not good.known.guesses("smem_bytes")["row"]
+    assert good.known.guesses("smem_pattern")["row * 8"]
+    bad = answer(modules, FIELDS, derived | 1 << 440)
+    assert not bad.agrees
+    assert modules.report.wrong_fields(bad.known) == {"box_minus_1[0]": (62, 63)}
+    assert not answer(modules, FIELDS | {"box": [63, 8]}).agrees
+    assert answer(modules, FIELDS | {"box": [63, 8]}, code=1).agrees
+    assert answer(modules, FIELDS | {"dims": [16] * 6}, code="bindings").agrees
+    assert not answer(modules, FIELDS, code="bindings").agrees
+
+
+def test_the_report_names_each_disagreement_and_stays_short(modules: Any) -> None:
+    answers = [answer(modules, FIELDS, 1024 << 512 | 1 << 85) for _ in range(300)]
+    answers += [answer(modules, FIELDS | {"box": [32, rows]}, 64 * rows << 512 | 1 << 440) for rows in range(1, 101)]
+    answers += [answer(modules, FIELDS | {"box": [63, 8]}), answer(modules, FIELDS, code=1)]
+    answers += [answer(modules, COLUMN, 768 << 512) for _ in range(7)]
+    text = modules.report.report(answers)
+    assert len(text) <= modules.report.REPORT_CHARACTERS
+    for expected in (
+        "409 cases: im2col rank 4: 7; tiled rank 2: 402",
+        "1 driver accepts, we refuse box[0]",
+        "1 driver refuses (1), we accept: valid tiled interleave 0",
+        "100 tiled box_minus_1[0]",
+        "driver=0x1e ours=0x1f",
+        "best overall: expected 407;",
+        "lower_corner 7/7; upper_corner 7/7; pixels_minus_1 7/7; W lowest 7/7; W highest 0/7",
+        "## unaccounted bits of 407: 85: 300",
+    ):
+        assert expected in text, text
+    assert len(modules.report.report(answers, limit=600)) <= 620
+
+
+def test_what_the_bindings_refuse_is_no_crash(modules: Any) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise ValueError("Argument 'elementStrides' too long, must be <= 5")
+
+    names = ("cuuint64_t", "cuuint32_t", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
+    names += ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill")
+    driver = SimpleNamespace(**dict.fromkeys(names, int), cuTensorMapEncodeTiled=refuse)
+    assert modules.capture.ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)

@@ -45,8 +45,8 @@ def marlin_gemm(
     backend: ``"cuda"``, ``"reference"`` (NumPy arrays, on the CPU) or ``"auto"``; None: $CUDATMA_BACKEND, else auto.
     workspace: partial sums for this launch; None: the stream's own. A graph should be launched on the stream that it
     was captured on, or be given a workspace of its own.
-    programmatic: launch as a programmatic dependent of the kernel before it; activations, workspace and out are
-    touched only once that kernel has ended.
+    programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
+    only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
 
     Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
     inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.

@@ -255,6 +255,19 @@ class MarlinSpec:
         ]
         return [(what, size) for what, size in held if size]
 
+    @property
+    def notes(self) -> list[str]:
+        """What the opening comment of the generated source says beside the fields."""
+        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
+        parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
+        return [
+            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a block takes {self.smem_bytes} B.",
+            "One stage holds",
+            *held,
+            "Shared memory, by offset",
+            *parts,
+        ]
+
     def smem_offset(self, name: str) -> int:
         return next(offset for part, offset, _ in self.smem_layout() if part == name)
 

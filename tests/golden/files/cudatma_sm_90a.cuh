@@ -174,6 +174,12 @@ __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async;" : : : "memory");
 }
 
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
+__device__ __forceinline__ void fence_acq_rel_cta() {
+    asm volatile("fence.acq_rel.cta;" : : : "memory");
+}
+
 // [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
 // or changed with plain accesses, for those who acquire it on the whole card.
 __device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
@@ -1494,7 +1500,11 @@ struct TmaPipeline {
     __device__ __forceinline__ bool try_wait() const { return try_wait(stage); }
 
     // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
-    __device__ __forceinline__ void release(u32 slot) { mbarrier_arrive(empty_barrier(slot)); }
+    // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
+    __device__ __forceinline__ void release(u32 slot) {
+        fence_acq_rel_cta();
+        mbarrier_arrive(empty_barrier(slot));
+    }
     __device__ __forceinline__ void release() { release(stage); }
 
     // Both: on to the next slot; the parity toggles when the ring wraps.

@@ -431,6 +431,42 @@ __device__ __forceinline__ void cp_async_bulk_tensor_5d_store_hint(
 }  // namespace cudatma
 namespace cudatma {
 
+// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
+// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
+__device__ __forceinline__ void fence_acq_rel_cta() {
+    asm volatile("fence.acq_rel.cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
+// or changed with plain accesses, for those who acquire it on the whole card.
+__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
+    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
+__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
@@ -602,7 +638,11 @@ struct TmaPipeline {
     __device__ __forceinline__ bool try_wait() const { return try_wait(stage); }
 
     // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
-    __device__ __forceinline__ void release(u32 slot) { mbarrier_arrive(empty_barrier(slot)); }
+    // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
+    __device__ __forceinline__ void release(u32 slot) {
+        fence_acq_rel_cta();
+        mbarrier_arrive(empty_barrier(slot));
+    }
     __device__ __forceinline__ void release() { release(stage); }
 
     // Both: on to the next slot; the parity toggles when the ring wraps.

@@ -1,0 +1,273 @@
+"""The Marlin GEMM's results on a card, for every shape, option, layout and array library. Needs CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import marlin_cases as cases
+import numpy as np
+import pytest
+from marlin_cases import Job, Options, activations, bits, compare, is_poison, make_weight, poisoned, to_float64
+
+import cudatma
+from cudatma import MarlinLinear, marlin_gemm
+from cudatma.dtypes import BFLOAT16, activation_type
+from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.kernels.marlin import config, plan
+from cudatma.target import Target, detect, get_target
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
+#: For the kernels of a card with less shared memory: each tile of its table, and each option once.
+SM120_JOBS = [
+    Job(2048, 2048, Options(), ("tma", "cp_async"), (1, 16, 17, 64, 128, 333)),
+    Job(8192, 12288, Options(), ("tma",), (32, 64, 333)),
+    Job(1000, 136, Options("bfloat16", 32, False), ("tma", "scale by cp_async"), (7, 100)),
+    Job(1000, 136, Options("bfloat16", -1, False, act_order=True), ("tma",), (16, 100)),
+    Job(333, 77, Options("float16", 64, False, bias=True), ("tma",), (8, 64)),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Many kernels at a time, where each test would compile its own one after the other."""
+    cases.precompile(JOBS)
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """References of some tests take gigabytes."""
+    yield
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def check(out: Any, reference: Any, what: object = "") -> None:
+    problem = compare(out, reference).problem(out.dtype.name)
+    assert not problem, f"{what}: {problem}"
+
+
+def check_job(job: Job) -> None:
+    problems = []
+    for feed, m, outcome in cases.run_job(job):
+        if problem := outcome.problem(job.options.dtype):
+            problems.append(f"M={m} {feed}: {problem}")
+    assert not problems, "\n".join([str(job), *problems])
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_against_float64(job: Job) -> None:
+    check_job(job)
+
+
+@pytest.mark.parametrize("job", SM120_JOBS, ids=str)
+def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """Configuration and source are sm_120a's; only the compiler is told this card's name."""
+    sm120, rendered = get_target("sm_120a"), []
+
+    def choose(layer: Any, m: int, target: Target, processors: int, feeds: Any) -> Any:
+        return config.choose(layer, m, sm120, processors, feeds)
+
+    def load_kernel(template: str, spec: Any, target: Target) -> Any:
+        rendered.append(spec.entry)
+        return cudatma.compile(cudatma.render(template, spec, sm120), None, target, entry=spec.entry)
+
+    monkeypatch.setattr(plan, "choose", choose)
+    monkeypatch.setattr(plan, "load_kernel", load_kernel)
+    check_job(job)
+    assert rendered
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(("group_size", "symmetric", "act_order"), [(32, False, True), (-1, False, False)])
+def test_the_reference_is_what_a_weight_dequantises_to(
+    dtype: str, group_size: int, symmetric: bool, act_order: bool
+) -> None:
+    weight = make_weight(333, 77, Options(dtype, group_size, symmetric, act_order=act_order))
+    np.testing.assert_array_equal(weight.dense.get(), weight.packed.dequantize())
+
+
+@pytest.mark.parametrize("feed", cases.FEEDS)
+@pytest.mark.parametrize(("x_gap", "out_gap"), [(1, 1), (4, 8), (0, 3), (12, 0)])
+def test_pitches(x_gap: int, out_gap: int, feed: str) -> None:
+    """x and out are windows of wider buffers; NaNs lie beside and below x, and all around out."""
+    k, n, rows = 100, 72, 21
+    weight = make_weight(k, n, Options(group_size=32))
+    values = activations((rows, k), "float16")
+    x_buffer = poisoned((rows + 2, k + x_gap), "float16")
+    x_buffer[:rows, :k] = values
+    buffer = poisoned((rows + 2, n + out_gap), "float16")
+    out = buffer[:rows, :n]
+    assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out, feed=cases.FEEDS[feed]) is out
+    check(out, to_float64(values) @ weight.dense)
+    assert is_poison(bits(buffer)[:rows, n:])
+    assert is_poison(bits(buffer)[rows:])
+
+
+def test_bf16_with_pitches() -> None:
+    weight = make_weight(130, 67, Options("bfloat16", 64, False))
+    x_buffer, buffer = poisoned((100, 139), "bfloat16"), poisoned((100, 71), "bfloat16")
+    values = activations((100, 130), "bfloat16")
+    bits(x_buffer)[:, :130] = bits(values)
+    marlin_gemm(x_buffer[:, :130], weight.packed, buffer[:, :67])
+    check(buffer[:, :67], to_float64(values) @ weight.dense)
+    assert is_poison(bits(buffer)[:, 67:])
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 3, 5), (1, 4, 1), (2, 0, 3)], ids=str)
+def test_leading_dimensions(lead: tuple[int, ...]) -> None:
+    weight = make_weight(96, 40, Options(group_size=32))
+    x = activations((*lead, 96), "float16")
+    out = marlin_gemm(x, weight.packed)
+    assert (type(out), out.shape, out.dtype) == (cupy.ndarray, (*lead, 40), np.float16)
+    check(out, to_float64(x) @ weight.dense)
+
+
+def test_leading_dimensions_that_fold_into_one_pitch() -> None:
+    weight = make_weight(96, 40, Options(group_size=32))
+    whole = activations((4, 6, 2, 96), "float16")
+    x = whole[:, :, 1]
+    out = poisoned((4, 6, 3, 40), "float16")
+    marlin_gemm(x, weight.packed, out[:, :, 1])
+    check(out[:, :, 1], to_float64(cupy.ascontiguousarray(x)) @ weight.dense)
+    assert is_poison(bits(out)[:, :, 0::2])
+
+
+@pytest.mark.parametrize("feed", ["tma", "cp_async"])
+@pytest.mark.parametrize("k", [128, 100])
+def test_rows_that_are_one_row(k: int, feed: str) -> None:
+    weight = make_weight(k, 136)
+    row = activations((k,), "float16")
+    out = marlin_gemm(cupy.broadcast_to(row, (40, k)), weight.packed, feed=feed)
+    check(out, cupy.broadcast_to(to_float64(row) @ weight.dense, (40, 136)))
+    assert bool((bits(out) == bits(out)[0]).all())
+
+
+@pytest.mark.parametrize("feed", ["tma", "cp_async"])
+@pytest.mark.parametrize("m", [3, 100])
+def test_a_row_of_nans_spoils_no_other(m: int, feed: str) -> None:
+    weight = make_weight(1000, 136)
+    x = activations((m, 1000), "float16")
+    reference = to_float64(x) @ weight.dense
+    x[1] = np.nan
+    out = marlin_gemm(x, weight.packed, feed=feed)
+    assert bool(cupy.isnan(out[1]).all())
+    check(out[2:], reference[2:])
+    check(out[:1], reference[:1])
+
+
+def test_bias_through_a_layer() -> None:
+    weight, bias = make_weight(333, 77), cases.make_bias(77, "float16")
+    x = activations((5, 333), "float16")
+    layer = MarlinLinear(weight.packed, bias)
+    layer.warm_up([5])
+    check(layer(x), to_float64(x) @ weight.dense + to_float64(bias))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
+    """x is written by torch behind a long wait on its own stream: a launch on any other stream would read zeros."""
+    torch = pytest.importorskip("torch")
+    weight = make_weight(256, 200, Options(dtype))
+    values = activations((2, 9, 256), dtype)
+    as_torch = torch.from_dlpack(values.view(np.int16)).view(getattr(torch, dtype))
+    x = torch.zeros_like(as_torch)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.copy_(as_torch)
+        out = marlin_gemm(x, weight.packed)
+        again = torch.empty_like(out)
+        assert marlin_gemm(x, weight.packed, again) is again
+        assert marlin_gemm(x, weight.packed, again) is again
+    torch.cuda.synchronize()
+    assert (type(out), out.dtype, tuple(out.shape)) == (torch.Tensor, as_torch.dtype, (2, 9, 200))
+    assert torch.equal(out, again)
+    found = cupy.from_dlpack(out.view(torch.int16)).view(activation_type(dtype).numpy)
+    check(found, to_float64(values) @ weight.dense)
+
+
+class OnlyInterface:
+    """An array of which nothing is known but ``__cuda_array_interface__``."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.__cuda_array_interface__ = dict(array.__cuda_array_interface__)
+
+
+class OnlyDlpack:
+    """An array of which nothing is known but DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [OnlyInterface, OnlyDlpack])
+def test_other_libraries(wrap: Any) -> None:
+    weight = make_weight(333, 136, Options(bias=True))
+    x, bias = activations((17, 333), "float16"), cases.make_bias(136, "float16")
+    reference = to_float64(x) @ weight.dense + to_float64(bias)
+    made = marlin_gemm(wrap(x), weight.packed, bias=wrap(bias))
+    assert type(made) is cupy.ndarray
+    check(made, reference)
+    out = poisoned((17, 136), "float16")
+    wrapped = wrap(out)
+    assert marlin_gemm(wrap(x), weight.packed, wrapped, wrap(bias)) is wrapped
+    check(out, reference)
+
+
+def test_a_result_of_more_than_2_to_31_elements() -> None:
+    m, k, n = 270_000, 64, 8192
+    if cupy.cuda.runtime.memGetInfo()[0] < 8 << 30:
+        pytest.skip("needs 8 GiB of free memory")
+    weight = make_weight(k, n, Options(group_size=64))
+    x = activations((m, k), "float16")
+    out = poisoned((m + 1, n), "float16")
+    marlin_gemm(x, weight.packed, out[:m])
+    edge = 2**31 // n
+    sampled = [0, 1, *range(edge - 65, edge + 65), *range(m - 130, m), *range(777, m, 1009)]
+    found, read = (cupy.stack([array[row] for row in sampled]) for array in (out, x))
+    check(found, to_float64(read) @ weight.dense)
+    for first in range(0, m, 16384):
+        assert not bool((bits(out[first : min(m, first + 16384)]) == cases.POISON).any()), f"rows from {first} on"
+    assert is_poison(out[m:])
+
+
+def test_what_is_refused_touches_nothing() -> None:
+    weight = make_weight(96, 40, Options(group_size=32))
+    x, out = activations((5, 96), "float16"), poisoned((5, 40), "float16")
+    buffer = activations((6 * 96,), "float16")
+    wrong = [
+        lambda: marlin_gemm(buffer[1 : 1 + 96].reshape(1, 96), weight.packed),
+        lambda: marlin_gemm(x, weight.packed.to_host(), out),
+        lambda: marlin_gemm(x[:, :95], weight.packed, out),
+        lambda: marlin_gemm(x.get(), weight.packed, out),
+        lambda: marlin_gemm(buffer[: 5 * 96].reshape(5, 96), weight.packed, buffer[8 : 8 + 200].reshape(5, 40)),
+    ]
+    for call in wrong:
+        with pytest.raises(ArgumentError):
+            call()
+    # The same out again, now by the path of known calls.
+    marlin_gemm(x, weight.packed, poisoned((5, 40), "float16"))
+    shifted = buffer[1 : 1 + 5 * 96].reshape(5, 96)
+    with pytest.raises(ArgumentError, match=r"x\.pointer"):
+        marlin_gemm(shifted, weight.packed, out)
+    cupy.cuda.Device().synchronize()
+    assert is_poison(out)
+    with pytest.raises(cudatma.ArgumentTypeError, match=r"x\.dtype"):
+        marlin_gemm(bits(x).view(BFLOAT16), weight.packed)

@@ -1,0 +1,222 @@
+"""The Marlin GEMM among other work: repetition, streams, graphs, dependent launches, workspaces. Needs CuPy."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_cases import FEEDS, Options, Weight, activations, bits, compare, make_weight, poisoned, to_float64
+
+from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.marlin.config import Feeds
+from cudatma.kernels.marlin.plan import configure
+from cudatma.kernels.marlin.workspace import stream_workspace
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+
+def new_stream() -> Any:
+    """One that does not wait for the default stream; what is queued there has ended."""
+    cupy.cuda.Device().synchronize()
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+def stream_tiles(weight: Weight, m: int) -> int:
+    """How many tiles several blocks share."""
+    return configure(weight.packed, m, 0, Feeds())[2].stream_tiles
+
+
+def flags(space: MarlinWorkspace) -> Any:
+    memory = cupy.cuda.UnownedMemory(space.flags_pointer, space.flags_bytes, space)
+    return cupy.ndarray(space.flags_bytes // 4, np.uint32, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def differences(out: Any, wanted: Any) -> Any:
+    """Elements whose bits differ, counted on the card."""
+    return (bits(out) != bits(wanted)).sum()
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "m", "shared", "options"),
+    [
+        (4096, 1024, 16, True, Options()),
+        (2048, 2048, 333, True, Options("bfloat16", 64, False)),
+        (512, 128 * 132, 1, False, Options(group_size=-1)),
+    ],
+)
+def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool, options: Options) -> None:
+    weight = make_weight(k, n, options)
+    x = activations((m, k), options.dtype)
+    if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
+        assert (stream_tiles(weight, m) > 0) == shared
+    wanted = marlin_gemm(x, weight.packed)
+    assert not compare(wanted, to_float64(x) @ weight.dense).problem(options.dtype)
+    wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
+    for _ in range(1000):
+        bits(out).fill(0xFFFF)
+        marlin_gemm(x, weight.packed, out)
+        wrong += differences(out, wanted)
+    assert int(wrong) == 0
+    assert not flags(stream_workspace(0, cupy.cuda.get_current_stream().ptr)).any()
+
+
+def test_two_streams_share_a_weight() -> None:
+    weight = make_weight(4096, 1024)
+    xs = [activations((16, 4096), "float16", seed) for seed in (1, 2)]
+    wanted = [marlin_gemm(x, weight.packed) for x in xs]
+    assert int(differences(*wanted)) > 0
+    streams = [new_stream() for _ in xs]
+    outs, wrong = [cupy.empty_like(out) for out in wanted], [cupy.zeros((), np.int64) for _ in xs]
+    cupy.cuda.Device().synchronize()
+    for _ in range(200):
+        for x, out, good, bad, stream in zip(xs, outs, wanted, wrong, streams, strict=True):
+            with stream:
+                marlin_gemm(x, weight.packed, out)
+                bad += differences(out, good)
+    cupy.cuda.Device().synchronize()
+    assert [int(bad) for bad in wrong] == [0, 0]
+    spaces = [stream_workspace(0, stream.ptr) for stream in streams]
+    assert spaces[0] is not spaces[1]
+    assert not any(bool(flags(space).any()) for space in spaces)
+
+
+def test_threads_share_a_weight_and_its_plans() -> None:
+    weight = make_weight(1024, 1024)
+    xs = [activations((16, 1024), "float16", seed) for seed in range(4)]
+    wanted = [marlin_gemm(x, weight.packed) for x in xs]
+    outs, streams = [cupy.empty_like(out) for out in wanted], [new_stream() for _ in xs]
+    wrong = [-1] * len(xs)
+
+    def work(i: int) -> None:
+        with cupy.cuda.Device(0), streams[i]:
+            bad = cupy.zeros((), np.int64)
+            for _ in range(100):
+                marlin_gemm(xs[i], weight.packed, outs[i], stream=streams[i])
+                bad += differences(outs[i], wanted[i])
+            wrong[i] = int(bad)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0] * len(xs)
+
+
+def test_a_workspace_of_ones_own() -> None:
+    weight = make_weight(4096, 1024)
+    x = activations((16, 4096), "float16")
+    assert stream_tiles(weight, 16) > 0
+    wanted, space = marlin_gemm(x, weight.packed), MarlinWorkspace(0)
+    for feed in ("tma", "cp_async"):
+        out = marlin_gemm(x, weight.packed, workspace=space, feed=feed)
+        assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
+        assert not flags(space).any()
+    assert int(differences(marlin_gemm(x, weight.packed, workspace=space), wanted)) == 0
+    partials = cupy.cuda.UnownedMemory(space.partials_pointer, space.partials_bytes, space)
+    assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
+
+
+@pytest.mark.parametrize(("feed", "m", "k"), [("tma", 16, 2048), ("cp_async", 100, 2048), ("tma", 3, 1001)])
+def test_graph_capture(feed: str, m: int, k: int) -> None:
+    weight, bias = make_weight(k, 1024), activations((1024,), "float16", 5)
+    layer = MarlinLinear(weight.packed, bias, feed=FEEDS[feed])
+    batches = [activations((m, k), "float16", seed) for seed in (1, 2, 3)]
+    references = [to_float64(x) @ weight.dense + to_float64(bias) for x in batches]
+    x, out, stream = cupy.empty((m, k), np.float16), poisoned((m, 1024), "float16"), new_stream()
+    layer.warm_up([m], stream)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        layer(x, out)
+        graph = stream.end_capture()
+        assert bool((bits(out) == 0xFFFF).all()), "the capture ran the kernel"
+        for batch, reference in zip(batches, references, strict=True):
+            x[...] = batch
+            bits(out).fill(0xFFFF)
+            graph.launch(stream)
+            assert not compare(out, reference).problem("float16")
+    assert not flags(stream_workspace(0, stream.ptr)).any()
+
+
+def test_a_capture_without_a_workspace_is_refused_and_goes_on() -> None:
+    weight = make_weight(1024, 512)
+    x, out = activations((16, 1024), "float16"), poisoned((16, 512), "float16")
+    wanted, stream, space = marlin_gemm(x, weight.packed), new_stream(), MarlinWorkspace(0)
+    release_workspaces()  # an earlier stream may have had the same handle
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        with pytest.raises(LaunchError, match="warm_up"):
+            marlin_gemm(x, weight.packed, out)
+        marlin_gemm(x, weight.packed, out, workspace=space)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    assert int(differences(out, wanted)) == 0
+
+
+class Chain:
+    """GEMMs each of which reads the one before, through two buffers in turn."""
+
+    def __init__(self, m: int, feed: str) -> None:
+        options = Options("bfloat16", 128, False)
+        self.weights = [make_weight(2048, 2048, options, seed) for seed in range(6)]
+        self.inputs = [activations((m, 2048), "bfloat16", seed) for seed in (10, 11)]
+        self.x, self.buffers = cupy.empty_like(self.inputs[0]), [cupy.empty_like(self.inputs[0]) for _ in range(2)]
+        self.feed, self.space = FEEDS[feed], MarlinWorkspace(0)
+
+    def run(self, programmatic: bool) -> Any:
+        source = self.x
+        for i, weight in enumerate(self.weights):
+            target = self.buffers[i % 2]
+            options: dict[str, Any] = {"workspace": self.space, "feed": self.feed, "programmatic": programmatic}
+            source = marlin_gemm(source, weight.packed, target, **options)
+        return source
+
+    def start(self, which: int) -> None:
+        """New activations, written by the kernel in front of the first GEMM; nothing of an earlier run is left."""
+        for buffer in self.buffers:
+            bits(buffer).fill(0xFFFF)
+        bits(self.x)[...] = bits(self.inputs[which])
+
+
+@pytest.mark.parametrize(("m", "feed"), [(1, "tma"), (16, "tma"), (100, "tma"), (16, "cp_async")])
+def test_programmatic_dependent_launches(m: int, feed: str) -> None:
+    chain, wanted = Chain(m, feed), []
+    for which in (0, 1):
+        chain.start(which)
+        wanted.append(chain.run(False).copy())
+    assert int(differences(*wanted)) > 0
+    assert not bool(cupy.isnan(to_float64(wanted[0])).any())
+    wrong, stream = cupy.zeros((), np.int64), new_stream()
+    with stream:
+        for i in range(50):
+            chain.start(i % 2)
+            wrong += differences(chain.run(True), wanted[i % 2])
+        stream.synchronize()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        out = chain.run(True)
+        graph = stream.end_capture()
+        for i in range(50):
+            chain.start(i % 2)
+            graph.launch(stream)
+            wrong += differences(out, wanted[i % 2])
+        # Without anything between them: each replay begins while the one before may still run.
+        for _ in range(50):
+            graph.launch(stream)
+        bits(out).fill(0xFFFF)
+        graph.launch(stream)
+        wrong += differences(out, wanted[1])
+    stream.synchronize()
+    assert int(wrong) == 0
+    assert not flags(chain.space).any()

@@ -1,0 +1,541 @@
+"""The benchmarks without a card: the harness on a scripted clock, bars on made-up cells, tables as the README takes
+them, operands with NumPy, SASS loops on code written by hand and on one real compilation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import bars, feed_code, feeds, first_call, harness, host_cost, marlin, operands, read_floor, report
+from benchmarks.harness import Contender, Measured, Timing
+from benchmarks.sass_loops import natural_loops
+from cudatma.errors import DriverError
+from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
+from cudatma.target import get_target
+from tools import bench
+from tools.readme_tables import table_text
+from tools.sass import find_program
+
+# ---- A card whose clock is scripted ---------------------------------------------------------------------------------
+
+
+class FakeCard:
+    """One stream; a graph takes the sum of its launches' microseconds; what happened is kept in ``log``."""
+
+    def __init__(self) -> None:
+        self.now_us, self.log, self.capturing = 0.0, [], False
+        self.captured: list[float] = []
+        cuda = types.SimpleNamespace(Event=lambda: FakeEvent(self), get_elapsed_time=lambda a, b: (b.at - a.at) / 1e3)
+        self.module = types.SimpleNamespace(cuda=cuda)
+        self.slowdown: Callable[[float], float] = lambda now_us: 1.0
+
+    def launch(self, us: float) -> None:
+        if self.capturing:
+            self.captured.append(us)
+        else:
+            self.now_us += us
+
+    def begin_capture(self) -> None:
+        self.capturing, self.captured = True, []
+
+    def end_capture(self) -> FakeGraph:
+        self.capturing = False
+        return FakeGraph(self, sum(self.captured))
+
+    def synchronize(self) -> None:
+        assert not self.capturing, "a synchronisation invalidates a capture"
+
+
+class FakeEvent:
+    def __init__(self, card: FakeCard) -> None:
+        self.card, self.at = card, 0.0
+
+    def record(self, stream: object) -> None:
+        self.at = self.card.now_us
+
+
+class FakeGraph:
+    def __init__(self, card: FakeCard, us: float) -> None:
+        self.card, self.us = card, us
+
+    def upload(self, stream: object) -> None:
+        self.card.log.append("upload")
+
+    def launch(self, stream: object) -> None:
+        self.card.log.append(self.us)
+        self.card.now_us += self.us * self.card.slowdown(self.card.now_us)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
+    fake = FakeCard()
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+    return fake
+
+
+def steady(card: FakeCard, name: str, us: float, copies: int = 4, launches: int = 20) -> Contender:
+    return Contender(name, lambda i: card.launch(us), copies, launches)
+
+
+def test_cold_takes_turns_and_gives_the_time_of_one_launch(card: FakeCard) -> None:
+    measured = harness.cold(card, [steady(card, "a", 5.0), steady(card, "b", 7.0, launches=40)], replays=3)
+    assert measured.timings == {"a": Timing(5.0, 5.0, 5.0, 3), "b": Timing(7.0, 7.0, 7.0, 3)}
+    assert card.log == ["upload", "upload", *[100.0, 280.0] * 4], "one turn that does not count, then three"
+
+
+def test_cold_touches_every_buffer_before_the_capture(card: FakeCard) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def run(index: int) -> None:
+        seen.append((card.capturing, index))
+        card.launch(1.0)
+
+    harness.cold(card, [Contender("a", run, 3, 6)], replays=1)
+    assert seen == [(False, i) for i in range(3)] + [(True, i) for i in range(6)]
+
+
+@pytest.mark.parametrize("in_capture", [False, True])
+def test_a_contender_that_fails_stops_nobody(card: FakeCard, in_capture: bool) -> None:
+    def run(index: int) -> None:
+        if card.capturing or not in_capture:
+            raise ValueError("no such kernel\nsecond line")
+
+    measured = harness.cold(card, [Contender("broken", run, 4, 20), steady(card, "a", 5.0)], replays=1)
+    assert measured.errors == {"broken": "ValueError: no such kernel"}
+    assert measured.us("a") == 5.0
+    assert measured.us("broken") is None
+    assert not card.capturing
+
+
+def test_sustained_counts_the_second_half(card: FakeCard) -> None:
+    # A cold card is twice as fast for the first half second.
+    card.slowdown = lambda now_us: 1.0 if now_us < 0.5e6 else 2.0
+    measured = harness.sustained(card, [steady(card, "a", 100.0), steady(card, "b", 200.0)], seconds=1.0)
+    assert (measured.us("a"), measured.us("b")) == (200.0, 400.0)
+    assert measured.timings["a"].samples >= 3
+    replays = [entry for entry in card.log if entry != "upload"]
+    blocks = [replays[i] for i in range(1, len(replays)) if replays[i] != replays[i - 1]]
+    assert len(blocks) > 12, "rivals alternate in blocks of 40 ms"
+
+
+def test_sustained_without_anything_to_run(card: FakeCard) -> None:
+    def run(index: int) -> None:
+        raise RuntimeError("gone")
+
+    assert harness.sustained(card, [Contender("a", run, 4, 20)]).errors == {"a": "RuntimeError: gone"}
+
+
+@given(st.integers(1, 2**34))
+def test_graphs_rotate_over_more_than_l2(nbytes: int) -> None:
+    copies = harness.copies_for(nbytes)
+    launches = harness.launches_for(nbytes, copies)
+    assert copies * nbytes > 350_000_000
+    assert copies >= 4
+    assert launches >= 20
+    assert launches % copies == 0, "each buffer is read equally often"
+
+
+# ---- Operands -------------------------------------------------------------------------------------------------------
+
+
+def test_random_operands() -> None:
+    numbers = operands.random_numbers(np, 1 << 16, "float16", 3, 0.5).astype(float)
+    assert abs(numbers.mean()) < 0.01
+    assert abs(numbers.std() - 0.5) < 0.01
+    assert not np.array_equal(operands.random_words(np, 100, 1), operands.random_words(np, 100, 2))
+    counts = np.bincount(operands.random_words(np, 1 << 16, 1).view(np.uint8), minlength=256)
+    assert counts.min() > 800, "about 1024 of each byte"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_packed_weights_are_valid_and_apart(dtype: str) -> None:
+    first, second = operands.random_packed(np, 256, 192, dtype, 2)
+    assert first.nbytes == operands.packed_bytes(256, 192)
+    assert not np.shares_memory(first.qweight, second.qweight)
+    assert not np.shares_memory(first.scales, second.scales)
+    values = first.dequantize()
+    assert np.isfinite(values).all()
+    assert values.std() > 0.01
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_filled_repeats_its_block(size: int, block: int) -> None:
+    pattern = np.arange(block, dtype=np.uint16)
+    assert operands.filled(np, (size,), pattern).tolist() == [i % block for i in range(size)]
+
+
+# ---- Bars and tables ------------------------------------------------------------------------------------------------
+
+
+def cell(m: int, x_cublas: float | None, x_floor: float | None = None, k: int = 8192, n: int = 28672) -> dict[str, Any]:
+    return {"k": k, "n": n, "m": m, "us": 10.0, "x_cublas": x_cublas, "x_floor": x_floor, "floor_us": 8.0}
+
+
+GOOD = [cell(1, 2.5, 1.3), cell(16, 2.4, 1.5), cell(32, 1.0), cell(64, 0.9), cell(256, 0.5), cell(4096, 0.6)]
+
+
+def statuses(cells: list[dict[str, Any]]) -> list[str]:
+    return [verdict.status for verdict in bars.verdicts(cells)]
+
+
+def test_cells_on_the_bars_meet_them() -> None:
+    assert statuses(GOOD) == ["met"] * 4
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong"),
+    [(0, cell(16, 2.0, 1.51)), (1, cell(2, 0.99, 1.0)), (2, cell(64, 0.89)), (3, cell(1024, 0.49))],
+)
+def test_each_bar_can_be_missed(index: int, wrong: dict[str, Any]) -> None:
+    found = bars.verdicts([*GOOD, wrong])
+    assert [verdict.status for verdict in found].index("missed") == index
+    assert found[index].below == (wrong,)
+    assert found[index].worst is wrong
+    assert bars.cell_name(wrong) in str(found[index])
+
+
+def test_a_bar_concerns_only_its_cells() -> None:
+    others = [cell(16, 1.0, 9.0, k=4096), cell(128, 0.1, 9.0), cell(8192, 0.1), cell(33, 0.1)]
+    assert statuses([*GOOD, *others]) == ["met"] * 4
+
+
+def test_what_was_not_measured_is_not_met() -> None:
+    assert statuses([]) == ["not measured"] * 4
+    failed = {"k": 8192, "n": 28672, "m": 16, "error": "x"}
+    assert statuses([*GOOD, failed])[:3] == ["not measured", "not measured", "met"]
+    assert statuses([*GOOD, failed, cell(8, 0.5, 1.0)])[1] == "missed"
+
+
+def measured(**us: float) -> Measured:
+    return Measured({name.replace("_", " "): Timing(value, value, value, 11) for name, value in us.items()})
+
+
+def test_a_cell_takes_the_faster_cublas() -> None:
+    floor = read_floor.Floor(1, 30.0, read_floor.FloorConfig(16384, 4, 2, False))
+    made = marlin.make_cell(8192, 28672, 1, "float16", measured(ours=40.0, cublas_kn=120.0, cublas_nk=100.0), floor)
+    assert (made["x_cublas"], made["cublas_layout"]) == (2.5, "weight (N, K), transposed")
+    assert made["x_floor"] == pytest.approx(40 / 30)
+    assert made["tb_s"] == pytest.approx((8192 * 28672 / 2 + 64 * 28672 * 2) / 40e-6 / 1e12)
+    assert made["tflop_s"] == pytest.approx(2 * 8192 * 28672 / 40e-6 / 1e12)
+    beside = marlin.make_cell(8192, 28672, 1, "float16", measured(ours=40.0, floor=32.0), floor)
+    assert beside["x_floor"] == 1.25, "F of the same turn counts, not the one found before"
+    assert beside["x_cublas"] is None
+    assert beside["cublas_us"] is None
+
+
+def test_a_cell_keeps_its_errors() -> None:
+    broken = Measured({"cublas nk": Timing(100.0, 99.0, 101.0, 11)}, {"ours": "DriverError: gone"})
+    made = marlin.make_cell(4096, 4096, 1, "float16", broken, None)
+    assert made["error"] == "ours: DriverError: gone"
+    assert made["us"] is None
+    assert made["cublas_us"] == 100.0
+    assert "-" in marlin.line_of(made)
+
+
+FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "feed": "tma", "bytes": 1, "error": "x"}
+CODE = dict.fromkeys(
+    ("registers", "copies", "threads", "loop", "loop_integer", "producer_slots", "consumer_slots", "slots"), 7
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "cells", "expected"),
+    [
+        (marlin.summary_table, [cell(1, 2.5, 1.3), cell(16, None)], "| 8192 x 28672 | 8.0 | 10 (2.50) | 10 (-) |"),
+        (marlin.detail_table, [cell(1, 2.5, 1.3)], "| 8192 x 28672 | 1 | 10.00 | - | 2.50 | 8.00 | 1.30 | - | - |"),
+        (
+            read_floor.floor_table,
+            [{"k": 1, "n": 2, "bytes": 1e6, "us": 3.0, "tb_s": 4.0, "config": "c"}],
+            "| 1 x 2 | 1.0 | 3.00 | 4.00 | c |",
+        ),
+        (
+            feeds.feeds_table,
+            [{"k": 1, "n": 2, "m": 3, "us": {"tma": 1.0, "scales": None, "cp_async": 2.0}, "speed_up": 2.0}],
+            "| 1 x 2 | 3 | 1.00 | - | 2.00 | 2.00 |",
+        ),
+        (feed_code.code_table, [{"m": 1, "feed": "tma", **CODE}], "| M = 1 | TMA | 7 | 7 | 7 | 7 | 7 | 7 | 7 | 7 |"),
+        (
+            host_cost.host_table,
+            [{"case": "CuPy", "median_us": 8.0, "p90_us": 9.0, "p99_us": 12.5, "least_us": 7.0}],
+            "| CuPy | 8.00 | 9.00 | 12.50 | 7.00 |",
+        ),
+        (
+            first_call.first_call_table,
+            [{"m": 1, "compile_ms": 217.0, "cold_ms": {"load": 275.0}, "warm_ms": {"load": 4.3}}],
+            "275.00 | 4.30 |",
+        ),
+    ],
+)
+def test_tables_are_what_the_readme_takes(
+    table: Callable[[list[dict[str, Any]]], report.Table], cells: list[dict[str, Any]], expected: str
+) -> None:
+    assert expected in table_text("x", {"table": table(cells).as_json()})
+    assert table_text("x", {"table": table([]).as_json()})
+    assert table_text("x", {"table": table([*cells, FAILED]).as_json()}), "a failed cell breaks no table"
+
+
+# ---- Results --------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_written_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "marlin.json"
+    result = report.Result({"dtype": "float16"}, marlin.summary_table, path, machine={"card": "H200"})
+    result.add(cell(1, 2.5), "first")
+    early = json.loads(path.read_text())
+    result.add({**cell(16, None), "us": None, "error": "broken"}, "second")
+    late = json.loads(path.read_text())
+    assert set(late) == {"machine", "commit", "date", "settings", "cells", "table"}
+    assert (len(early["cells"]), len(late["cells"])) == (1, 2)
+    assert late["table"]["rows"] == [["8192 x 28672", "8.0", "10 (2.50)", "-"]]
+    assert [entry.name for entry in path.parent.iterdir()] == ["marlin.json"]
+    assert capsys.readouterr().out.splitlines() == ["first", "second  FAILED: broken"]
+
+
+def test_machine_facts_name_everything() -> None:
+    facts = report.machine_facts()
+    assert list(facts) == ["card", "driver", "cuda", "nvrtc", "cupy", "torch", "python"]
+    assert all(isinstance(fact, str) and fact for fact in facts.values())
+
+
+def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(report.COMMIT_VARIABLE, "abc123")
+    assert report.commit(tmp_path) == "abc123"
+    monkeypatch.delenv(report.COMMIT_VARIABLE)
+    assert report.commit(tmp_path) == "unknown"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert report.commit(tmp_path) == head[:12]
+    (tmp_path / "file").write_text("2")
+    assert report.commit(tmp_path) == f"{head[:12]}+changes"
+    (tmp_path / ".git" / "HEAD").write_text("nonsense")
+    monkeypatch.setenv(report.COMMIT_VARIABLE, "abc123")
+    assert report.commit(tmp_path) == "abc123"
+
+
+# ---- Scripts --------------------------------------------------------------------------------------------------------
+
+NAMES = {"feed_code", "feeds", "first_call", "host_cost", "marlin", "read_floor"}
+
+
+def test_the_scripts_are_found_with_a_summary() -> None:
+    found = bench.benchmarks()
+    assert set(found) == NAMES
+    assert all(found.values())
+
+
+@pytest.mark.parametrize("module", [feeds, host_cost, marlin, read_floor])
+def test_without_a_card_the_reason_is_said(
+    module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_card() -> None:
+        raise DriverError("cuInit", None, "no CUDA driver on this machine")
+
+    monkeypatch.setattr(harness, "detect", no_card)
+    with pytest.raises(SystemExit) as ended:
+        module.main([])
+    assert ended.value.code == 2
+    assert "no CUDA driver" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["4096", "4096x", "4096x100", "0x64", "ax64", "64x64x64"])
+def test_a_wrong_shape_is_refused(text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        marlin.main(["--shape", text])
+    assert ended.value.code == 2
+
+
+def test_ncu_commands_name_every_feed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert feeds.main(["--ncu", "--m", "16", "--shape", "4096x4096"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("--once ")[2].split()[0] for line in lines] == list(feeds.FEEDS)
+    assert all("smsp__inst_executed.sum" in line and "sm__inst_executed_pipe_lsu" in line for line in lines)
+
+
+def test_calls_are_timed_without_the_drains() -> None:
+    now, order = [0], []
+
+    def call(index: int) -> None:
+        order.append(index)
+        now[0] += 1000 + index
+
+    def drain() -> None:
+        order.append("drain")
+        now[0] += 10**9
+
+    samples = host_cost.time_calls(call, drain, 1200, lambda: now[0])
+    assert samples == [1000 + index for index in range(1200)]
+    assert [i for i, entry in enumerate(order) if entry == "drain"] == [0, 501, 1002, 1203]
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=300))
+def test_quantiles(samples: list[int]) -> None:
+    found = host_cost.quantiles_us(samples)
+    assert found["median_us"] == pytest.approx(np.median(samples) / 1e3)
+    assert found["least_us"] == min(samples) / 1e3
+    assert found["median_us"] <= found["p90_us"] * (1 + 1e-9)
+    assert found["p90_us"] <= found["p99_us"] <= max(samples) / 1e3
+    assert sum(sample / 1e3 <= found["p90_us"] for sample in samples) >= 0.9 * len(samples)
+
+
+def test_first_call_bars() -> None:
+    good = {"m": 1, "compile_ms": 1999.0, "warm_ms": {"load": 9.9}}
+    assert first_call.misses([good]) == []
+    assert len(first_call.misses([good | {"compile_ms": 2001.0}, good | {"warm_ms": {"load": 11.0}}, FAILED])) == 3
+
+
+def test_first_call_in_fresh_processes() -> None:
+    found = first_call.measure(1, "sm_90a", warm_runs=1)
+    assert "error" not in found, found
+    assert found["compile_ms"] > 50
+    assert found["warm_ms"]["load"] < found["cold_ms"]["load"] / 2
+    assert set(found["cold_ms"]) == {"load"}, "nothing touches a card where a target is named"
+
+
+def test_first_call_keeps_a_child_that_fails() -> None:
+    assert "sm_1" in first_call.measure(1, "sm_1", warm_runs=1)["error"]
+
+
+# ---- The read floor's kernel and configurations ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
+def test_floor_configurations_fit(name: str) -> None:
+    target = get_target(name)
+    found = read_floor.configurations(target.smem_per_block_bytes, target.smem_per_sm_bytes)
+    assert len(found) == len(set(found)) > 10
+    for config in found:
+        block = config.ring_bytes + 1024  # what the system keeps
+        assert config.ring_bytes + 512 <= target.smem_per_block_bytes
+        assert block * config.blocks_per_sm <= target.smem_per_sm_bytes
+        assert 2 <= config.stages <= 32, "the kernel's barriers"
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
+def test_the_floor_kernel_compiles(name: str) -> None:
+    from cudatma.build import compile
+
+    kernel = compile(read_floor.SOURCE, target=name)
+    assert [parameter.size_bytes for parameter in kernel.parameters] == [8, 8, 8, 4, 4, 4]
+    assert "cp.async.bulk.shared::cta.global" in kernel.ptx
+    assert f".maxntid {read_floor.THREADS}" in kernel.ptx
+
+
+# ---- Loops in SASS --------------------------------------------------------------------------------------------------
+
+#: A loop whose inner loop runs first, and whose wait has its slow path behind the end of the kernel.
+SASS = """
+        /*0000*/                   MOV R1, RZ ;
+.L_x_0:
+        /*0010*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3 ;
+        /*0020*/              @!P0 BRA `(.L_x_9) ;
+.L_x_1:
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R4], desc[UR4][R6.64] ;
+        /*0040*/                   LDGSTS.E.BYPASS.128 [R4+0x10], desc[UR4][R6.64+0x10] ;
+        /*0050*/                   IADD3 R4, R4, 0x20, RZ ;
+        /*0060*/               @P1 BRA `(.L_x_1) ;
+        /*0070*/                   UIADD3 UR5, UR5, 0x1, URZ ;
+        /*0080*/                   NOP ;
+        /*0090*/               @P2 BRA `(.L_x_0) ;
+        /*00a0*/                   BSSY B0, `(.L_x_4) ;
+        /*00b0*/               @P3 BRA `(.L_x_3) ;
+        /*00c0*/                   STG.E desc[UR4][R2.64], R8 ;
+.L_x_3:
+        /*00d0*/                   BSYNC B0 ;
+.L_x_4:
+        /*00e0*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*00f0*/               @P4 BRA `(.L_x_4) ;
+        /*0100*/                   EXIT ;
+.L_x_9:
+        /*0110*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3 ;
+        /*0120*/               @P0 BRA `(.L_x_1) ;
+        /*0130*/                   BRA `(.L_x_9) ;
+.L_x_10:
+        /*0140*/                   BRA `(.L_x_10) ;
+"""
+
+
+def encoded(code: str) -> str:
+    """The code as nvdisasm prints it, with two words for each instruction; what they say does not matter here."""
+    words = f"/* 0x{0:016x} */"
+    return "".join(f"{line}  {words}\n  {words}\n" if line.endswith(";") else f"{line}\n" for line in code.splitlines())
+
+
+def test_natural_loops() -> None:
+    loops = {loop.header: loop for loop in natural_loops(encoded(SASS))}
+    assert sorted(loops) == [0x10, 0x30, 0xE0, 0x110], "the loop behind the end is never entered"
+    outer, inner, tail, slow = (loops[header] for header in (0x10, 0x30, 0xE0, 0x110))
+    assert [step.address for step in inner.steps] == [0x30, 0x40, 0x50, 0x60]
+    assert [step.address for step in slow.steps] == [0x110, 0x120, 0x130]
+    assert [step.address for step in outer.steps] == [*range(0x10, 0x80, 0x10), 0x90, 0x110, 0x120, 0x130]
+    assert outer.contains(inner)
+    assert outer.contains(slow)
+    assert not inner.contains(outer)
+    assert not outer.contains(tail)
+    assert outer.integer == 2, "IADD3 and UIADD3"
+    assert outer.counts["LDGSTS"] == 2
+
+
+def test_addresses_as_branch_targets() -> None:
+    text = (
+        "        /*0000*/   MOV R1, RZ ;\n        /*0010*/   IADD3 R1, R1, 1, RZ ;\n        /*0020*/  @P0 BRA 0x10 ;\n"
+    )
+    assert [(loop.header, len(loop.steps)) for loop in natural_loops(encoded(text))] == [(0x10, 2)]
+    assert natural_loops("") == []
+
+
+def test_the_steady_loops_are_found() -> None:
+    loops = natural_loops(encoded(SASS))
+    assert feed_code.producer_loop(loops).header == 0x10
+    assert feed_code.consumer_loop(loops).header == 0xE0
+    with pytest.raises(LookupError):
+        feed_code.producer_loop([])
+    with pytest.raises(LookupError):
+        feed_code.consumer_loop([])
+
+
+def test_producer_slots_scale_with_the_copies() -> None:
+    # 11 instructions, 4 of them in the copy loop: 2 for a copy, 7 besides for each warp.
+    loops = natural_loops(encoded(SASS))
+    assert feed_code.producer_slots(loops, [], 1) == 11
+    assert feed_code.producer_slots(loops, [10], 4) == 4 * 7 + 10 * 2
+    assert feed_code.producer_slots(loops, [10, 20], 4) == 4 * 7 + 30 * 2, "one loop for two operands: its mean"
+
+
+def spec_of(feed: str, m: int = 16) -> Any:
+    layer = Layer(8192, 28672, 128, False, "float16")
+    return choose(layer, m, get_target("sm_90a"), 132, parse_feeds(feeds.FEEDS[feed])).spec
+
+
+def test_copies_of_a_stage() -> None:
+    spec = spec_of("tma")
+    boxes = spec.block_n // 64 + 1 + spec.block_k // 64
+    assert sum(feed_code.copies_by_operand(spec).values()) == boxes
+    pieces = feed_code.copies_by_operand(spec_of("cp_async"))
+    assert pieces["weight"] * 512 == spec.block_n * spec.block_k // 2
+    assert pieces["activation"] * 512 == spec.block_m * spec.block_k * 2
+    assert feed_code.copies_by_operand(spec_of("scales")) == pieces | {"scale": 1}
+
+
+@pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install 'cudatma[sass]'")
+def test_real_code_shows_what_tma_saves() -> None:
+    target = get_target("sm_90a")
+    tma, pieces = (feed_code.compile_and_analyse(spec_of(name), target) for name in ("tma", "cp_async"))
+    assert tma.threads == 1
+    assert pieces.threads == 128
+    assert tma.copies < pieces.copies
+    assert tma.loop_integer < pieces.loop_integer < pieces.loop
+    assert tma.slots < pieces.slots
+    assert 32 < tma.registers <= 255
