@@ -5,8 +5,9 @@ to_tma_order() is the one place where the first becomes the second; whatever car
 ``element_strides`` or ``coords`` in this project is in TMA order unless its docstring says otherwise.
 
 Sources: PTX ISA 5.5.7 "Swizzling Modes", 5.5.6 "Interleave Layout", 5.5.3.2 "Traversal-Stride"; CUDA driver API,
-cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles and the padding of rows to the swizzle span are measured on an
-H200; the ATOM swizzles (sm_100 and up) follow the PTX ISA's tables and are not measured.
+cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles, the padding of rows to the swizzle span and the bytes of
+interleaved boxes are measured on an H200; the ATOM swizzles (sm_100 and up) follow the PTX ISA's tables and are not
+measured.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ class Swizzle(Mode):
 
 
 class Interleave(Mode):
-    """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave)."""
+    """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
+
+    The dimensions of such a map are, innermost first, W, H, D, C, N (no H and D at rank 3, no D at rank 4). One element
+    of W is a whole slice of channels, and one step of C leads to the next slice.
+    """
 
     NONE = 0
     B16 = 1
@@ -163,24 +168,23 @@ def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: In
     return tuple(counts)
 
 
-def box_layout(
-    counts: Sequence[int],
-    element_bits: int,
-    mode: Swizzle = Swizzle.NONE,
-    interleave: Interleave = Interleave.NONE,
-) -> BoxLayout:
-    """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive).
+def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
+    """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive), no interleave.
 
     ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to it.
-    With interleave the innermost dimension counts elements (channels) too, not slices: a box of 8 x 4 x 2 fp16
-    completes a barrier of 128 bytes on an H200, but 256 (16B) or 512 bytes (32B) of shared memory are written. The
-    pitch follows that one measurement: every channel slice that a row begins takes twice its size.
     """
-    rows, row_bytes = prod(counts[1:]), counts[0] * element_bits // 8
-    pitch = row_bytes
-    if interleave is not Interleave.NONE:
-        pitch = -(-row_bytes // interleave.slice_bytes) * 2 * interleave.slice_bytes
-    return BoxLayout(rows, row_bytes, max(pitch, mode.span_bytes))
+    row_bytes = counts[0] * element_bits // 8
+    return BoxLayout(prod(counts[1:]), row_bytes, max(row_bytes, mode.span_bytes))
+
+
+def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
+    """The layout of ``rows`` rows of ``pixels`` pixels along W, each one slice of channels.
+
+    Whatever the element type is, a pixel counts and takes one slice: 16 or 32 bytes (33 boxes on an H200). Rows
+    narrower than the swizzle span are given a pitch of the span, which is the most that they may need.
+    """
+    row_bytes = pixels * interleave.slice_bytes
+    return BoxLayout(rows, row_bytes, max(row_bytes, mode.span_bytes))
 
 
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:

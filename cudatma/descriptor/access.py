@@ -35,7 +35,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
     """Whether a card of this architecture can use the map at all.
 
     Raises TargetError where it lacks TMA, packed types, ATOM swizzles or the wide im2col modes, and DescriptorError
-    where one box is larger than a block's shared memory.
+    where one box is larger than shared memory, or is interleaved and takes more than one slice of channels.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -50,6 +50,37 @@ def check_target(spec: AnySpec, target: Target) -> None:
             f"{spec.footprint_bytes} bytes of shared memory",
             f"at most {target.smem_per_block_bytes} bytes on {target.name}",
             "shrink the box, or issue several",
+        )
+    check_described_bytes(spec, target)
+    _check_channel_slice(spec)
+
+
+def check_described_bytes(spec: AnySpec, target: Target) -> None:
+    """The driver's own rule of size: described_bytes are at most what a multiprocessor has, 228 KiB on an H200.
+
+    DescriptorError otherwise. That the limit is the multiprocessor's shared memory on other cards too is inferred.
+    """
+    if spec.described_bytes > target.smem_per_sm_bytes:
+        raise DescriptorError(
+            "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
+            f"{spec.described_bytes} bytes",
+            f"at most {target.smem_per_sm_bytes} bytes on {target.name}",
+            "shrink the box, or issue several",
+        )
+
+
+def _check_channel_slice(spec: AnySpec) -> None:
+    """Interleaved boxes take one slice of channels: what a wider one delivers is not known, and a wrong byte count
+    hangs the barrier."""
+    if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
+        return
+    most = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
+    if spec.box[-2] > most:
+        raise DescriptorError(
+            f"box[{spec.rank - 2}]",
+            spec.box[-2],
+            f"at most {most} channels, one slice, with interleave {spec.interleave.label}",
+            "load each slice with a copy of its own",
         )
 
 

@@ -2,13 +2,13 @@
 
 Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
 
-- Address, kind, rank, element format, interleave, swizzle, fill, tf32, L2 promotion, strides, dims, element strides and
-  box: read off an H200's driver.
+- All fields but those of the next line: equal to the bytes of an H200's driver, bit for bit, and no other bit is set
+  (docs/descriptors.md has the counts).
 - Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such card was at hand.
 - Im2col corners: W in the lowest bits of each 16-bit half.
-- ``version``: 0 when a map is built by tensormap.replace on zeros; a driver writes its card's own value.
-- ``smem_bytes`` and ``smem_pattern``: sizes that the driver derives from the box. Their formula is not known, so
-  encode() leaves them 0 and KNOWN leaves them out; decode() shows what it finds.
+- ``version``: 0 on an H200, as when a map is built by tensormap.replace on zeros; other cards may have another.
+- ``smem_bytes``: the spec's described_bytes. ``smem_pattern``: bytes after which the swizzle repeats, 8 spans, and 16
+  without swizzle. A map built by tensormap.replace on zeros has 0 in both, and loads the same.
 
 There are three numberings of element types: the driver's enumeration, PTX's in tensormap.replace, and the one in these
 bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudatma.descriptor.modes import L2Promotion, OobFill
-from cudatma.descriptor.rules import CORNER_RANGE
+from cudatma.descriptor.rules import CHUNK_BYTES, CORNER_RANGE
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, TiledSpec
 from cudatma.dtypes import TMA_TYPES, TmaType
 from cudatma.errors import DescriptorError
@@ -59,19 +59,10 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
         "pixels_minus_1": (480, 10),
     },
 }
-#: Fields that a driver fills in by itself.
+#: Fields that no argument of the driver's functions sets; decode() does not hold them against a map.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
 _CORNER_BITS = {rank: high.bit_length() + 1 for rank, (_, high) in CORNER_RANGE.items()}
-
-
-def _mask(kind: str, *, derived: bool) -> int:
-    chosen = (place for name, place in FIELDS[kind].items() if (name in DERIVED) is derived)
-    return sum(((1 << bits) - 1) << first for first, bits in chosen)
-
-
-#: Bits (as an integer) that a spec determines, of a tiled and of an im2col map.
-KNOWN: dict[str, int] = {kind: _mask(kind, derived=False) for kind in FIELDS}
-_DERIVED_BITS: dict[str, int] = {kind: _mask(kind, derived=True) for kind in FIELDS}
+_DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name] for name in DERIVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +81,8 @@ class Decoded:
 
 
 def encode(spec: AnySpec, version: int = 0) -> bytes:
-    """The 128 bytes of a spec, derived fields 0. Raises DescriptorError for an im2col wide spec, whose bits are not
-    known, and for a version outside 0..7."""
+    """The 128 bytes of a spec, as the driver makes them. Raises DescriptorError for an im2col wide spec, whose bits are
+    not known, and for a version outside 0..7."""
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0..7")
     fields = _common_fields(spec) | {"version": version}
@@ -127,6 +118,8 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
+        "smem_bytes": spec.described_bytes,
+        "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
     for i, stride in enumerate(spec.strides_bytes):
         fields[f"stride_low[{i}]"] = stride >> 4 & _MASK_32
@@ -181,7 +174,7 @@ def decode(data: bytes | bytearray | memoryview) -> Decoded:
             pixels_per_column=fields["pixels_minus_1"] + 1,
             **common,
         )
-    unknown = (_to_integer(data) ^ _to_integer(encode(spec))) & ~_DERIVED_BITS[kind]
+    unknown = (_to_integer(data) ^ _to_integer(encode(spec))) & ~_DERIVED_BITS
     return Decoded(spec, fields["version"], fields["smem_bytes"], fields["smem_pattern"], unknown)
 
 

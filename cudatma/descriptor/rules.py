@@ -174,11 +174,14 @@ def check_fill(nan: bool, dtype: TmaType) -> None:
         raise DescriptorError("oob_fill", "nan", f"zeros for {dtype.name}", "NaN exists in floating-point types only")
 
 
-def check_corners(lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, wide: bool = False) -> None:
+def check_corners(
+    lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, first: int = 1, wide: bool = False
+) -> None:
     """Corners of the im2col bounding box, W first: signed 16, 8 or 5 bits by rank, and a box that is not empty.
 
-    In dimension i + 1 the box runs from lower[i] to dims[i + 1] - 1 + upper[i]. ``wide``: one corner of 16 bits along
-    W, whatever the rank is.
+    In dimension i + first the box runs from lower[i] to dims[i + first] - 1 + upper[i]. first: where W stands, 1, or 0
+    with interleave. The driver takes the box's extent as a signed 32-bit number, and so does this: extents of 2**31 and
+    up are refused, those just above 2**32 pass. wide: one corner of 16 bits along W, whatever the rank is.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]
@@ -192,14 +195,20 @@ def check_corners(lower: Sequence[int], upper: Sequence[int], dims: Sequence[int
             if not low <= value <= high:
                 raise DescriptorError(field(name, index), value, f"{low}..{high}", f"the limits at rank {rank}")
     for index in range(rank - 2):
-        extent = dims[index + 1] + upper[index] - lower[index]
-        if extent < 1:
+        dim = index + first
+        extent = dims[dim] + upper[index] - lower[index]
+        if _signed_32(extent) < 1:
+            allowed = f"{lower[index] - dims[dim] + 1} and up" if extent < 1 else "a bounding box below 2**31"
             raise DescriptorError(
                 field("upper_corner", index),
                 upper[index],
-                f"{lower[index] - dims[index + 1] + 1} and up",
-                f"the bounding box is {extent} wide in dimension {index + 1}",
+                allowed,
+                f"the bounding box is {extent} wide in dimension {dim}",
             )
+
+
+def _signed_32(value: int) -> int:
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def check_pixels(pixels: int) -> None:

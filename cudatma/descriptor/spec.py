@@ -10,13 +10,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 from cudatma.descriptor import rules
 from cudatma.descriptor.modes import Im2colWideMode, L2Promotion, OobFill
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
-from cudatma.layout import BoxLayout, Interleave, Swizzle, box_layout, required_alignment, to_tma_order, traversed
+from cudatma.layout import (
+    BoxLayout,
+    Interleave,
+    Swizzle,
+    box_layout,
+    interleaved_layout,
+    required_alignment,
+    to_tma_order,
+    traversed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,15 @@ class MapSpec(ABC):
     @abstractmethod
     def box_layout(self) -> BoxLayout:
         """Rows and pitch of one box in shared memory."""
+
+    @property
+    @abstractmethod
+    def described_bytes(self) -> int:
+        """The box's size as the driver computes it: bits 512-543, and what it holds against shared memory.
+
+        It floors box / element_strides, in the innermost dimension too, and knows neither padding nor interleave: it is
+        not what arrives (expected_bytes) or what is needed (footprint_bytes).
+        """
 
     @property
     def expected_bytes(self) -> int:
@@ -99,7 +118,8 @@ class MapSpec(ABC):
 class TiledSpec(MapSpec):
     """A box of a tensor of rank 1..5. [CUDA driver API, cuTensorMapEncodeTiled; PTX ISA 5.5.3]
 
-    box: elements traversed in each dimension, 1..256. The other fields: MapSpec.
+    box: elements traversed in each dimension, 1..256. With interleave box[0] counts pixels of one channel slice each,
+    and box[-2] the channels of one slice (layout.Interleave has the order). The other fields: MapSpec.
     """
 
     box: tuple[int, ...]
@@ -113,7 +133,14 @@ class TiledSpec(MapSpec):
     @property
     def box_layout(self) -> BoxLayout:
         counts = traversed(self.box, self.element_strides, self.interleave)
-        return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle, self.interleave)
+        if self.interleave is Interleave.NONE:
+            return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
+        return interleaved_layout(counts[0], prod((*counts[1:-2], counts[-1])), self.interleave, self.swizzle)
+
+    @property
+    def described_bytes(self) -> int:
+        whole = (size // step for size, step in zip(self.box, self.element_strides, strict=True))
+        return prod(whole) * rules.smem_bits(self.dtype) // 8
 
     @classmethod
     def from_strided(
@@ -157,8 +184,9 @@ class TiledSpec(MapSpec):
 class Im2colSpec(MapSpec):
     """Columns of pixels from a batch of images, NWC, NHWC or NDHWC. [cuTensorMapEncodeIm2col; PTX ISA 5.5.4]
 
-    lower_corner, upper_corner: offsets of the bounding box, rank - 2 of them, W first.
-    channels_per_pixel: 1..256. pixels_per_column: 1..1024; traversal steps do not change it. Others: MapSpec.
+    lower_corner, upper_corner: offsets of the bounding box, rank - 2 of them, W first. They belong to dims[1] and up,
+    with interleave to dims[0] and up.
+    channels_per_pixel: 1..256; with interleave one slice of channels arrives, whatever it is. pixels_per_column: 1..1024; traversal steps do not change it. Others: MapSpec.
     """
 
     lower_corner: tuple[int, ...]
@@ -174,15 +202,22 @@ class Im2colSpec(MapSpec):
             channels_per_pixel=rules.as_int(self.channels_per_pixel, "channels_per_pixel"),
             pixels_per_column=rules.as_int(self.pixels_per_column, "pixels_per_column"),
         )
-        rules.check_corners(self.lower_corner, self.upper_corner, self.dims)
+        first = 1 if self.interleave is Interleave.NONE else 0
+        rules.check_corners(self.lower_corner, self.upper_corner, self.dims, first=first)
         channels = self.channels_per_pixel
         rules.check_inner_box(channels, "channels_per_pixel", self.dtype, self.interleave, self.swizzle)
         rules.check_pixels(self.pixels_per_column)
 
     @property
     def box_layout(self) -> BoxLayout:
-        counts = (self.channels_per_pixel, self.pixels_per_column)
-        return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle, self.interleave)
+        if self.interleave is Interleave.NONE:
+            counts = (self.channels_per_pixel, self.pixels_per_column)
+            return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
+        return interleaved_layout(1, self.pixels_per_column, self.interleave, self.swizzle)
+
+    @property
+    def described_bytes(self) -> int:
+        return self.channels_per_pixel * self.pixels_per_column * rules.smem_bits(self.dtype) // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +253,10 @@ class Im2colWideSpec(MapSpec):
     def box_layout(self) -> BoxLayout:
         pixels = 128 if self.mode is Im2colWideMode.W128 else self.pixels_per_column
         return box_layout((self.channels_per_pixel, pixels), rules.smem_bits(self.dtype), self.swizzle)
+
+    @property
+    def described_bytes(self) -> int:
+        return self.expected_bytes
 
 
 AnySpec: TypeAlias = TiledSpec | Im2colSpec | Im2colWideSpec

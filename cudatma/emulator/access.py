@@ -111,7 +111,8 @@ def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Arra
     """Elements of a region whose base is not aligned to them."""
     size = NUMPY[code].itemsize
     raw = region.data[offsets[:, None] + np.arange(size * count)]
-    return np.ascontiguousarray(raw).view(NUMPY[code]).T
+    result: Array = np.ascontiguousarray(raw).view(NUMPY[code]).T
+    return result
 
 
 @runtime
@@ -193,7 +194,8 @@ def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bo
     observer = w.block.cluster.observer
     if observer is not None:
         observer.generic_read(w, at, block, offsets, size, order)
-    return block.shared.gather(offsets, code, count)
+    result: Array = block.shared.gather(offsets, code, count)
+    return result
 
 
 @runtime
@@ -271,7 +273,7 @@ def ld_generic(w: Warp, at: int, addresses: Array, code: str, count: int, mask: 
             value = ld_local(w, at, addresses - np.uint64(LOCAL_WINDOW), code, count, part)
         else:
             value = ld_global(w, at, addresses, code, count, part)
-        result = value if result is None else np.where(part, value, result)
+        result = value if result is None or part is None else np.where(part, value, result)
     if result is None:
         raise TrapError("a load without lanes")
     return result

@@ -17,6 +17,7 @@ from cudatma.emulator.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.parser import parse
 from cudatma.emulator.report import Report
 from cudatma.emulator.scheduler import Deadlock
+from cudatma.emulator.target_rules import unsupported
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
@@ -114,6 +115,9 @@ class EmulatedModule:
         findings = Findings(program.function.name)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
+        if chosen is not None:
+            for function, at, feature in unsupported(self.image, program.function.name, chosen):
+                findings.unsupported(self.image.program(function), at, chosen.name, feature)
         if hazards != "off":
             setup.observe = lambda launch, block_cluster: Observer(launch, block_cluster, findings)
         report = Report(program.function.name, 1 if replay is not None else schedules)
@@ -139,12 +143,13 @@ class EmulatedModule:
                 raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {deadlock}") from None
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
-            if not findings.hazards():
+            if hazards == "collect":
+                findings.trapped(launch, str(error))
+            elif findings.hazards():
+                found = "\n".join(map(str, findings.hazards()))
+                raise HazardError(f"{found}\nthen the kernel stopped: {error}") from error
+            else:
                 raise
-            error.args = (f"{error}\n\nbefore it the emulator found:\n" + "\n".join(map(str, findings.hazards())),)
-            if hazards == "raise":
-                raise HazardError(str(error)) from error
-            findings.trapped(launch, str(error))
         except (
             ArithmeticError,
             AttributeError,

@@ -41,7 +41,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
         result = np.where(old >= value, old.dtype.type(0), old + one)
     elif operation == "dec":
         result = np.where((old == 0) | (old > value), value, old - one)
-    elif operation == "cas":
+    elif operation == "cas" and second is not None:
         result = np.where(old == value, second, old)
     elif operation == "exch":
         result = value

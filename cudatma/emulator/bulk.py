@@ -139,7 +139,7 @@ class Arrival:
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
-    """cp.async.bulk into shared memory, completing on an mbarrier; from global or from another block's shared memory."""
+    """cp.async.bulk into shared memory, completing on an mbarrier; from global or another block's shared memory."""
     _check(w, at, size, to, source)
     to = strip(to)
     if from_shared:

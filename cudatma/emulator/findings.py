@@ -47,6 +47,15 @@ class Findings:
             launch.scheduler.seed,
         )
 
+    def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
+        """Record an instruction that the target lacks."""
+        instruction = program.instruction(at)
+        source = program.module.source_of(instruction)
+        message = f"{target} has no {feature}"
+        self._found["target", program.function.name, at] = Hazard(
+            "target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0
+        )
+
     def trapped(self, launch: Launch, message: str) -> None:
         """Record that a schedule ended in a trap."""
         self._add("trap", message, launch, launch.program, -1, (0, 0, 0), 0)

@@ -45,7 +45,8 @@ _VIEWS: dict[str, Any] = {
 def numbers(raw: Array, kind: str) -> Array:
     """Raw bits, whole elements of ``kind`` along the last axis, as float64 (integers stay exact in it)."""
     if kind == "tf32":
-        return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+        raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        return raw.astype(np.float64)
     if kind == "bf16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     result: Array = raw.view(_VIEWS[kind]).astype(np.float64)

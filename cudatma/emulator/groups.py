@@ -19,7 +19,7 @@ from cudatma.emulator.writer import RUNTIME
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that are waited for together. reading: sources still to be read; writing: results still to be written."""
+    """Operations that are waited for together. reading: sources yet to be read; writing: results yet to be written."""
 
     number: int
     reading: int = 0
@@ -57,7 +57,8 @@ class GroupWait:
     may_time_out: bool = False
 
     def describe(self) -> str:
-        return f"{self.what}: group {self.group.number} has {self.group.reading} reads and {self.group.writing} writes left"
+        left = f"{self.group.reading} reads and {self.group.writing} writes left"
+        return f"{self.what}: group {self.group.number} has {left}"
 
 
 def queue(w: Warp, kind: str, lane: int = 0) -> Queue:

@@ -34,7 +34,7 @@ class Checks:
             clock.order[agent] = 1
         granule = launch.setup.extra.get("granule")
         if granule is None:
-            names = launch.image._reachable(launch.program.function.name)
+            names = launch.image.reachable(launch.program.function.name)
             granule = narrowest([launch.image.program(n) for n in names if launch.image.module.functions[n].is_defined])
             launch.setup.extra["granule"] = granule
         self.shadows = [Shadow(block.shared.size, granule) for block in cluster.blocks]

@@ -78,7 +78,7 @@ class Image:
             found = self._programs[name] = Program(function, self.module)
         return found
 
-    def _reachable(self, name: str) -> list[str]:
+    def reachable(self, name: str) -> list[str]:
         """The function and everything it may call, directly or through a name taken as an address."""
         seen, todo = [name], [name]
         while todo:
@@ -95,7 +95,7 @@ class Image:
 
         Static variables come first, the widest aligned in front; every extern array begins behind them.
         """
-        names = self._reachable(entry)
+        names = self.reachable(entry)
         used = {
             getattr(part, "name", None)
             for name in names

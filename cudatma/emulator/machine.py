@@ -136,14 +136,14 @@ class Warp:
         window = address >> np.uint64(60)
         name = space.split("::")[0]
         if name == "shared":
-            inside = window == np.uint64(SHARED_WINDOW >> 60)
+            inside: Array = np.asarray(window == np.uint64(SHARED_WINDOW >> 60))
             if space == "shared::cta":
                 rank = (address - np.uint64(SHARED_WINDOW)) >> np.uint64(RANK_SHIFT)
                 inside = inside & (rank == np.uint64(self.block.rank))
             return inside
         if name == "local":
-            return window == np.uint64(LOCAL_WINDOW >> 60)
-        inside = window == np.uint64(0)
+            return np.asarray(window == np.uint64(LOCAL_WINDOW >> 60))
+        inside = np.asarray(window == np.uint64(0))
         if name in ("const", "param"):
             spans = self.launch.image.const_spans if name == "const" else [self.launch.param_span]
             hit = np.zeros(LANES, bool)

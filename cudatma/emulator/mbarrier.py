@@ -117,7 +117,8 @@ def find(w: Warp, at: int, address: int, what: str) -> MBarrier:
         access.trap(w, at, message)
     if observer is not None:
         observer.barrier_used(w, at, barrier, what)
-    return barrier
+    result: MBarrier = barrier
+    return result
 
 
 def _lanes(mask: Array | None) -> list[int]:

@@ -46,7 +46,8 @@ class Region:
         size = NUMPY[code].itemsize
         first = offsets // size if size > 1 else offsets
         if count == 1:
-            return self.view(code)[first][None]
+            result: Array = self.view(code)[first][None]
+            return result
         return self.view(code)[first[None, :] + _STEPS[:count]]
 
     def scatter(self, offsets: Array, code: str, values: Array) -> None:
@@ -75,7 +76,8 @@ def bytes_of(array: Any, name: str = "array") -> Array:
     flat = array.reshape(-1, order="A") if array.ndim != 1 else array
     if array.size == 0:
         return np.zeros(0, np.uint8)
-    return flat.view(np.uint8)
+    result: Array = flat.view(np.uint8)
+    return result
 
 
 def address_of(array: Array) -> int:

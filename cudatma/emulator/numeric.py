@@ -37,7 +37,8 @@ def to_bf16(a: Array) -> Array:
     """float32 to the bits of bf16, to nearest even; NaN becomes 0x7FFF."""
     bits = a.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
+    result: Array = np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
+    return result
 
 
 @runtime
@@ -119,7 +120,8 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
     single = round32(odd, "rz")
     inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
     sticky = np.where(inexact, single.view(np.uint32) | np.uint32(1), single.view(np.uint32))
-    return brains(to_bf16(sticky.view(np.float32)))
+    result: Array = brains(to_bf16(sticky.view(np.float32)))
+    return result
 
 
 @lru_cache(maxsize=1)
@@ -153,12 +155,14 @@ def larger(a: Array, b: Array) -> Array:
 
 @runtime
 def smaller_nan(a: Array, b: Array) -> Array:
-    return np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), smaller(a, b))
+    result: Array = np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), smaller(a, b))
+    return result
 
 
 @runtime
 def larger_nan(a: Array, b: Array) -> Array:
-    return np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), larger(a, b))
+    result: Array = np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), larger(a, b))
+    return result
 
 
 @runtime
@@ -256,4 +260,5 @@ def to_fp8(a: Array, name: str) -> Array:
 @runtime
 def from_fp8(a: Array, name: str) -> Array:
     """8-bit floats as float32."""
-    return np.ascontiguousarray(a).view(_FP8[name]).astype(np.float32)
+    result: Array = np.ascontiguousarray(a).view(_FP8[name]).astype(np.float32)
+    return result

@@ -1,4 +1,7 @@
-"""mbarrier, cp.async*, cp.reduce.async*, st.async, fences. Source: PTX ISA, "Asynchronous copy", "mbarrier", "membar, fence"."""
+"""mbarrier, cp.async*, cp.reduce.async*, st.async, fences.
+
+Source: PTX ISA, "Asynchronous copy", "mbarrier", "membar, fence".
+"""
 
 from __future__ import annotations
 

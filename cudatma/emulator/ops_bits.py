@@ -1,4 +1,7 @@
-"""Logic, shifts, permutations and bit fields. Source: PTX ISA, "Logic and Shift Instructions", "bfe", "bfi", "prmt", "fns"."""
+"""Logic, shifts, permutations and bit fields.
+
+Source: PTX ISA, "Logic and Shift Instructions", "bfe", "bfi", "prmt", "fns".
+"""
 
 from __future__ import annotations
 
@@ -222,7 +225,8 @@ def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
     ones = ~np.zeros_like(a)
     mask = np.where(n >= bits, ones, (kind_of(1) << np.minimum(n, kind_of(bits - 1))) - kind_of(1)) << p
     mask = np.where(p >= bits, kind_of(0), mask)
-    return (b & ~mask) | ((a << p) & mask)
+    result: Array = (b & ~mask) | ((a << p) & mask)
+    return result
 
 
 @runtime
@@ -266,13 +270,15 @@ def _bits(a: Array) -> Array:
 
 @runtime
 def popc(a: Array) -> Array:
-    return _bits(a).sum(axis=1, dtype=np.uint32)
+    result: Array = _bits(a).sum(axis=1, dtype=np.uint32)
+    return result
 
 
 @runtime
 def clz(a: Array) -> Array:
     bits = _bits(a)[:, ::-1]
-    return np.where(bits.any(axis=1), bits.argmax(axis=1), bits.shape[1]).astype(np.uint32)
+    result: Array = np.where(bits.any(axis=1), bits.argmax(axis=1), bits.shape[1]).astype(np.uint32)
+    return result
 
 
 @runtime
@@ -285,4 +291,5 @@ def bfind(a: Array, shift_amount: bool) -> Array:
     raw = np.where(a < 0, ~a, a).view(unsigned_dtype(a)) if a.dtype.kind == "i" else a
     width = np.uint32(8 * a.dtype.itemsize - 1)
     place = width - clz(raw)
-    return np.where(raw == 0, np.uint32(0xFFFFFFFF), width - place if shift_amount else place)
+    result: Array = np.where(raw == 0, np.uint32(0xFFFFFFFF), width - place if shift_amount else place)
+    return result

@@ -175,6 +175,7 @@ def dot(a: Array, b: Array, signed: tuple[bool, bool], form: str) -> Array:
     b8 = b.view(np.int8 if signed[1] else np.uint8).reshape(-1, 4).astype(np.int64)
     if form == "4":
         a8 = a.view(np.int8 if signed[0] else np.uint8).reshape(-1, 4).astype(np.int64)
-        return (a8 * b8).sum(axis=1)
+        return np.asarray((a8 * b8).sum(axis=1))
     a16 = a.view(np.int16 if signed[0] else np.uint16).reshape(-1, 2).astype(np.int64)
-    return (a16 * (b8[:, 2:] if form == "hi" else b8[:, :2])).sum(axis=1)
+    result: Array = (a16 * (b8[:, 2:] if form == "hi" else b8[:, :2])).sum(axis=1)
+    return result

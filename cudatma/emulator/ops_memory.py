@@ -148,7 +148,7 @@ def atom(e: SegmentWriter, i: Instruction) -> None:
     e.need(bool(operation), "unknown atomic operation")
     name = i.parts[-1]
     e.need(name in CODES and name != "b128", f"atomics on .{name} are not served")
-    space, remote = state_space(i)
+    space, _ = state_space(i)
     raw = unsigned(CODES[name])
     shift = 1 if i.parts[0] == "atom" else 0
     address = address_of(e, i.operands[shift])

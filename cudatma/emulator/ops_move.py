@@ -54,7 +54,8 @@ def pack128(low: Array, high: Array) -> Array:
 @runtime
 def unpack(value: Array, to: type, count: int) -> Array:
     """The narrow parts of a vector: result[k] is the k-th lowest part of all lanes."""
-    return np.ascontiguousarray(value).view(to).reshape(len(value), count).T
+    result: Array = np.ascontiguousarray(value).view(to).reshape(len(value), count).T
+    return result
 
 
 @emitter("selp")

@@ -1,4 +1,7 @@
-"""ldmatrix, stmatrix, movmatrix, mma, wgmma. Source: PTX ISA, "Warp Level Matrix ...", "Asynchronous Warpgroup Level ..."."""
+"""ldmatrix, stmatrix, movmatrix, mma, wgmma.
+
+Source: PTX ISA, "Warp Level Matrix ...", "Asynchronous Warpgroup Level ...".
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
         e.need(len(_items(operand)) == size, f"a fragment of {size} registers is expected")
     parts = [_tuple(e, operand, wide[kind]) for operand, kind in zip(i.operands, kinds, strict=True)]
     value = e.temporary(
-        f"tensorcore.mma_traced(w, {e.at}, {shape}, {tuple(kinds)}, {parts[1]}, {parts[2]}, {parts[3]}, {'satfinite' in i.parts})"
+        f"tensorcore.mma_traced(w, {e.at}, {shape}, {tuple(kinds)}, {', '.join(parts[1:])}, {'satfinite' in i.parts})"
     )
     for position, item in enumerate(_items(i.operands[0])):
         e.dst(item, f"{value}[{position}]", wide[kinds[0]])

@@ -188,4 +188,5 @@ def elected(member: Array, mask: Array | None) -> tuple[Array, Array]:
     named = int(member[here.argmax()])
     able = here & ((named >> _LANE & 1) != 0)
     leader = int(able.argmax()) if able.any() else int(here.argmax())
-    return np.full(LANES, leader, np.uint32), leader == _LANE
+    chosen: Array = np.equal(_LANE, leader)
+    return np.full(LANES, leader, np.uint32), chosen

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 CAUSES: dict[str, str] = {
     "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
-    "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements, or a changed box)",
+    "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
     "arrival_overflow": "more threads arrive than mbarrier.init was told, or one arrives twice in a phase",
     "barrier_uninitialised": "mbarrier.init is missing, or its address is not the one that is used",
     "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
     "barrier_overwritten": "ordinary stores or copies hit the 8 bytes of a live mbarrier",
-    "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the first copy",
+    "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
     "missing_init_sync": "other threads use the barrier with no block- or cluster-wide barrier after mbarrier.init",
     "read_before_load": "the wait on the load's mbarrier is missing, or it let the reader through in an earlier phase",
     "wrong_parity": "the wait's parity does not match the phase that the load completes, so that it passed too early",
-    "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or nobody waits for them",
+    "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
-    "missing_proxy_fence": "fence.proxy.async is missing between generic stores and an asynchronous access to the same bytes",
+    "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
     "store_source_reused": "the source of a bulk store is written before cp.async.bulk.wait_group.read",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
@@ -66,8 +66,10 @@ class Hazard:
     def __str__(self) -> str:
         source = f" ({self.source})" if self.source else ""
         return (
-            f"{self.kind}: {self.message}\n  at PTX line {self.ptx_line}{source} `{self.instruction}`, kernel {self.kernel}, "
-            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}\n  usual cause: {self.cause}"
+            f"{self.kind}: {self.message}\n"
+            f"  at PTX line {self.ptx_line}{source} `{self.instruction}`, kernel {self.kernel}, "
+            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}\n"
+            f"  usual cause: {self.cause}"
         )
 
 

@@ -66,14 +66,10 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
-    if expected is not None and expected != barrier.expected and barrier.arrived and barrier.expected is not None:
-        if observer is not None:
-            observer.report(
-                "barrier_count",
-                w,
-                at,
-                f"barrier {index} is used with {expected} threads, others said {barrier.expected} in the same phase",
-            )
+    others = barrier.expected if barrier.arrived else None
+    if observer is not None and expected is not None and others is not None and expected != others:
+        message = f"barrier {index} is used with {expected} threads, others said {others} in the same phase"
+        observer.report("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected
         threads = LANES if aligned else threads

@@ -124,7 +124,8 @@ def _read_global(w: Warp, at: int, box: Box) -> Array:
 
 def _gather(region: Region, offsets: Array, size: int) -> Array:
     if int(offsets[0]) % size == 0:
-        return region.view(f"u{8 * size}")[offsets // size]
+        result: Array = region.view(f"u{8 * size}")[offsets // size]
+        return result
     return np.ascontiguousarray(region.data[offsets[:, None] + np.arange(size)]).view(_raw(size))[:, 0]
 
 
@@ -148,7 +149,8 @@ def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
         if observer is not None:
             observer.report("out_of_bounds", w, at, message)
         access.trap(w, at, message)
-    return offsets // box.element_bytes
+    result: Array = offsets // box.element_bytes
+    return result
 
 
 def load(
@@ -237,7 +239,7 @@ def store(
 def _clipped(
     w: Warp, at: int, spec: TiledSpec | Im2colSpec, offsets: Array, values: Array
 ) -> tuple[Region, Array, Array]:
-    """Drop what 16-byte clipping writes past the last byte of the array, after a report: it is somebody else's memory."""
+    """Drop what 16-byte clipping writes past the last byte of the array, after a report: it is not the array's."""
     region = w.launch.memory.find(spec.address)
     if region is None:
         access.outside(w, at, spec.address, 16)

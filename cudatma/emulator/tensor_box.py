@@ -154,8 +154,10 @@ def store_mask(box: Box, coords: Sequence[int]) -> Array:
     spec = box.spec
     count = box.gmem.shape[1]
     limit = -(-spec.dims[0] * box.element_bytes // CHUNK) * CHUNK // box.element_bytes
-    inner = coords[0] + np.arange(count) < limit
-    whole_rows = box.inside.any(axis=1) if coords[0] < spec.dims[0] else np.zeros(len(box.inside), bool)
+    inner: Array = np.arange(coords[0], coords[0] + count) < limit
+    whole_rows: Array = (
+        np.asarray(box.inside.any(axis=1)) if coords[0] < spec.dims[0] else np.zeros(len(box.inside), bool)
+    )
     return whole_rows[:, None] & inner[None, :]
 
 

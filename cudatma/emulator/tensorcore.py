@@ -52,7 +52,8 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], t
 
 def movmatrix(register: Array) -> Array:
     """The 8 x 8 matrix of 16-bit elements, transposed."""
-    return fragments.load_rows(fragments.store_rows(register[None], True), False)[0]
+    result: Array = fragments.load_rows(fragments.store_rows(register[None], True), False)[0]
+    return result
 
 
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:

@@ -157,10 +157,10 @@ class Trace:
             parts.append(f'<text x="4" y="{y + 14}">{escape(row[1])}</text>')
             for event in events:
                 if event.row == row:
-                    x = left + event.begin * scale
-                    w = max(1.0, ((event.end or event.begin) - event.begin) * scale)
+                    left_edge = left + event.begin * scale
+                    wide = max(1.0, ((event.end or event.begin) - event.begin) * scale)
                     parts.append(
-                        f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="{height - 6}" '
+                        f'<rect x="{left_edge:.1f}" y="{y}" width="{wide:.1f}" height="{height - 6}" '
                         f'fill="{_COLOURS.get(event.kind, "#777777")}" stroke="#ffffff" stroke-width="0.5">'
                         f"<title>{escape(event.name)}</title></rect>"
                     )

@@ -72,7 +72,7 @@ def storage_classes(flow: Flow) -> list[str]:
 
 
 class SegmentWriter:
-    """Writes the Python of one segment. Emitters call src, dst, const, line; ``mask`` names the active mask or "None"."""
+    """Writes the Python of one segment. Emitters call src, dst and line; ``mask`` names the active mask, or "None"."""
 
     def __init__(self, flow: Flow, segment: Segment, classes: list[str], module: Module, masked: bool) -> None:
         self.flow, self.segment, self.classes, self.module, self.masked = flow, segment, classes, module, masked

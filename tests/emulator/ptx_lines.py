@@ -35,7 +35,8 @@ def kernel(body: str, params: int = 4, declarations: str = "") -> EmulatedModule
     """An entry ``k`` with pointer parameters p0.. and the lane in %lane; the body is PTX."""
     formal = ", ".join(f".param .u64 p{k}" for k in range(params))
     return load(
-        f"{HEADER}{declarations}\n.visible .entry k({formal}) {{\n.reg .pred %p<16>; .reg .b16 %h<32>; .reg .b32 %r<64>; "
+        f"{HEADER}{declarations}\n.visible .entry k({formal}) {{\n.reg .pred %p<16>; .reg .b16 %h<32>; "
+        ".reg .b32 %r<64>; "
         f".reg .b64 %d<64>; .reg .f32 %f<32>; .reg .f64 %g<32>;\nmov.u32 %r63, %tid.x;\n{body}\nret;\n}}"
     )
 

@@ -1,4 +1,4 @@
-"""Each hazard: a kernel that has the bug is reported with its kind, the same kernel without it is clean in many schedules."""
+"""Each hazard: a kernel with the bug is reported with its kind, the same kernel without it is clean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ptx_of import module_of
 
-from cudatma.emulator import CAUSES, Report, TrapError
+from cudatma.emulator import CAUSES, Report
 from cudatma.errors import HazardError
 
 #: A ring of two slots filled by bulk copies, read by three warps, added 1, staged and stored by bulk copies.
@@ -164,11 +164,7 @@ def test_the_relay_without_a_bug_is_clean() -> None:
     ],
 )
 def test_a_bug_is_reported_with_its_kind(define: str, kind: str) -> None:
-    try:
-        report, _, _ = relay(define)
-    except (TrapError, HazardError) as error:
-        assert kind in str(error)
-        return
+    report, _, _ = relay(define)
     assert kind in report.kinds, str(report)
     hazard = next(h for h in report.hazards if h.kind == kind)
     assert hazard.cause == CAUSES[kind]
@@ -318,12 +314,7 @@ def test_small_kernels(name: str, bug: bool) -> None:
     source, size, threads, kind = SMALL[name]
     out = np.zeros(size, np.uint32)
     module = module_of(("#define BUG\n" if bug else "") + source)
-    try:
-        report = module.launch("k", 1, threads, (out,), shared_bytes=128, schedules=8, hazards="collect")
-    except TrapError as error:
-        assert bug
-        assert "of args[0]" in str(error)
-        return
+    report = module.launch("k", 1, threads, (out,), shared_bytes=128, schedules=8, hazards="collect")
     assert report.is_clean is not bug, str(report)
     if bug:
         assert kind in report.kinds, str(report)

@@ -32,18 +32,21 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride, 
 #define R4(b) "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3])
 #define R16(b) R4(b), R4(b + 4), R4(b + 8), R4(b + 12)
 extern "C" __global__ void __launch_bounds__(128)
-gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const u32* a_fragments, float* out) {
+gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const u32* a_fragments,
+     float* out) {
     extern __shared__ __align__(1024) u8 smem[];
     const u32 a = shared_address(smem), b = a + M * K * 2, bar = b + N * K * 2;
     if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
     __syncthreads();
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(bar, (M + N) * K * 2);
-        for (u32 p = 0; p < K / PANEL; ++p) cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &a_map, bar, p * PANEL, 0);
+        for (u32 p = 0; p < K / PANEL; ++p)
+            cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &a_map, bar, p * PANEL, 0);
 #ifdef B_MN
         for (u32 p = 0; p < N / PANEL; ++p) cp_async_bulk_tensor_2d_load(b + p * K * SPAN, &b_map, bar, p * PANEL, 0);
 #else
-        for (u32 p = 0; p < K / PANEL; ++p) cp_async_bulk_tensor_2d_load(b + p * B_PANEL_BYTES, &b_map, bar, p * PANEL, 0);
+        for (u32 p = 0; p < K / PANEL; ++p)
+            cp_async_bulk_tensor_2d_load(b + p * B_PANEL_BYTES, &b_map, bar, p * PANEL, 0);
 #endif
     }
     mbarrier_wait_parity(bar, 0);
@@ -137,3 +140,19 @@ def test_products(mode: str, defines: tuple[str, ...]) -> None:
 def test_rules(define: str, kind: str) -> None:
     _, _, report = run("128B", define, hazards="collect")
     assert kind in report.kinds, str(report)
+
+
+def test_a_target_without_wgmma_is_named() -> None:
+    maps = [TensorMap.from_array(np.zeros((64, 64), np.float16), (64, 64), swizzle="128B", backend="codec")] * 2
+    report = module_of("#define SPAN 128\n" + GEMM).launch(
+        "gemm",
+        1,
+        128,
+        (*maps, np.zeros(2048, np.uint32), np.zeros((64, 64), np.float32)),
+        shared_bytes=16392,
+        target="sm_120a",
+        hazards="collect",
+        schedules=1,
+    )
+    assert "target" in report.kinds
+    assert "sm_120a has no wgmma" in str(report)

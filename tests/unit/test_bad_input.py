@@ -156,7 +156,7 @@ def test_the_right_calls_pass_the_checks(bench: Bench, monkeypatch: pytest.Monke
     row = on_device((3, 1, K), strides=(0, 7, 2))  # a broadcast row is right, and so is any stride of one element
     for changes in ({}, {"bias": on_device((N,), BIAS_ADDRESS)}, {"x": row, "out": on_device((3, 1, N), OUT_ADDRESS)}):
         with pytest.raises(Passed):
-            gemm(stream=0, **changes)
+            gemm(**changes)
     for options in ({}, {"grid": (4, 2), "cluster": (2, 1), "shared_bytes": 49152}):
         with pytest.raises(Passed):
             launch(**options)

@@ -44,15 +44,16 @@ class OnDevice(c.PackedWeight):
         return 0
 
 
-def host_weight(depth: int = K, dtype: Any = np.float16, group_size: int = 32, **changes: Any) -> c.PackedWeight:
-    groups = -(-depth // group_size)
-    packed = pack(np.full((depth, N), 7, np.uint8), np.ones((groups, N), dtype), group_size=group_size)
+def host_weight(**changes: Any) -> c.PackedWeight:
+    """A weight in groups of 32. changes: fields of PackedWeight."""
+    packed = pack(np.full((K, N), 7, np.uint8), np.ones((K // 32, N), np.float16), group_size=32)
     return replace(packed, **changes) if changes else packed
 
 
-def device_weight(depth: int = K, dtype: Any = np.float16) -> OnDevice:
-    host = host_weight(depth, dtype)
-    return OnDevice(host.qweight, host.scales, None, None, host.shape, host.group_size, host.dtype)
+def device_weight(dtype: Any = np.float16) -> OnDevice:
+    host = host_weight()
+    scales = host.scales.astype(dtype)
+    return OnDevice(host.qweight, scales, None, None, host.shape, host.group_size, scales.dtype.name)
 
 
 def on_device(shape: tuple[int, ...] = (4, K), pointer: int = X_ADDRESS, **changes: Any) -> ArrayInfo:
@@ -63,9 +64,9 @@ def on_device(shape: tuple[int, ...] = (4, K), pointer: int = X_ADDRESS, **chang
 
 
 def gemm(**changes: Any) -> Any:
-    """marlin_gemm with everything right but ``changes``."""
-    call = {"x": on_device(), "w": device_weight(), "out": on_device((4, N), OUT_ADDRESS), "backend": "cuda"}
-    return c.marlin_gemm(**(call | changes))
+    """marlin_gemm with everything right but ``changes``; stream 0, since CuPy may lack a driver to ask for its own."""
+    arrays = {"x": on_device(), "w": device_weight(), "out": on_device((4, N), OUT_ADDRESS)}
+    return c.marlin_gemm(**(arrays | {"backend": "cuda", "stream": 0} | changes))
 
 
 def host_gemm(**changes: Any) -> Any:
@@ -216,7 +217,8 @@ class Bench:
         def refuse(*_: object) -> None:
             raise CUDARuntimeError("cudaErrorInsufficientDriver")
 
-        cuda = SimpleNamespace(Device=refuse, runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError))
+        runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
+        cuda = SimpleNamespace(Device=refuse, get_current_stream=refuse, runtime=runtime)
         self.patch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=type("ndarray", (), {})))
 
     def nvrtc_of(self, major: int, minor: int) -> None:

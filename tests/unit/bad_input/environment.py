@@ -19,6 +19,8 @@ from cudatma.target import detect, target_for
 ENVIRONMENT = [
     Case("backend variable", ArgumentError, "CUDATMA_BACKEND", "tpu",
          lambda b: (b.variable("CUDATMA_BACKEND", "tpu"), gemm(backend=None))),
+    Case("weight on the host, backend variable", ArgumentError, "weight.device", "to_device()",
+         lambda b: (b.variable("CUDATMA_BACKEND", "cuda"), c.MarlinLinear(host_weight()).warm_up([1]))),
     Case("target variable", TargetError, "target", "sm_75",
          lambda b: (b.variable("CUDATMA_TARGET", "sm_75"), compile_text(target=None))),
     Case("cache in a relative folder", CacheError, "CUDATMA_CACHE_DIR", "absolute",
@@ -57,12 +59,15 @@ ENVIRONMENT = [
          lambda b: (b.without_cupy(), host_weight().to_device())),
     Case("CuPy without a driver", DriverError, "PackedWeight.to_device", "InsufficientDriver",
          lambda b: (b.cupy_without_driver(), host_weight().to_device())),
+    Case("CuPy without a driver: the current stream", DriverError, "get_current_stream", "InsufficientDriver",
+         lambda b: (b.cupy_without_driver(), gemm(stream=None))),
     Case("no CuPy for the result", DriverError, "cupy.empty", "no CuPy", lambda b: (b.without_cupy(), gemm(out=None))),
     Case("no NVRTC", DriverError, "nvrtcVersion", "no NVRTC",
          lambda b: (b.without_nvrtc(), compile_source(SOURCE, c.get_target("sm_90a")))),
     Case("NVRTC too old", TargetError, "target", "NVRTC 12.9",
          lambda b: (b.nvrtc_of(12, 0), compile_source(SOURCE, c.get_target("sm_121a")))),
-    Case("after a fork", LaunchError, "process", "spawn", lambda b: (b.patch.setattr(context, "forked", True), gemm())),
+    Case("after a fork", LaunchError, "process", "spawn",
+         lambda b: (b.patch.setattr(context, "forked", True), gemm())),
 ]
 
 #: Arguments of the command line, and what stderr says.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,8 @@ WEIGHTS = [
          lambda b: host_weight(layout_version=2)),
     Case("shape of another weight", QuantizationError, "qweight", "(2, 2048)", lambda b: host_weight(shape=(K, 2 * N))),
     Case("shape a list", QuantizationError, "shape", "[64, 64]", lambda b: host_weight(shape=[K, N])),
-    Case("dtype of other scales", QuantizationError, "scales", "bfloat16", lambda b: replace(host_weight(), dtype="bfloat16")),
+    Case("dtype of other scales", QuantizationError, "scales", "bfloat16",
+         lambda b: host_weight(dtype="bfloat16")),
     Case("packed bytes with gaps", QuantizationError, "qweight", "C order",
          lambda b: host_weight(qweight=np.zeros((1, 4096), np.uint8)[:, ::2])),
     Case("packed bytes a list", ArgumentTypeError, "qweight", "list", lambda b: host_weight(qweight=[[0] * 2048])),

@@ -1,0 +1,124 @@
+"""The Marlin kernel compiled for each architecture: spills, shared memory, and the instructions that it must and must not have.
+
+Artifacts come from the cache where they are known, so that a second run compiles nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import product
+
+import pytest
+
+from cudatma.build import load_kernel
+from cudatma.errors import DriverError
+from cudatma.kernels.marlin.config import Feeds, Layer, choose, dump_specs
+from cudatma.kernels.marlin.plan import TEMPLATE
+from cudatma.kernels.marlin.problem import ProblemStruct
+from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
+from cudatma.launch import Kernel
+from cudatma.target import get_target
+from cudatma.tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
+
+TARGETS = ("sm_90a", "sm_120a", "sm_121a")
+SM120 = ("sm_120a", "sm_121a")
+REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs(get_target(name))]
+#: Local memory of a thread, spills included.
+MOST_LOCAL_BYTES = 64
+TENSOR_MAP_BYTES = 128
+
+
+def ids(value: object) -> str:
+    return value.entry if isinstance(value, MarlinSpec) else str(value)
+
+
+def compiled(spec: MarlinSpec, target: str) -> Kernel:
+    try:
+        return load_kernel(TEMPLATE, spec, target)
+    except DriverError as error:
+        pytest.skip(f"no NVRTC: {error}")
+
+
+@lru_cache(maxsize=64)
+def opcodes(spec: MarlinSpec, target: str) -> tuple[Counter[str], tuple[str, ...]]:
+    """How often each mnemonic occurs, and the opcodes that only a cluster has; skips without a disassembler."""
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    folder = compiled(spec, target).folder
+    assert folder is not None
+    found = disassemble(folder / "kernel.cubin")
+    if found.text is None:
+        pytest.skip(found.note)
+    instructions = parse_sass(found.text)
+    return Counter(i.mnemonic for i in instructions), tuple(uses_cluster(instructions))
+
+
+@pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
+def test_resources(name: str, spec: MarlinSpec) -> None:
+    kernel, target = compiled(spec, name), get_target(name)
+    assert kernel.warnings == ()
+    used = parse_ptxas(kernel.log)[spec.entry]
+    print(f"{spec.entry} {name}: {used.registers} registers, {used.stack_bytes} local bytes")
+    assert used.stack_bytes <= MOST_LOCAL_BYTES, f"{used.stack_bytes} local bytes"
+    assert max(used.spill_store_bytes, used.spill_load_bytes) <= 4 * MOST_LOCAL_BYTES
+    assert used.registers * spec.threads * spec.blocks_per_sm <= 65536, "fewer blocks would be resident than asked for"
+    assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
+    assert spec.smem_bytes <= min(99 * 1024, target.smem_per_block_bytes)
+
+
+@pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
+def test_parameters(name: str, spec: MarlinSpec) -> None:
+    """A map for each operand that TMA brings, nine pointers, the problem."""
+    sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
+    tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.feed_scale == "tma" else 0
+    maps = (spec.feed_weight == "tma") + tables + (spec.feed_activation == "tma")
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ProblemStruct().__sizeof__() and struct_bytes()]
+
+
+def struct_bytes() -> int:
+    import ctypes
+
+    return ctypes.sizeof(ProblemStruct)
+
+
+@pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
+def test_sm120_code(name: str, spec: MarlinSpec) -> None:
+    mnemonics, cluster = opcodes(spec, name)
+    assert cluster == ()
+    assert mnemonics["HMMA"] > 0
+    assert (mnemonics["UTMALDG"] > 0) == spec.uses_tma
+    assert (mnemonics["LDGSTS"] > 0) == spec.uses_cp_async
+    assert not [m for m in mnemonics if m.startswith(("HGMMA", "UTCHMMA", "UTCQMMA"))]
+    ptx = compiled(spec, name).ptx
+    assert "shared::cluster" not in ptx
+    assert "multicast" not in ptx
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_tma_takes_the_place_of_loads(name: str) -> None:
+    """What the operands' feed changes: with TMA alone no thread computes addresses of or copies what is multiplied."""
+    layer, target = Layer(8192, 28672, 128, True, "float16"), get_target(name)
+    both = [choose(layer, 16, target, 132, Feeds(feed, feed, feed)).spec for feed in FEEDS]
+    (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
+    assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
+    # One box for each 64 channels, scales, zero points, each 64 depths of activations; twice: ahead of the wait, and behind.
+    spec = both[0]
+    constants = spec.block_n // 64 + 2
+    assert tma["UTMALDG"] == 2 * constants + spec.block_k // 64
+    assert by_hand["LDGSTS"] > 0
+
+
+@pytest.mark.parametrize(
+    ("weight", "scale", "activation", "group_size", "has_zeros"),
+    [
+        (*feeds, group_size, zeros)
+        for feeds, (group_size, zeros) in zip(
+            product(FEEDS, FEEDS, ACTIVATION_FEEDS), 4 * [(-1, True), (32, True), (-1, False), (64, False)], strict=True
+        )
+    ],
+)
+def test_every_mixture_of_feeds(weight: str, scale: str, activation: str, group_size: int, has_zeros: bool) -> None:
+    layer = Layer(4096, 4096, group_size, has_zeros, "bfloat16")
+    spec = choose(layer, 64, get_target("sm_120a"), 132, Feeds(weight, scale, activation)).spec
+    assert compiled(spec, "sm_120a").warnings == ()

@@ -1,0 +1,224 @@
+"""How a Marlin problem is cut: a model of the device's blocks walks through it and must compute every product once."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.render import render
+
+SPECS = [
+    MarlinSpec("float16", 128, False, *tile, 3)
+    for tile in ((8, 128, 256, 1, 4, 1), (16, 64, 256, 1, 2, 2), (64, 256, 128, 1, 8, 1), (128, 256, 64, 1, 8, 1))
+]
+problems = st.tuples(
+    st.sampled_from(SPECS), st.integers(1, 3000), st.integers(1, 9000), st.integers(1, 6000), st.integers(1, 400)
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Stages k_begin .. k_end - 1 of a tile."""
+
+    tile: int
+    k_begin: int
+    k_end: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A problem as the device sees it: what fill_problem() wrote, and the grid."""
+
+    problem: Any
+    blocks: int
+    plan: Schedule
+
+    @property
+    def tiles(self) -> int:
+        return int(self.problem.tiles_m * self.problem.tiles_n)
+
+    def share_begin(self, share: int) -> int:
+        return int(share * self.problem.stream_units + min(share, self.problem.stream_extra))
+
+    def pieces(self, share: int) -> list[Piece]:
+        """What the block of a share works on, in its order: its part of the line, then whole tiles."""
+        found, unit, end, depth = [], self.share_begin(share), self.share_begin(share + 1), self.problem.k_iterations
+        while unit < end:
+            tile, k = divmod(unit, depth)
+            taken = min(depth - k, end - unit)
+            found.append(Piece(tile, k, k + taken))
+            unit += taken
+        whole = range(self.problem.stream_tiles + share, self.tiles, self.blocks)
+        return found + [Piece(tile, 0, depth) for tile in whole]
+
+    def contributors(self, share: int, piece: Piece) -> list[int]:
+        """The shares that the owner of a tile collects from: the ones after it, until the tile's depth is complete."""
+        missing, last = self.problem.k_iterations - piece.k_end, share
+        while missing > 0:
+            last += 1
+            missing -= min(missing, self.share_begin(last + 1) - self.share_begin(last))
+        return list(range(share + 1, last + 1))
+
+
+def cut(spec: MarlinSpec, m: int, n: int, k: int, resident: int) -> Cut:
+    plan, problem = schedule(spec, m, n, k, resident), ProblemStruct()
+    fill_problem(problem, spec, plan, m, n, k, ceil_div(k, 128))
+    return Cut(problem, plan.blocks, plan)
+
+
+def every_piece(made: Cut) -> list[tuple[int, Piece]]:
+    return [(share, piece) for share in range(made.blocks) for piece in made.pieces(share)]
+
+
+@given(problems)
+def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    made = cut(*case)
+    counts = np.zeros((made.tiles, made.problem.k_iterations), int)
+    for _, piece in every_piece(made):
+        assert piece.k_begin < piece.k_end
+        counts[piece.tile, piece.k_begin : piece.k_end] += 1
+    assert (counts == 1).all()
+
+
+@given(problems)
+def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    made = cut(*case)
+    assert 1 <= made.blocks <= case[-1]
+    assert all(made.pieces(share) for share in range(made.blocks))
+
+
+@given(problems)
+def test_shares_of_the_line_are_equal_and_balance_the_grid(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    spec, m, n, k, resident = case
+    made = cut(*case)
+    work = [sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.blocks)]
+    assert max(work) - min(work) <= 1
+    units = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * ceil_div(k, spec.block_k)
+    assert max(work) == ceil_div(units, resident), "fewer blocks than the card holds must not take longer"
+
+
+@given(problems)
+def test_a_contribution_is_the_first_piece_of_its_share(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    """So a share needs one slot in the workspace, and writes it before it waits for anybody."""
+    made = cut(*case)
+    for share in range(made.blocks):
+        pieces = made.pieces(share)
+        assert all(piece.k_begin == 0 for piece in pieces[1:])
+    divided = [share for share, piece in every_piece(made) if piece.k_begin > 0]
+    assert all(share < made.plan.partial_blocks for share in divided)
+
+
+@given(problems)
+def test_an_owner_holds_a_tiles_first_stage_as_the_last_piece_of_its_line(
+    case: tuple[MarlinSpec, int, int, int, int],
+) -> None:
+    made = cut(*case)
+    for share, piece in every_piece(made):
+        if piece.k_begin == 0 and piece.k_end < made.problem.k_iterations:
+            line = [p for p in made.pieces(share) if p.tile < made.problem.stream_tiles]
+            assert line[-1] == piece
+
+
+@given(problems)
+def test_owners_collect_from_exactly_the_contributors(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    """And these have lower block numbers: they were dispatched before the block that waits for them."""
+    made = cut(*case)
+    wanted: dict[int, list[int]] = {}
+    for share, piece in every_piece(made):
+        if piece.k_begin > 0:
+            wanted.setdefault(piece.tile, []).append(share)
+    for share, piece in every_piece(made):
+        if piece.k_begin == 0:
+            collected = made.contributors(share, piece)
+            assert collected == wanted.pop(piece.tile, [])
+            assert all(made.blocks - 1 - other < made.blocks - 1 - share for other in collected)
+    assert not wanted, "contributions that nobody collects"
+
+
+@settings(max_examples=40)
+@given(problems, st.integers(0, 2**32))
+def test_the_collected_sums_are_the_tiles_sums(case: tuple[MarlinSpec, int, int, int, int], seed: int) -> None:
+    """Blocks run in the order of their numbers, as far as each can; integers, so that equal means equal."""
+    made = cut(*case)
+    values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
+    results: dict[int, int] = {}
+    slots: dict[int, int] = {}
+    for block in range(made.blocks):
+        share = made.blocks - 1 - block
+        for piece in made.pieces(share):
+            total = int(values[piece.tile, piece.k_begin : piece.k_end].sum())
+            if piece.k_begin > 0:
+                assert share not in slots, "a slot is overwritten before it was collected"
+                slots[share] = total
+                continue
+            # A KeyError here is a wait for a block that has not started.
+            results[piece.tile] = total + sum(slots.pop(other) for other in made.contributors(share, piece))
+    assert results == {tile: int(values[tile].sum()) for tile in range(made.tiles)}
+    assert not slots
+
+
+@given(problems)
+def test_positions_of_tiles_are_a_permutation(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    """Bands of raster_m token tiles, channel by channel, as parts/marlin_work.cuh.j2 numbers them."""
+    problem = cut(*case).problem
+    seen = set()
+    for tile in range(problem.tiles_m * problem.tiles_n):
+        band, inside = divmod(tile, problem.raster_m * problem.tiles_n)
+        rows = min(problem.raster_m, problem.tiles_m - band * problem.raster_m)
+        column, row = divmod(inside, rows)
+        seen.add((band * problem.raster_m + row, column))
+    assert seen == {(m, n) for m in range(problem.tiles_m) for n in range(problem.tiles_n)}
+
+
+@given(problems)
+def test_what_the_device_is_told(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    spec, m, n, k, _ = case
+    problem = cut(*case).problem
+    assert (problem.m, problem.n, problem.k) == (m, n, k)
+    assert problem.weight_rows == ceil_div(n, 64) * problem.weight_row_blocks
+    assert problem.scale_pitch % 64 == 0
+    assert 0 <= problem.scale_pitch - n < 64
+    assert (problem.tiles_m - 1) * spec.block_m < m <= problem.tiles_m * spec.block_m
+    assert (problem.k_iterations - 1) * spec.block_k < k <= problem.k_iterations * spec.block_k
+
+
+def test_the_struct_is_laid_out_as_the_device_reads_it() -> None:
+    """Member for member as parts/marlin_constants.cuh.j2 declares them, without hidden padding."""
+    source = render("kernels/marlin_portable.cu.j2", SPECS[0], "sm_90a")
+    body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
+    members = [
+        (name.strip(), {"u32": 4, "u64": 8}[kind])
+        for kind, names in re.findall(r"^\s*(u32|u64) ([^;]+);", body, re.MULTILINE)
+        for name in names.split(",")
+    ]
+    assert [name for name, *_ in ProblemStruct._fields_] == [name for name, _ in members]
+    offset = 0
+    for name, size in members:
+        member = getattr(ProblemStruct, name)
+        assert (member.offset, member.size) == (offset, size), name
+        offset += size
+    assert ctypes.sizeof(ProblemStruct) == offset
+
+
+def test_full_waves_are_dealt_out_whole() -> None:
+    spec = SPECS[0]
+    assert schedule(spec, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
+    one_more = schedule(spec, 8, 128 * 133, 4096, 132)
+    assert (one_more.blocks, one_more.stream_tiles, one_more.partial_blocks) == (132, 133, 132)
+    few = schedule(spec, 1, 128, 256, 132)
+    assert (few.blocks, few.stream_tiles) == (1, 1)
+
+
+def test_too_many_stages_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="split the batch"):
+        schedule(SPECS[0], 2**31, 2**20, 4096, 132)

@@ -1,0 +1,232 @@
+"""MarlinSpec: its rules, its shared memory, and the bytes its barriers expect, against what descriptors deliver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
+from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, GROUP_SIZES, MarlinSpec
+from cudatma.layout import Swizzle
+from cudatma.target import TARGETS, get_target
+
+BASE = MarlinSpec("float16", 128, False, 64, 128, 128, 1, 4, 1, 3)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> MarlinSpec:
+    """Any spec that its own rules allow."""
+    group_size = draw(st.sampled_from(GROUP_SIZES))
+    try:
+        return MarlinSpec(
+            dtype=draw(st.sampled_from(("float16", "bfloat16"))),
+            group_size=group_size,
+            has_zeros=draw(st.booleans()),
+            block_m=draw(st.sampled_from((8, 16, 32, 64, 128, 256))),
+            block_n=draw(st.sampled_from((64, 128, 256))),
+            block_k=draw(st.sampled_from((64, 128, 256))),
+            warps_m=draw(st.sampled_from((1, 2, 4))),
+            warps_n=draw(st.sampled_from((1, 2, 4, 8))),
+            warps_k=draw(st.sampled_from((1, 2, 4))),
+            stages=draw(st.integers(2, 16)),
+            feed_weight=draw(st.sampled_from(FEEDS)),
+            feed_scale=draw(st.sampled_from(FEEDS)),
+            feed_activation=draw(st.sampled_from(ACTIVATION_FEEDS)),
+            scale_on="epilogue" if group_size == -1 else draw(st.sampled_from(("weight", "accumulator"))),
+        )
+    except ArgumentError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("group_size", 96),
+        ("feed_weight", "plain"),
+        ("feed_scale", "gather"),
+        ("feed_activation", "ldg"),
+        ("scale_on", "epilogue"),
+        ("weight_policy", "evict_last"),
+        ("block_n", 96),
+        ("block_k", 32),
+        ("blocks_per_sm", 0),
+        ("consumer_registers", 240),
+        ("warps_m", 3),
+        ("warps_n", 16),
+        ("warps_k", 8),
+        ("block_m", 12),
+        ("block_m", 0),
+        ("block_m", 264),
+        ("stages", 1),
+        ("stages", 17),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        replace(BASE, **{field: value})
+    assert caught.value.field == field
+    assert caught.value.got == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"block_m": 8, "warps_m": 2}, "warps_m"),
+        ({"block_m": 40}, "warps_m"),
+        ({"block_n": 256, "warps_n": 1}, "warps_n"),
+        ({"block_n": 64, "warps_n": 8}, "warps_n"),
+        ({"block_k": 64, "warps_k": 2}, "warps_k"),
+        ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
+        ({"block_m": 128, "warps_m": 4, "warps_n": 4, "warps_k": 2}, "warps_m * warps_n * warps_k"),
+        ({"group_size": -1}, "scale_on"),
+    ],
+)
+def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        replace(BASE, **changes)
+    assert caught.value.field == field
+
+
+def test_an_unknown_dtype() -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)):
+        replace(BASE, dtype="float32")
+
+
+@given(specs())
+def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinSpec) -> None:
+    layout = spec.smem_layout()
+    for (_, offset, size), (_, following, _) in pairwise(layout):
+        assert offset + size <= following
+    assert layout[0][1] == 0
+    assert spec.smem_bytes == max(offset + size for _, offset, size in layout)
+    assert len({name for name, _, _ in layout}) == len(layout)
+
+
+@given(specs())
+def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinSpec) -> None:
+    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
+    vector accesses and stmatrix, 8 for mbarriers."""
+    k64 = spec.block_k // 64
+    for stage in range(spec.stages):
+        box = spec.block_m * 128
+        for i in range(k64):
+            assert (spec.smem_offset("activations") + stage * spec.activation_stage_bytes + i * box) % 1024 == 0
+        for i in range(spec.block_n // 64):
+            assert (spec.smem_offset("weights") + stage * spec.weight_stage_bytes + i * k64 * 2048) % 128 == 0
+        if spec.has_stage_scales:
+            assert (spec.smem_offset("scales") + stage * spec.scale_stage_bytes) % 128 == 0
+        if spec.has_stage_zeros:
+            assert (spec.smem_offset("zeros") + stage * spec.zero_slot_bytes) % 128 == 0
+    assert spec.zero_slot_bytes >= spec.zero_stage_bytes
+    assert (spec.smem_offset("output_staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+    assert spec.smem_offset("depth_reduction") % 16 == 0
+    assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
+
+
+def expected_bytes(spec: MarlinSpec) -> int:
+    """What the barrier of a stage will count: boxes of descriptors over arrays of this spec's operands."""
+    k, n, m = 256, 256, 256
+    dtype, total = activation_type(spec.dtype).numpy, 0
+    if spec.feed_weight == "tma":
+        qweight = np.zeros((n // 64 * k // 64, 2048), np.uint8)
+        box = create_weight_tma_desc(qweight, spec.block_k // 64, backend="codec")
+        total += box.expected_bytes * (spec.block_n // 64)
+    if spec.has_stage_scales and spec.feed_scale == "tma":
+        groups = spec.groups_per_stage
+        tables = [np.zeros((k // spec.group_size, n), dtype)]
+        tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
+        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, backend="codec") for t in tables]
+        total += sum(box.expected_bytes for box in boxes)
+    if spec.feed_activation == "tma":
+        x = np.zeros((m, k), dtype)
+        box = create_activation_tma_desc(x, spec.block_m, backend="codec")
+        assert box.spec.swizzle == Swizzle.B128
+        assert box.footprint_bytes == box.expected_bytes == spec.block_m * 128
+        total += box.expected_bytes * (spec.block_k // 64)
+    return total
+
+
+@given(specs())
+def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinSpec) -> None:
+    assert spec.transaction_bytes == expected_bytes(spec)
+    assert spec.uses_tma == (spec.transaction_bytes > 0)
+    assert spec.transaction_bytes < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
+
+
+@given(specs())
+def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinSpec) -> None:
+    parts = (
+        spec.weight_stage_bytes,
+        spec.activation_stage_bytes,
+        spec.scale_stage_bytes,
+        spec.zero_stage_bytes,
+    )
+    assert sum(size for _, size in spec.stage_layout()) == sum(parts)
+    if spec.all_tma:
+        assert spec.transaction_bytes == sum(parts)
+    assert parts[0] == spec.block_n * spec.block_k * 4 // 8
+    assert parts[1] == spec.block_m * spec.block_k * 16 // 8
+
+
+@given(specs())
+def test_arrivals_and_threads(spec: MarlinSpec) -> None:
+    """One arrival for all of TMA, one a producer thread for each way of copying by hand."""
+    stage = {spec.feed_weight, spec.feed_activation} | ({spec.feed_scale} if spec.group_size != -1 else set())
+    by_hand = ("cp_async" in stage) + bool(stage & {"plain", "gather"})
+    producers = 32 if spec.all_tma else 128
+    assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
+    assert spec.full_arrivals >= 1
+    assert spec.threads == 32 * spec.warps_m * spec.warps_n * spec.warps_k + producers <= 1024
+
+
+@given(specs())
+def test_the_entry_is_a_c_identifier(spec: MarlinSpec) -> None:
+    assert spec.entry.isidentifier()
+    assert spec.entry.isascii()
+
+
+def test_entries_tell_operands_and_tiles_apart() -> None:
+    changed = [
+        {"dtype": "bfloat16"},
+        {"group_size": 64},
+        {"has_zeros": True},
+        {"block_m": 32},
+        {"stages": 4},
+        {"feed_weight": "cp_async"},
+        {"feed_scale": "cp_async"},
+        {"feed_activation": "plain"},
+        {"feed_activation": "gather"},
+        {"warps_n": 8, "consumer_registers": 232},
+        {"warps_n": 8},
+    ]
+    entries = [BASE.entry, *(replace(BASE, **change).entry for change in changed)]  # type: ignore[arg-type]
+    assert len(set(entries)) == len(entries)
+
+
+def test_check_target() -> None:
+    big = replace(BASE, stages=8)
+    assert 99 * 1024 < big.smem_bytes <= 227 * 1024
+    big.check_target(get_target("sm_90a"))
+    with pytest.raises(ArgumentError, match="fewer stages"):
+        big.check_target(get_target("sm_120a"))
+    with pytest.raises(TargetError, match="setmaxnreg"):
+        replace(BASE, warps_n=8, consumer_registers=232).check_target(get_target("sm_90"))
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_every_target_takes_a_small_spec_or_says_why(name: str) -> None:
+    target = TARGETS[name]
+    if all(target.has(f) for f in ("tma", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol")):
+        BASE.check_target(target)
+    else:
+        with pytest.raises(CudaTmaError):
+            BASE.check_target(target)

@@ -1,0 +1,171 @@
+"""MarlinWorkspace: large enough for every launch, one a stream, never made in a capture. A recorder is the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
+from cudatma.kernels.marlin import workspace
+from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.spec import GROUP_SIZES
+from cudatma.kernels.marlin.workspace import check_workspace, stream_workspace
+from cudatma.target import TARGETS, Target
+
+PROCESSORS = 132
+
+
+class Driver:
+    """Hands out addresses and notes what was asked of it."""
+
+    def __init__(self) -> None:
+        self.allocated: dict[int, int] = {}
+        self.cleared: list[tuple[int, int, int]] = []
+        self.synchronised = 0
+        self.capturing: set[int] = set()
+        self._next = 1 << 20
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+        self._next += 1 << 30
+        self.allocated[self._next] = size
+        return 0, self._next
+
+    def cuMemFree(self, pointer: int) -> tuple[int]:  # noqa: N802
+        del self.allocated[pointer]
+        return (0,)
+
+    def cuMemsetD8(self, pointer: int, value: int, size: int) -> tuple[int]:  # noqa: N802
+        self.cleared.append((pointer, value, size))
+        return (0,)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
+        self.synchronised += 1
+        return (0,)
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, int(stream in self.capturing)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    made = Driver()
+
+    @contextlib.contextmanager
+    def using(ordinal: int) -> Iterator[Driver]:
+        yield made
+
+    # A run on a card has workspaces of its own, which must not be dropped through this driver.
+    monkeypatch.setattr(workspace, "_by_stream", {})
+    monkeypatch.setattr(context, "using", using)
+    monkeypatch.setattr(context, "current_device", lambda: 0)
+    monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
+    yield made
+    release_workspaces()
+    gc.collect()
+
+
+def test_flags_are_cleared_before_anybody_uses_them(driver: Driver) -> None:
+    space = MarlinWorkspace()
+    assert driver.cleared == [(space.flags_pointer, 0, space.flags_bytes)]
+    assert driver.synchronised == 1
+    (start, size), *more = driver.allocated.items()
+    assert not more
+    assert {space.partials_pointer, space.flags_pointer} >= {start}
+    ends = {space.partials_pointer + space.partials_bytes, space.flags_pointer + space.flags_bytes}
+    assert max(ends) == start + size
+    assert space.partials_pointer + space.partials_bytes <= space.flags_pointer
+    assert space.partials_pointer % 16 == space.flags_pointer % 4 == 0
+
+
+def test_it_is_freed_with_the_object(driver: Driver) -> None:
+    space = MarlinWorkspace(3)
+    assert space.device == 3
+    assert driver.allocated
+    del space
+    gc.collect()
+    assert not driver.allocated
+
+
+def test_one_for_each_stream_of_a_device(driver: Driver) -> None:
+    spaces = [stream_workspace(device, stream) for device in (0, 1) for stream in (0, 7, 8)]
+    assert len({id(space) for space in spaces}) == len({space.flags_pointer for space in spaces}) == 6
+    assert spaces == [stream_workspace(device, stream) for device in (0, 1) for stream in (0, 7, 8)]
+    assert [space.device for space in spaces] == [0, 0, 0, 1, 1, 1]
+    assert len(driver.allocated) == 6
+
+
+def test_a_capture_gets_only_what_is_there(driver: Driver) -> None:
+    known = stream_workspace(0, 7)
+    driver.capturing = {7, 8}
+    assert stream_workspace(0, 7) is known
+    with pytest.raises(LaunchError, match="warm_up"):
+        stream_workspace(0, 8)
+    assert len(driver.allocated) == 1
+    driver.capturing = set()
+    assert stream_workspace(0, 8) is not known
+
+
+def test_released_workspaces_live_as_long_as_they_are_held(driver: Driver) -> None:
+    held = stream_workspace(0, 7)
+    stream_workspace(0, 8)
+    release_workspaces()
+    gc.collect()
+    assert list(driver.allocated) == [min(held.partials_pointer, held.flags_pointer)]
+    assert stream_workspace(0, 7) is not held
+
+
+def test_check_workspace(driver: Driver) -> None:
+    space = MarlinWorkspace(1)
+    assert check_workspace(space, 1) is space
+    with pytest.raises(LaunchError, match="device 1"):
+        check_workspace(space, 0)
+    with pytest.raises(ArgumentTypeError, match="MarlinWorkspace"):
+        check_workspace(b"", 0)
+
+
+@pytest.fixture(scope="module")
+def sizes() -> MarlinWorkspace:
+    """One whose memory nobody asks for, of the size that a card of PROCESSORS multiprocessors gets."""
+    space = object.__new__(MarlinWorkspace)
+    space._pointer = 0
+    space.partials_bytes = PROCESSORS * workspace._PARTIALS_PER_SM_BYTES
+    space.flags_bytes = PROCESSORS * workspace._FLAGS_PER_SM_BYTES
+    return space
+
+
+@settings(max_examples=300)
+@given(
+    layer=st.builds(
+        Layer,
+        k=st.integers(1, 40_000),
+        n=st.integers(1, 70_000),
+        group_size=st.sampled_from(GROUP_SIZES),
+        has_zeros=st.booleans(),
+        dtype=st.sampled_from(("float16", "bfloat16")),
+    ),
+    m=st.integers(1, 5000),
+    target=st.sampled_from([t for t in TARGETS.values() if t.runs_here]),
+)
+def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: Layer, m: int, target: Target) -> None:
+    """So a workspace never grows, and a graph may hold one."""
+    choice = choose(layer, m, target, PROCESSORS, Feeds())
+    plan = schedule(choice.spec, m, layer.n, layer.k, PROCESSORS * choice.blocks_per_sm)
+    sizes.require_room(choice.spec, plan)
+
+
+def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
+    layer: Any = Layer(4096, 4096, 128, False, "float16")
+    choice = choose(layer, 1024, TARGETS["sm_90a"], PROCESSORS, Feeds())
+    plan = schedule(choice.spec, 1000, 4096, 4096, PROCESSORS)
+    assert plan.partial_blocks > 0
+    sizes.require_room(choice.spec, plan)
+    with pytest.raises(LaunchError, match="workspace"):
+        sizes.require_room(choice.spec, replace(plan, blocks=plan.blocks * 5))
