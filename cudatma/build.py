@@ -82,6 +82,11 @@ def load_kernel(template: str, spec: Any, target: str | Target) -> Kernel:
     return known
 
 
+def known_kernel(template: str, spec: Any, target: str | Target) -> Kernel | None:
+    """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
+    return _kernels.get((template, spec, get_target(target).name))
+
+
 def compile(
     source_or_template: str,
     spec: Any = None,
@@ -126,7 +131,10 @@ def default_target() -> Target:
     """$CUDATMA_TARGET, else the target of the current device. Raises TargetError where there is neither."""
     named = os.environ.get(TARGET_VARIABLE)
     if named:
-        return get_target(named)
+        try:
+            return get_target(named)
+        except TargetError as error:
+            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it to use the card at hand") from None
     try:
         return detect(context.current_device())
     except (DriverError, ImportError) as error:

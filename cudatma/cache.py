@@ -108,7 +108,7 @@ def default_root() -> Path:
     """$CUDATMA_CACHE_DIR, else $XDG_CACHE_HOME/cudatma, else ~/.cache/cudatma. CacheError for a relative path."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))  # an unknown user's ~ stays, and is then no absolute path
         if not path.is_absolute():
             raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
         return path
@@ -120,8 +120,8 @@ def default_root() -> Path:
 def size_limit_bytes() -> int:
     """$CUDATMA_CACHE_SIZE_MB in bytes, 1024 MB unless set; CacheError unless it is a number from 0 up."""
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
-    if not text.isdecimal():
-        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: megabytes, 0 and up")
+    if not text.isdecimal() or len(text) > 12:
+        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: megabytes, 0 to 999999999999")
     return int(text) * 1_000_000
 
 

@@ -114,7 +114,7 @@ def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...
     Raises ArgumentTypeError unless options are strings, ArgumentError for one that names another architecture, reads
     other files or asks for something else than a cubin.
     """
-    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+    if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise ArgumentTypeError("options", options, "a sequence of strings")
     for index, option in enumerate(options):
         # `-I/path`, `--include-path=/path` and `-I /path` alike.

@@ -86,7 +86,7 @@ def tma_type(dtype: object) -> TmaType:
     if isinstance(dtype, str) and dtype.lower() in TMA_TYPES:
         return TMA_TYPES[dtype.lower()]
     try:
-        found = np.dtype(dtype)  # type: ignore[call-overload]
+        found = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError:
         found = None
     if found is not None:

@@ -117,6 +117,10 @@ class Kernel:
         """
         self._on(context.current_device() if device is None else device)
 
+    def is_loaded(self, device: int) -> bool:
+        """Whether a launch on the device would find the kernel there."""
+        return device in self._functions
+
     def launch(
         self,
         grid: int | tuple[int, ...],

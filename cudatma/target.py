@@ -150,10 +150,16 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
     return max(fitting, key=lambda t: (t.name.endswith("a"), t.name.endswith("f")))
 
 
-@lru_cache(maxsize=64)
 def detect(device: int = 0) -> Target:
     """The target for an installed card, by its ordinal. Raises DriverError without a driver or card, TargetError for
     a card that no target serves. Creates no context."""
+    if not isinstance(device, int) or isinstance(device, bool):
+        raise TargetError("device", device, "an ordinal, 0 and up")
+    return _detect(device)
+
+
+@lru_cache(maxsize=64)
+def _detect(device: int) -> Target:
     from cuda.bindings import driver
 
     try:

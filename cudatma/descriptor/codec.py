@@ -118,7 +118,8 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        "smem_bytes": spec.described_bytes,
+        # A box of 4 GiB is no card's, but a valid spec; it must not reach into the next field.
+        "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
     for i, stride in enumerate(spec.strides_bytes):

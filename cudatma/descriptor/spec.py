@@ -186,7 +186,8 @@ class Im2colSpec(MapSpec):
 
     lower_corner, upper_corner: offsets of the bounding box, rank - 2 of them, W first. They belong to dims[1] and up,
     with interleave to dims[0] and up.
-    channels_per_pixel: 1..256; with interleave one slice of channels arrives, whatever it is. pixels_per_column: 1..1024; traversal steps do not change it. Others: MapSpec.
+    channels_per_pixel: 1..256; with interleave one slice of channels arrives, whatever it is.
+    pixels_per_column: 1..1024; traversal steps do not change it. Others: MapSpec.
     """
 
     lower_corner: tuple[int, ...]

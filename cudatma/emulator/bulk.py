@@ -46,7 +46,7 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
     return region, address - region.base
 
 
-def _check(w: Warp, at: int, size: int, *addresses: int) -> None:
+def check_run(w: Warp, at: int, size: int, *addresses: int) -> None:
     if size % CHUNK or any(a % CHUNK for a in addresses):
         shown = ", ".join(f"{strip(a):#x}" for a in addresses)
         access.trap(w, at, f"a bulk copy of {size} bytes at {shown}: sizes and addresses are multiples of 16")
@@ -140,7 +140,7 @@ class Arrival:
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
     """cp.async.bulk into shared memory, completing on an mbarrier; from global or another block's shared memory."""
-    _check(w, at, size, to, source)
+    check_run(w, at, size, to, source)
     to = strip(to)
     if from_shared:
         source_block, source_offset = shared_run(w, at, source, size, "source")
@@ -152,9 +152,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         return
     targets = targets_of(w, at, to, strip(bar), multicast)
     observer, trace = w.block.cluster.observer, w.launch.trace
-    handle = None
     if from_shared and observer is not None:
-        handle = observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
+        observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
     for address, barrier_address in targets:
         block, offset = shared_run(w, at, address, size, "destination")
         barrier = find(w, at, barrier_address, "cp.async.bulk")
@@ -170,8 +169,6 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
                 trace.copy_ends(mark)
             block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
             if observer is not None:
-                if handle is not None:
-                    observer.async_read_done(handle)
                 observer.async_written(written, barrier, None)
             barrier.complete_tx(size)
 
@@ -192,7 +189,7 @@ def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> li
 
 def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operation: str, kind: str) -> None:
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
-    _check(w, at, size, to, source)
+    check_run(w, at, size, to, source)
     block, offset = shared_run(w, at, source, size, "source")
     region, target = global_run(w, at, to, size)
     if not region.is_writable:
@@ -217,7 +214,8 @@ def store_later(
     group.writing += 1
     group.issued_at = at
     observer = w.block.cluster.observer
-    handle = observer.async_read(w, at, block, chunks, (lane, group)) if observer is not None else None
+    if observer is not None:
+        observer.async_read(w, at, block, chunks, (lane, group))
     scheduler = w.launch.scheduler
 
     def finish(data: Any) -> None:
@@ -226,8 +224,6 @@ def store_later(
 
     def begin() -> None:
         data = read()
-        if observer is not None:
-            observer.async_read_done(handle)
         groups.done(w, group, 1, 0)
         scheduler.submit(lambda: finish(data))
 

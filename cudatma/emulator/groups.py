@@ -27,7 +27,6 @@ class Group:
     waiters: list[Split] = field(default_factory=list)
     waited: int = 0
     issued_at: int = -1
-    kinds: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +37,13 @@ class Queue:
     closed: list[Group] = field(default_factory=list)
     count: int = 0
 
-    def commit(self) -> Group:
+    def commit(self) -> None:
+        """Close the open group."""
         group = self.open
         group.number = self.count
         self.count += 1
         self.closed.append(group)
         self.open = Group(self.count)
-        return group
 
 
 @dataclass(slots=True)
@@ -74,13 +73,10 @@ def lanes(mask: Array | None) -> list[int]:
     return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
 
 
-def commit(w: Warp, at: int, kind: str, mask: Array | None) -> None:
+def commit(w: Warp, kind: str, mask: Array | None) -> None:
     """cp.async.bulk.commit_group for each active thread; cp.async.commit_group for the warp."""
     for lane in lanes(mask) if kind == "bulk" else [0]:
-        group = queue(w, kind, lane).commit()
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.group_committed(w, at, kind, lane, group)
+        queue(w, kind, lane).commit()
 
 
 def wait(
@@ -93,7 +89,7 @@ def wait(
     for lane in lanes(mask) if kind == "bulk" else [0]:
         found = queue(w, kind, lane)
         if everything and (found.open.writing or found.open.reading):
-            commit(w, at, kind, mask)
+            commit(w, kind, mask)
         waited = found.closed[: len(found.closed) - newest] if newest else found.closed
         for group in waited:
             if group.reading or (group.writing and not reads_only):

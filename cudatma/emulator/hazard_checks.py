@@ -28,10 +28,10 @@ class Checks:
         self.launch, self.cluster, self.findings = launch, cluster, findings
         blocks = len(cluster.blocks)
         self.warps = blocks * (-(-launch.threads // 32))
-        self.size = 3 * self.warps + launch.threads * blocks + _SPARE_AGENTS
+        self.size = 4 * self.warps + launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
         for agent, clock in enumerate(self.clocks):
-            clock.order[agent] = 1
+            clock.order[[agent, 3 * self.warps + agent]] = 1
         granule = launch.setup.extra.get("granule")
         if granule is None:
             names = launch.image.reachable(launch.program.function.name)
@@ -41,6 +41,8 @@ class Checks:
         self._agents: dict[Any, int] = {}
         self._agent_names: dict[int, str] = {}
         self._operations: dict[int, AsyncWrite] = {}
+        self._met: dict[int, int] = {}
+        self._unmet_from: dict[int, int] = {}
         self._count = 0
         self._passes: dict[tuple[int, int], tuple[int, bool]] = {}
 
@@ -50,7 +52,7 @@ class Checks:
         """The number of an agent that is no warp; made when it is first asked for."""
         found = self._agents.get(key)
         if found is None:
-            found = 3 * self.warps + len(self._agents) % (self.size - 3 * self.warps)
+            found = 4 * self.warps + len(self._agents) % (self.size - 4 * self.warps)
             self._agents[key] = found
             self._agent_names[found] = name
         return found
@@ -64,10 +66,45 @@ class Checks:
     def cp_agent(self, w: Warp) -> int:
         return 2 * self.warps + w.agent
 
+    def leader_agent(self, w: Warp) -> int:
+        """What single lanes of a warp do, and what its lanes do together in one instruction."""
+        return 3 * self.warps + w.agent
+
+    def advance(self, w: Warp) -> None:
+        """What the warp does from here on is not covered by what it has published."""
+        self.clocks[w.agent].order[[w.agent, self.leader_agent(w)]] += 1
+
+    def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
+        """(agent, clock) of an access by so many lanes.
+
+        What several lanes do on their own is published by one of them only after the lanes have met; what one lane
+        does, or all do in one warp-wide instruction (together), at once.
+        """
+        clock = self.clocks[w.agent]
+        if lanes == 1 or together:
+            agent = self.leader_agent(w)
+            return agent, int(clock.order[agent])
+        if self._met.get(w.agent) != w.meetings:
+            self._met[w.agent] = w.meetings
+            self.advance(w)
+            self._unmet_from[w.agent] = int(clock.order[w.agent])
+        return w.agent, int(clock.order[w.agent])
+
+    def published(self, w: Warp, alone: bool) -> Clock:
+        """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
+        clock = self.clocks[w.agent]
+        known = clock.copy()
+        if alone and self._met.get(w.agent) == w.meetings:
+            least = self._unmet_from[w.agent] - 1
+            known.order[w.agent] = least
+            known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)
+        self.advance(w)
+        return known
+
     def kind_of(self, agent: int) -> str:
         """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
-        if agent < 3 * self.warps:
-            return ("warp", "wgmma", "cp")[agent // self.warps]
+        if agent < 4 * self.warps:
+            return ("warp", "wgmma", "cp", "warp")[agent // self.warps]
         return self._agent_names[agent]
 
     def _who(self, agent: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.emulator import register_watch
 from cudatma.emulator.cluster import Block, Cluster, Dim
 from cudatma.emulator.image import Image
 from cudatma.emulator.machine import Split
@@ -92,14 +93,15 @@ class Launch:
     def block_ended(self, block: Block) -> None:
         """A block's last thread has left; a cluster that is done makes room for the next."""
         if block.cluster.is_done:
-            observer = block.cluster.observer
-            if observer is not None:
-                observer.cluster_ended()
             self.resident.remove(block.cluster)
 
     def new_observer(self, cluster: Cluster) -> Any:
         """The hazard layer of a cluster, None where it is switched off."""
-        return self.setup.observe(self, cluster) if self.setup.observe else None
+        if self.setup.observe is None:
+            return None
+        if self.program.unwritten:
+            self.watch = register_watch.watch
+        return self.setup.observe(self, cluster)
 
     def clock(self, name: str) -> int:
         """The step counter as %clock, %globaltimer or a half of them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma.emulator.errors import EmulatorError, TrapError
-from cudatma.emulator.memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_START, SHARED_WINDOW, Region
+from cudatma.emulator.memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, Region
 from cudatma.emulator.types import LANES, Array
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Warp:
         threads = block.threads
         self.alive: Array = np.arange(LANES) + LANES * index < threads
         self.carry: Array = np.zeros(LANES, bool)
+        #: How often the lanes have met at a warp-wide instruction.
+        self.meetings = 0
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
@@ -293,6 +295,3 @@ class Warp:
         if self.local_bytes:
             data[:, : self.local_bytes] = self.local.data.reshape(LANES, -1)
         self.local, self.local_bytes = Region(0, data.reshape(-1), "local memory"), size
-
-
-__all__ = ["BLOCK", "FULL", "SHARED_START", "SWITCH", "Frame", "Join", "Split", "Warp"]

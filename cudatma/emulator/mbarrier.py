@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cudatma.emulator.cluster import Block
 
 MAX_COUNT = (1 << 20) - 1
+#: A token holds the phase above the pending arrivals.
+_TOKEN_SHIFT = 20
 
 
 @dataclass(slots=True, eq=False)
@@ -166,12 +168,14 @@ def arrive(
     drop: bool,
     release: bool,
 ) -> Array:
-    """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the phase's token (its number) for each lane."""
+    """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the state before it as a token for each lane."""
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
-    for lane in _lanes(mask):
+    lanes = _lanes(mask)
+    alone = len(lanes) == 1 and int(w.alive.sum()) > 1
+    for lane in lanes:
         barrier = find(w, at, int(addresses[lane]), "mbarrier.arrive")
-        token[lane] = barrier.phase
+        token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
         number = 1 if count is None else int(count[lane])
         _expect(w, at, barrier, None if expect is None else int(expect[lane]))
         observer = w.block.cluster.observer
@@ -189,7 +193,7 @@ def arrive(
         if drop:
             barrier.next_count -= number
         if observer is not None:
-            observer.barrier_release(w, at, barrier, release)
+            observer.barrier_release(w, at, barrier, release, alone)
         barrier.arrive(number)
     return token
 
@@ -237,7 +241,7 @@ def wait(
         key = (int(addresses[lane]), int(phase[lane]))
         if key not in answers:
             barrier = find(w, at, key[0], "a wait")
-            done = (barrier.phase & 1) != (key[1] & 1) if by_parity else barrier.phase > key[1]
+            done = (barrier.phase & 1) != (key[1] & 1) if by_parity else barrier.phase > key[1] >> _TOKEN_SHIFT
             answers[key] = done
             if done and observer is not None:
                 observer.barrier_acquire(w, at, barrier, acquire)
@@ -264,13 +268,9 @@ def wait(
 
 @runtime
 def pending_count(state: Array) -> Array:
-    """mbarrier.pending_count: tokens here carry the phase alone."""
-    return state.astype(np.uint32)
-
-
-def is_remote(w: Warp, address: int) -> bool:
-    """Whether a shared address names another block of the cluster."""
-    return (address & 0xFFFFFFFF) >> RANK_SHIFT != w.block.rank
+    """mbarrier.pending_count: the arrivals that were pending when the token was made."""
+    low: Array = (state & np.uint64(MAX_COUNT)).astype(np.uint32)
+    return low
 
 
 RUNTIME["mbarrier"] = sys.modules[__name__]

@@ -27,6 +27,12 @@ def halves(a: Array) -> Array:
 
 
 @runtime
+def pairs(a: Array, to: type) -> Array:
+    """Both 16-bit integers of each 32-bit lane."""
+    return np.ascontiguousarray(a).view(to)
+
+
+@runtime
 def brains(a: Array) -> Array:
     """All bf16 of 16- or 32-bit lanes, as float32."""
     return (np.ascontiguousarray(a).view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -44,7 +44,9 @@ class Observer(Checks):
 
     # ---- generic accesses
 
-    def generic_read(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+    def generic_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool = False
+    ) -> None:
         """ld, ldmatrix and the like, before the read."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
@@ -60,9 +62,12 @@ class Observer(Checks):
             self.report(
                 "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
             )
-        shadow.row(w.agent)[indices] = clock.order[w.agent]
+        agent, now = self.stamp(w, len(offsets), together)
+        shadow.row(agent)[indices] = now
 
-    def generic_write(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+    def generic_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool = False
+    ) -> None:
         """st, stmatrix and the like, before the write."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
@@ -73,10 +78,11 @@ class Observer(Checks):
                 shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
         else:
             self._check_write(w, at, shadow, indices, clock, False)
-        shadow.written(indices, w.agent, int(clock.order[w.agent]), at, False)
+        agent, now = self.stamp(w, len(offsets), together)
+        shadow.written(indices, agent, now, at, False)
         shadow.mode[offsets // 16] = 0
         if order in ("release", "acq_rel"):
-            clock.order[w.agent] += 1
+            self.advance(w)
 
     def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
         """One lane's atomic operation: atomics do not race with each other."""
@@ -90,13 +96,14 @@ class Observer(Checks):
             known = shadow.sync_clocks.setdefault(place, Clock(self.size))
             clock.join(known)
             known.join(clock)
-        shadow.written(indices, w.agent, int(clock.order[w.agent]), at, False)
+        agent, now = self.stamp(w, 1)
+        shadow.written(indices, agent, now, at, False)
         shadow.is_atomic[indices] = True
 
     def atomic_order(self, w: Warp, at: int, order: str) -> None:
         """An atomic's own order: what it publishes ends here."""
         if order in ("release", "acq_rel"):
-            self.clocks[w.agent].order[w.agent] += 1
+            self.advance(w)
 
     # ---- asynchronous copies
 
@@ -141,7 +148,7 @@ class Observer(Checks):
             return
         shadow.written(mine, agent, clock, operation.at, is_proxy)
 
-    def async_read(self, w: Warp, at: int, block: Block, offsets: Array, owner: tuple[int, Group] | None) -> Any:
+    def async_read(self, w: Warp, at: int, block: Block, offsets: Array, owner: tuple[int, Group] | None) -> None:
         """A bulk store (or copy to another block) is issued: its source must be complete and fenced."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, 16)
@@ -150,10 +157,6 @@ class Observer(Checks):
             lane, group = owner
             agent = self.agent(("bulk", w.agent, lane), "bulk")
             shadow.row(agent)[indices] = group.number + 1
-        return None
-
-    def async_read_done(self, handle: Any) -> None:
-        """The source was read: order comes from wait_group, not from here."""
 
     def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
         """Remember under which swizzle 16-byte chunks were laid down, and whether the box began on the pattern.
@@ -161,13 +164,11 @@ class Observer(Checks):
         The hardware swizzles absolute addresses: wgmma does the same and is content anywhere, plain code that swizzles
         offsets into the tile reads other bytes unless the tile is aligned.
         """
-        crooked = int(mode) and offsets.size * 16 >= (repeat := required_alignment(mode)) and address % repeat
+        repeat = required_alignment(mode)
+        crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
         self.shadows[block.rank].mode[offsets // 16] = int(mode) + 1 + (_CROOKED if crooked else 0)
 
     # ---- groups
-
-    def group_committed(self, w: Warp, at: int, kind: str, lane: int, group: Group) -> None:
-        """Groups are counted by their number alone."""
 
     def groups_waited(self, w: Warp, at: int, kind: str, lane: int, last: Group, reads_only: bool) -> None:
         clock = self.clocks[w.agent]
@@ -191,9 +192,7 @@ class Observer(Checks):
         known = self._named.get(id(barrier))
         if known is None:
             known = self._named[id(barrier)] = Clock(self.size)
-        clock = self.clocks[w.agent]
-        known.join(clock)
-        clock.order[w.agent] += 1
+        known.join(self.published(w, False))
 
     def barrier_complete(self, barrier: NamedBarrier, warps: list[Warp]) -> None:
         known = self._named.pop(id(barrier), None)
@@ -202,10 +201,8 @@ class Observer(Checks):
                 self.clocks[warp.agent].join(known)
 
     def cluster_arrive(self, w: Warp, release: bool) -> None:
-        clock = self.clocks[w.agent]
         if release:
-            self._cluster_pending.join(clock)
-            clock.order[w.agent] += 1
+            self._cluster_pending.join(self.published(w, False))
 
     def cluster_complete(self) -> None:
         self._cluster_done = self._cluster_pending.copy()
@@ -229,15 +226,15 @@ class Observer(Checks):
         shadow.is_barrier[indices] = False
         self._check_write(w, at, shadow, indices, self.clocks[w.agent], False)
         shadow.is_barrier[indices] = True
-        clock = int(self.clocks[w.agent].order[w.agent])
-        shadow.written(indices, w.agent, clock, at, False)
-        self._inits[id(barrier)] = [w.agent, clock, barrier, at]
+        agent, clock = self.stamp(w, 1)
+        shadow.written(indices, agent, clock, at, False)
+        self._inits[id(barrier)] = [agent, clock, barrier, at]
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
-        shadow.written(indices, w.agent, int(self.clocks[w.agent].order[w.agent]), at, False)
+        shadow.written(indices, *self.stamp(w, 1), at, False)
 
     def barrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
         """Whoever uses a barrier must be ordered after its init."""
@@ -263,11 +260,9 @@ class Observer(Checks):
             w,
         )
 
-    def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool) -> None:
+    def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
         if release:
-            clock = self.clocks[w.agent]
-            self._pending(barrier)[0].join(clock)
-            clock.order[w.agent] += 1
+            self._pending(barrier)[0].join(self.published(w, alone))
 
     def phase_ended(self, barrier: MBarrier) -> None:
         pending, _ = self._pending(barrier)
@@ -303,9 +298,11 @@ class Observer(Checks):
         clock = self.clocks[w.agent]
         if kind.startswith("proxy.async"):
             np.maximum(clock.proxy, clock.order, out=clock.proxy)
-            self._init_fenced[w.agent] = int(clock.order[w.agent])
+            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
+            self.advance(w)
         elif kind.startswith("mbarrier_init"):
-            self._init_fenced[w.agent] = int(clock.order[w.agent])
+            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
+            self.advance(w)
         elif kind.startswith("proxy.tensormap"):
             self._edited_maps.clear()
 
@@ -345,7 +342,7 @@ class Observer(Checks):
                 f"filled these bytes {found.label}",
             )
 
-    def wgmma_issued(self, w: Warp, at: int, from_registers: bool) -> None:
+    def wgmma_issued(self, w: Warp, at: int) -> None:
         self.registers.issued(w, at)
 
     def wgmma_fence(self, w: Warp, at: int) -> None:
@@ -382,6 +379,3 @@ class Observer(Checks):
 
     def _late_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
         self.findings.add(kind, message, self.launch, self.launch.program, group.issued_at, w)
-
-    def cluster_ended(self) -> None:
-        """Nothing is left to check when a cluster is done."""

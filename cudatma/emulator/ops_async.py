@@ -70,7 +70,7 @@ def cp(e: SegmentWriter, i: Instruction) -> None:
     if parts[1:3] == ("reduce", "async") or parts[1] == "async":
         names = set(parts)
         if "commit_group" in names:
-            e.line(f"groups.commit(w, {e.at}, {'bulk' if 'bulk' in names else 'cp'!r}, {e.mask})")
+            e.line(f"groups.commit(w, {'bulk' if 'bulk' in names else 'cp'!r}, {e.mask})")
         elif "wait_group" in names or "wait_all" in names:
             _wait_group(e, i, names)
         elif "mbarrier" in names and "arrive" in names:

@@ -178,12 +178,7 @@ def _cvt_scalar(e: SegmentWriter, i: Instruction, to: str, source: str, mode: st
     else:
         result = CODES[to]
         value = f"clamp_int({text}, {NUMPY[result].name!r})" if "sat" in i.parts else f"{text}.astype({result})"
-        _extended(e, i, value, result)
-
-
-def _extended(e: SegmentWriter, i: Instruction, text: str, code: str) -> None:
-    """Assign an integer to a register that may be wider: signed values keep their sign."""
-    e.dst(i.operands[0], text, code)
+        e.dst(i.operands[0], value, result)
 
 
 def _to_float(e: SegmentWriter, i: Instruction, text: str, code: str, to: str, mode: str, whole: str) -> None:

@@ -10,6 +10,7 @@ from cudatma.emulator.ops_integer import kind, operands, write_add_sub, write_mu
 from cudatma.emulator.writer import SegmentWriter, emitter
 
 _FLOATS = {"f16", "f32", "f64", "f16x2", "bf16", "bf16x2"}
+_PAIRS = {"u16x2": "u16", "s16x2": "i16"}
 _MODES = ("rn", "rz", "rm", "rp")
 
 
@@ -55,6 +56,11 @@ def _source(e: SegmentWriter, i: Instruction, position: int, code: str) -> str:
 @emitter("add", "sub", "mul")
 def arithmetic(e: SegmentWriter, i: Instruction) -> None:
     name, root = i.parts[-1], i.parts[0]
+    if name in _PAIRS:
+        e.need(root != "mul", "packed integers are not multiplied")
+        a, b = (f"pairs({e.src(o, 'u32')}, {_PAIRS[name]})" for o in i.operands[1:3])
+        e.dst(i.operands[0], f"({a} {'+' if root == 'add' else '-'} {b}).view(u32)", "u32")
+        return
     if name not in _FLOATS:
         (write_mul_mad if root == "mul" else write_add_sub)(e, i)
         return
@@ -123,9 +129,13 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
     wide = i.parts[0] == "max"
     count = len(i.operands)
     if name not in _FLOATS:
+        if name in _PAIRS:
+            a, b = (f"pairs({e.src(o, 'u32')}, {_PAIRS[name]})" for o in i.operands[1:3])
+            least = f"maximum({'maximum' if wide else 'minimum'}({a}, {b}), {_PAIRS[name]}(0))"
+            text = least if "relu" in i.parts else f"{'maximum' if wide else 'minimum'}({a}, {b})"
+            e.dst(i.operands[0], f"{text}.view(u32)", "u32")
+            return
         code = kind(e, i)
-        if name in ("u16x2", "s16x2"):
-            raise e.error("packed integer min and max are not served")
         a, b = (e.src(o, code) for o in i.operands[1:3])
         text = f"{'maximum' if wide else 'minimum'}({a}, {b})"
         e.dst(i.operands[0], f"maximum({text}, {e.splat(0, code)})" if "relu" in i.parts else text, code)

@@ -63,13 +63,12 @@ def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
 def ld(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2 and isinstance(i.operands[1], Mem), "ld wants a destination and an address")
+    e.need(len(i.operands) >= 2, "ld wants a destination and an address")
     mem = i.operands[1]
-    assert_mem = mem if isinstance(mem, Mem) else None
-    if assert_mem is None:
+    if not isinstance(mem, Mem):
         raise e.error("an address in brackets is expected")
     raw = unsigned(code) if code in ("f16",) else code
-    param = _param_name(e, assert_mem, space)
+    param = _param_name(e, mem, space)
     if param:
         text = f"ld_param(w, {param[0]!r}, {param[1]}, {raw!r}, {count}, {e.mask})"
     else:

@@ -20,6 +20,7 @@ _LANE = np.arange(LANES, dtype=np.int64)
 def _members(e: SegmentWriter, i: Instruction, position: int) -> None:
     """Check the member mask, where it is not the constant of all lanes in a full warp."""
     operand = i.operands[position]
+    e.line("w.meetings += 1")
     if e.masked or e.guarded:
         e.line(f"members(w, {e.at}, {e.src(operand, 'u32')}, {e.mask}, {i.opcode!r})")
     elif not isinstance(operand, Imm):

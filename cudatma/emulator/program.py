@@ -20,6 +20,7 @@ import cudatma.emulator.ops_warp  # noqa: F401
 from cudatma.emulator.flow import Flow, bit_set, destinations
 from cudatma.emulator.model import Function, Instruction, Module, Variable
 from cudatma.emulator.types import LANES, NUMPY, Array
+from cudatma.emulator.unwritten import unwritten_reads
 from cudatma.emulator.writer import RUNTIME, SegmentWriter, storage_classes
 
 SegmentFunction = Callable[[Any, list[Array], Any], int]
@@ -54,6 +55,7 @@ class Program:
         count = len(self.flow.segments)
         self.full: list[SegmentFunction | None] = [None] * count
         self.masked: list[SegmentFunction | None] = [None] * count
+        self.unwritten = unwritten_reads(self.flow)
         self._accesses: dict[int, tuple[int, int]] = {}
         self.touched = [segment.touched for segment in self.flow.segments]
 

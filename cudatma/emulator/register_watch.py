@@ -81,7 +81,12 @@ class RegisterWatch:
         return done
 
     def check(self, split: Split, pc: int) -> None:
-        """Before a segment runs: does it touch what the tensor core owns?"""
+        """Before a segment runs: does it read what nobody wrote, or touch what the tensor core owns?"""
+        for at, register in split.frame.program.unwritten.get(pc, ()):
+            name = split.frame.program.function.register_names[register]
+            self.observer.report(
+                "uninitialised_register", split.warp, at, f"{name} is read, and no path has written it"
+            )
         state = self._states.get(split.warp.agent)
         if state is None or not state.owned:
             return
@@ -135,7 +140,7 @@ def _bits(operand: Any) -> int:
 
 
 def watch(split: Split, pc: int) -> None:
-    """What the scheduler calls before each segment once a wgmma was issued."""
+    """What the scheduler calls before each segment of kernels with suspicious reads, and once a wgmma was issued."""
     observer = split.warp.block.cluster.observer
     if observer is not None:
         observer.registers.check(split, pc)

@@ -63,21 +63,20 @@ def reduce(
 
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
     """cp.reduce.async.bulk between shared memories of a cluster."""
-    bulk._check(w, at, size, to, source)
+    bulk.check_run(w, at, size, to, source)
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
     block, offset = bulk.shared_run(w, at, to, size, "destination")
     barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")
     observer = w.block.cluster.observer
-    handle = written = None
+    written = None
     if observer is not None:
-        handle = observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
+        observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
         written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
 
     def complete() -> None:
         data = origin.shared.data[source_offset : source_offset + size].copy()
         bulk.reduce_into(block.shared.data[offset : offset + size], data, operation, kind)
         if observer is not None:
-            observer.async_read_done(handle)
             observer.async_written(written, barrier, None)
         barrier.complete_tx(size)
 

@@ -32,6 +32,7 @@ CAUSES: dict[str, str] = {
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
     "divergent_barrier": "bar.sync stands inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
+    "block_gone": "barrier.cluster arrive and wait are missing at the end of the kernel",
     "barrier_count": "threads disagree on how many take part in a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "out_of_bounds": "an index or a size is wrong, or a buffer was sized by byte count where rows are padded",

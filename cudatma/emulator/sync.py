@@ -5,13 +5,14 @@ Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine import FULL, Split, Warp
+from cudatma.emulator.machine import Warp
 from cudatma.emulator.types import LANES, Array
 from cudatma.emulator.writer import RUNTIME
 
@@ -51,6 +52,7 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
     if index > 15:
         raise TrapError(f"barrier {index}; a block has 0..15")
     barrier = w.block.barriers[index]
+    w.meetings += 1
     observer = w.block.cluster.observer
     if observer is not None:
         if aligned and not (w.split.mask == w.alive).all():
@@ -146,6 +148,7 @@ def named_reduce(
 
 def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
     """bar.warp.sync: lanes of a warp run together here; a member that is elsewhere is reported."""
+    w.meetings += 1
     check_members(w, at, int(member[w.split.mask.argmax()]), "bar.warp.sync")
 
 
@@ -194,6 +197,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     if phase is None:
         raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
     if cluster.barrier.phase > phase:
+        w.async_state["cluster_phase"] = None
         if cluster.observer is not None:
             cluster.observer.cluster_acquire(w)
         return False
@@ -209,5 +213,4 @@ def set_registers(w: Warp, at: int) -> None:
         observer.report("divergent_warp", w, at, "setmaxnreg is executed by a part of the warp")
 
 
-RUNTIME["sync"] = __import__("sys").modules[__name__]
-__all__ = ["FULL", "Split"]
+RUNTIME["sync"] = sys.modules[__name__]

@@ -16,7 +16,7 @@ from cudatma.descriptor.spec import Im2colSpec, TiledSpec
 from cudatma.emulator import access, atomics, bulk, groups
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import find
-from cudatma.emulator.memory import RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.memory import RANK_SHIFT, Region
 from cudatma.emulator.tensor_box import (
     Box,
     BoxError,
@@ -281,11 +281,6 @@ def _reduce(region: Region, offsets: Array, values: Array, spec: TiledSpec | Im2
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
     """cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
     _box(w, at, _map_at(w, at, map_address), coords, offsets, 0, mode)
-
-
-def generic(address: int) -> int:
-    """A generic address of shared memory."""
-    return address + SHARED_WINDOW
 
 
 RUNTIME["tensor"] = sys.modules[__name__]

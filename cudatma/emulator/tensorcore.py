@@ -27,12 +27,13 @@ def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple
     if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
         access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
+    w.meetings += 1
     observer = w.block.cluster.observer
     if observer is not None:
         if writes:
-            observer.generic_write(w, at, block, offsets, ROW_BYTES, "")
+            observer.generic_write(w, at, block, offsets, ROW_BYTES, "", True)
         else:
-            observer.generic_read(w, at, block, offsets, ROW_BYTES, "")
+            observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
     return block.shared.data, offsets
 
 
@@ -57,7 +58,8 @@ def movmatrix(register: Array) -> Array:
 
 
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
-    """mma(), seen by the trace."""
+    """mma(), seen by the trace; the lanes of the warp meet here."""
+    w.meetings += 1
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "mma")
     return mma(*operands)

@@ -132,7 +132,7 @@ def mma_async(
     if observer is not None:
         for bits, offsets in chunks:
             observer.wgmma_read(w, at, offsets, MatrixDescriptor.read(bits))
-        observer.wgmma_issued(w, at, isinstance(a, tuple))
+        observer.wgmma_issued(w, at)
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "wgmma")
     total = (signs[0] * signs[1]) * (left @ right.T)
@@ -143,6 +143,7 @@ def mma_async(
 
 def fence(w: Warp, at: int) -> None:
     """wgmma.fence: orders register and shared-memory accesses before the wgmmas that follow."""
+    w.meetings += 1
     observer = w.block.cluster.observer
     if observer is not None:
         observer.wgmma_fence(w, at)
@@ -168,6 +169,7 @@ def warpgroup(w: Warp) -> list[Warp]:
 
 def commit(w: Warp, at: int) -> None:
     """wgmma.commit_group."""
+    w.meetings += 1
     w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
     observer = w.block.cluster.observer
     if observer is not None:

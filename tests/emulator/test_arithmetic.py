@@ -66,6 +66,8 @@ INTEGER: list[tuple[str, str, list[str], Callable[..., int]]] = [
     ("sad.u32", "b32", ["b32", "b32", "b32"], lambda a, b, c: abs(a - b) + c),
     ("min.s32", "b32", ["b32", "b32"], s32(min)),
     ("max.u64", "b64", ["b64", "b64"], max),
+    ("add.u16x2", "b32", ["b32", "b32"], lambda a, b: (a + b & 0xFFFF) | ((a >> 16) + (b >> 16) & 0xFFFF) << 16),
+    ("max.u16x2", "b32", ["b32", "b32"], lambda a, b: max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16),
     ("abs.s32", "b32", ["b32"], s32(abs)),
     ("neg.s64", "b64", ["b64"], lambda a: -a),
     ("not.b32", "b32", ["b32"], lambda a: ~a),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from ptx_lines import kernel
 from ptx_of import module_of
 
+from cudatma.descriptor import TensorMap
 from cudatma.emulator import CAUSES, Report
 from cudatma.errors import HazardError
 
@@ -73,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(128) relay(const u32* in, u32* out,
         u32 v[3];
         for (u32 j = 0; j < 3; ++j) if (threadIdx.x + 96 * j < 256) v[j] = slots[256 * s + threadIdx.x + 96 * j];
 #if !defined(BUG_NO_ARRIVE) && !defined(BUG_EARLY_RELEASE)
+#ifndef BUG_WARP_SYNC
         __syncwarp();
+#endif
         if (lane == 0) mbarrier_arrive(empty + 8 * s);
 #endif
 #ifdef BUG_TWICE
@@ -145,6 +150,7 @@ def test_the_relay_without_a_bug_is_clean() -> None:
         ("BUG_PARITY", "wrong_parity"),
         ("BUG_NO_ARRIVE", "deadlock"),
         ("BUG_EARLY_RELEASE", "overwritten_while_read"),
+        ("BUG_WARP_SYNC", "overwritten_while_read"),
         ("BUG_TWICE", "overwritten_while_read"),
         ("BUG_PROXY", "missing_proxy_fence"),
         ("BUG_BAR", "data_race"),
@@ -318,3 +324,64 @@ def test_small_kernels(name: str, bug: bool) -> None:
     assert report.is_clean is not bug, str(report)
     if bug:
         assert kind in report.kinds, str(report)
+
+
+POLL = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(128) u32 box[256];
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#ifdef BUG
+        mbarrier_expect_tx(bar, 1024);
+#else
+        mbarrier_arrive_expect_tx(bar, 1024);
+#endif
+        cp_async_bulk_load(shared_address(box), in, 1024, bar);
+    }
+    while (!mbarrier_test_wait_parity(bar, 0)) {}
+    out[threadIdx.x] = box[threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_threads_that_poll_instead_of_waiting(bug: bool) -> None:
+    given, out = np.arange(256, dtype=np.uint32), np.zeros(64, np.uint32)
+    module = module_of(("#define BUG\n" if bug else "") + POLL)
+    report = module.launch("k", 1, 64, (given, out), schedules=8, hazards="collect", step_limit=100_000)
+    assert report.kinds == ({"deadlock"} if bug else set())
+    assert bug or (out == given[:64]).all()
+
+
+def test_a_register_that_nobody_wrote() -> None:
+    body = "add.u32 %r2, %r1, 1;\nld.param.u64 %d1, [p0];\nst.global.u32 [%d1], %r2;"
+    report = kernel(body, params=1).launch("k", 1, 32, (np.zeros(1, np.uint32),), hazards="collect")
+    assert report.kinds == {"uninitialised_register"}
+    assert "%r1 is read" in str(report)
+
+
+def test_copies_of_sixteen_kilobytes_take_milliseconds() -> None:
+    source = np.zeros((64, 64), np.float32)
+    map_ = TensorMap.from_array(source, (64, 64), backend="codec")
+    module = module_of("""
+extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32 times) {
+    extern __shared__ __align__(1024) u8 box[];
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    mbarrier_init(bar, 1);
+    fence_mbarrier_init();
+    for (u32 i = 0; i < times; ++i) {
+        mbarrier_arrive_expect_tx(bar, 16384);
+        cp_async_bulk_tensor_2d_load(shared_address(box), &map, bar, 0, 0);
+        mbarrier_wait_parity(bar, i & 1);
+        cp_async_bulk_tensor_2d_store(&map, shared_address(box), 0, 0);
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group<0>();
+    }
+}""")
+    module.launch("k", 1, 1, (map_, 1), shared_bytes=16384, schedules=1)
+    begin = time.perf_counter()
+    assert module.launch("k", 1, 1, (map_, 20), shared_bytes=16384, schedules=1).is_clean
+    assert (time.perf_counter() - begin) / 40 < 5e-3

@@ -4,8 +4,8 @@
 
 Random specs, tiled and im2col, go to the driver; a share of them is mutated so that one rule is broken (or bent). The
 file gets one JSON object a line: ``fields``, ``mutation`` (null for valid specs), ``memory`` (where the address comes
-from), ``code`` (the driver's result, or "bindings"), ``verdict`` (``"ok"`` or the field that our rules refuse), ``hex``
-(128 bytes in memory order). Cases that differ come first. The report of descriptor_report.py over all cases is printed.
+from), ``code`` (the driver's result, or "bindings"), ``verdict`` (of ask_rules), ``hex`` (128 bytes in memory order).
+Cases that differ come first. The report of descriptor_report.py over all cases is printed.
 The driver reads no memory when it encodes, so most addresses are made up.
 """
 
@@ -27,6 +27,7 @@ from descriptor_cases import Fields, cases
 from descriptor_report import Answer, report
 
 from cudatma.descriptor import Im2colSpec, TiledSpec, check_target
+from cudatma.descriptor.access import check_described_bytes
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError, TargetError, check
 from cudatma.target import Target, detect
@@ -71,16 +72,18 @@ def call_driver(driver: Any, fields: Fields) -> Any:
 
 
 def ask_rules(fields: Fields, target: Target) -> tuple[str, TiledSpec | Im2colSpec | None]:
-    """``"ok"``, ``"smem"`` (the box does not fit a block, which the driver need not mind), or the refused field."""
+    """``"ok"``, the field that a rule of the driver refuses, or ``"access"`` where the driver's rules are kept and only
+    the hardware's (a box that no block can hold, more than one slice of channels) are not."""
     values = {name: value for name, value in fields.items() if name != "kind"}
     try:
         spec = TiledSpec(**values) if fields["kind"] == "tiled" else Im2colSpec(**values)
+        check_described_bytes(spec, target)
     except DescriptorError as error:
         return error.field, None
     try:
         check_target(spec, target)
     except DescriptorError:
-        return "smem", spec
+        return "access", spec
     except TargetError as error:
         return error.field, spec
     return "ok", spec

@@ -33,7 +33,12 @@ def random_strides(rng: random.Random, dims: list[int], element_bytes: int, mult
 
 
 def random_fields(rng: random.Random, addresses: dict[str, list[int]]) -> tuple[Fields, str]:
-    """A valid spec for sm_90 as plain values, and where its address comes from."""
+    """A spec for sm_90 as plain values, and where its address comes from.
+
+    Valid but for two things that both sides should notice: the box may be larger than shared memory, and the bounding
+    box of im2col may be empty with interleave (the sizes are made to fit the dimensions that it has without) or beyond
+    31 bits.
+    """
     kind = rng.choice(("tiled", "tiled", "im2col"))
     rank = rng.randint(3, 5) if kind == "im2col" else rng.randint(1, 5)
     dtype = TMA_TYPES[rng.choice(PLAIN)]

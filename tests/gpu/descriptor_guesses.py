@@ -80,7 +80,7 @@ class Known:
             "stepped row": ceil[0] * size,
             "pitch": max(inner, span),
             "span": span,
-            "span x 8": max(128, 8 * span),
+            "span x 8 or 16": 8 * span or 16,
             "box[0]": box[0],
             "box[0] x box[1]": prod(box[:2]),
             "row x box[1]": prod(box[:2]) * size,

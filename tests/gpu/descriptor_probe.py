@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from cudatma.descriptor import Im2colSpec, TensorMap
+from cudatma.descriptor import Im2colSpec
+from cudatma.descriptor.spec import AnySpec
 from cudatma.errors import check
 from cudatma.target import detect
 
@@ -71,6 +72,13 @@ extern "C" __global__ void probe(const __grid_constant__ TensorMap map, unsigned
 """
 
 
+class MapLike(Protocol):
+    """A TensorMap, or 128 bytes that none would be made of."""
+
+    spec: AnySpec
+    data: Any
+
+
 @dataclass(frozen=True)
 class Seen:
     """What the probe saw: whether the barrier completed by itself, the bytes that it lacked, the box's shared-memory
@@ -112,7 +120,7 @@ def probe_function(rank: int, store: bool, im2col: bool) -> Any:
     return _functions[key]
 
 
-def run(made: TensorMap, coords: Sequence[int], expected: int, total: int, stored: Any = None) -> Seen:
+def run(made: MapLike, coords: Sequence[int], expected: int, total: int, stored: Any = None) -> Seen:
     """Load (or store ``stored``) one box; ``total`` bytes of shared memory are watched."""
     import cupy as cp
     from cuda.bindings import driver

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from marlin_cases import FEEDS, POISON, TOLERANCE, Options
+from marlin_operands import FEEDS, POISON, TOLERANCE, Options
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type

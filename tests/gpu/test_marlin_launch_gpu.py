@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_cases import FEEDS, Options, Weight, activations, bits, compare, make_weight, poisoned, to_float64
+from marlin_operands import FEEDS, Options, Weight, activations, bits, compare, make_weight, poisoned, to_float64
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
@@ -149,15 +149,20 @@ def test_graph_capture(feed: str, m: int, k: int) -> None:
     assert not flags(stream_workspace(0, stream.ptr)).any()
 
 
-def test_a_capture_without_a_workspace_is_refused_and_goes_on() -> None:
-    weight = make_weight(1024, 512)
+def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
+    weight, unknown = make_weight(1024, 512), make_weight(1024, 512, Options("bfloat16", 64, False))
     x, out = activations((16, 1024), "float16"), poisoned((16, 512), "float16")
+    other, other_out = activations((16, 1024), "bfloat16"), poisoned((16, 512), "bfloat16")
     wanted, stream, space = marlin_gemm(x, weight.packed), new_stream(), MarlinWorkspace(0)
     release_workspaces()  # an earlier stream may have had the same handle
+    # A mixture that no other test asks for, so that its kernel cannot be there yet.
+    feed = {"weight": "cp_async", "activation": "cp_async"}
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        with pytest.raises(LaunchError, match="warm_up"):
+        with pytest.raises(LaunchError, match="before the capture"):
             marlin_gemm(x, weight.packed, out)
+        with pytest.raises(LaunchError, match="before the capture"):
+            marlin_gemm(other, unknown.packed, other_out, workspace=space, feed=feed)
         marlin_gemm(x, weight.packed, out, workspace=space)
         graph = stream.end_capture()
         graph.launch(stream)

@@ -13,6 +13,7 @@ from cudatma.layout import (
     Swizzle,
     bank_conflicts,
     box_layout,
+    interleaved_layout,
     required_alignment,
     swizzle,
     to_tma_order,
@@ -86,27 +87,27 @@ def test_spans_and_alignment(mode: Swizzle, span: int, alignment: int) -> None:
 
 # Worked by hand: 16 fp16 are 32 bytes, padded to a 128-byte pitch; 64 fp16 fill it.
 @pytest.mark.parametrize(
-    ("counts", "bits", "mode", "interleave", "expected", "footprint"),
+    ("counts", "bits", "mode", "expected", "footprint"),
     [
-        ((64, 8), 16, Swizzle.B128, Interleave.NONE, 1024, 1024),
-        ((16, 8), 16, Swizzle.B128, Interleave.NONE, 256, 1024),
-        ((16, 8), 16, Swizzle.NONE, Interleave.NONE, 256, 256),
-        ((8, 3, 5), 32, Swizzle.B64, Interleave.NONE, 480, 960),
-        ((256, 4), 64, Swizzle.NONE, Interleave.NONE, 8192, 8192),
-        ((32, 2), 4, Swizzle.NONE, Interleave.NONE, 32, 32),
-        ((16,), 8, Swizzle.B32, Interleave.NONE, 16, 32),
-        # Counted and written on an H200: 128 and 256 bytes, 128 and 512 bytes.
-        ((8, 4, 2), 16, Swizzle.NONE, Interleave.B16, 128, 256),
-        ((8, 4, 2), 16, Swizzle.B32, Interleave.B32, 128, 512),
-        ((24, 4, 2), 16, Swizzle.B32, Interleave.B32, 384, 1024),
-        ((8, 4, 2), 16, Swizzle.B128, Interleave.B16, 128, 1024),
+        ((64, 8), 16, Swizzle.B128, 1024, 1024),
+        ((16, 8), 16, Swizzle.B128, 256, 1024),
+        ((16, 8), 16, Swizzle.NONE, 256, 256),
+        ((8, 3, 5), 32, Swizzle.B64, 480, 960),
+        ((256, 4), 64, Swizzle.NONE, 8192, 8192),
+        ((32, 2), 4, Swizzle.NONE, 32, 32),
+        ((16,), 8, Swizzle.B32, 16, 32),
     ],
 )
-def test_box_layout(
-    counts: tuple[int, ...], bits: int, mode: Swizzle, interleave: Interleave, expected: int, footprint: int
-) -> None:
-    layout = box_layout(counts, bits, mode, interleave)
+def test_box_layout(counts: tuple[int, ...], bits: int, mode: Swizzle, expected: int, footprint: int) -> None:
+    layout = box_layout(counts, bits, mode)
     assert (layout.expected_bytes, layout.footprint_bytes) == (expected, footprint)
+
+
+def test_interleaved_rows_are_padded_to_the_span() -> None:
+    layout = interleaved_layout(2, 5, Interleave.B16, Swizzle.B128)
+    assert (layout.row_bytes, layout.pitch_bytes, layout.footprint_bytes) == (32, 128, 640)
+    layout = interleaved_layout(3, 5, Interleave.B32, Swizzle.B32)
+    assert (layout.row_bytes, layout.pitch_bytes, layout.footprint_bytes) == (96, 96, 480)
 
 
 def test_traversed_rounds_up_and_ignores_the_inner_step() -> None:

@@ -77,7 +77,7 @@ def test_a_bias_is_checked_when_the_layer_is_made(bias: Any, error: type[Excepti
 def test_what_else_is_checked_then() -> None:
     packed = quantize_linear(dense(), group_size=32)
     with pytest.raises(ArgumentTypeError, match="PackedWeight"):
-        MarlinLinear(dense())  # type: ignore[arg-type]
+        MarlinLinear(dense())
     with pytest.raises(ArgumentError, match="feed"):
         MarlinLinear(packed, feed="dma")
     with pytest.raises(ArgumentError, match=r"x\.shape"):

@@ -98,13 +98,28 @@ def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[MarlinSpec, int
 
 
 @given(problems)
-def test_shares_of_the_line_are_equal_and_balance_the_grid(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_the_longest_share(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+    """Divided: nobody waits for more than one stage. Whole: it takes no longer than dividing, partial sums included."""
     spec, m, n, k, resident = case
     made = cut(*case)
     work = [sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.blocks)]
-    assert max(work) - min(work) <= 1
     units = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * ceil_div(k, spec.block_k)
-    assert max(work) == ceil_div(units, resident), "fewer blocks than the card holds must not take longer"
+    least = ceil_div(units, resident)
+    if made.plan.stream_tiles:
+        assert max(work) - min(work) <= 1
+        assert max(work) == least
+    else:
+        stage_bytes = spec.block_n * spec.block_k / 2 + spec.block_m * spec.block_k * 2
+        assert max(work) <= least + spec.block_m * spec.block_n * 4 / stage_bytes
+
+
+@given(problems)
+def test_a_tile_is_divided_among_two_at_most_where_there_is_a_full_wave(
+    case: tuple[MarlinSpec, int, int, int, int],
+) -> None:
+    made = cut(*case)
+    if made.tiles >= case[-1] and made.plan.stream_tiles:
+        assert made.problem.stream_units >= made.problem.k_iterations
 
 
 @given(problems)
@@ -215,8 +230,16 @@ def test_full_waves_are_dealt_out_whole() -> None:
     assert schedule(spec, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
     one_more = schedule(spec, 8, 128 * 133, 4096, 132)
     assert (one_more.blocks, one_more.stream_tiles, one_more.partial_blocks) == (132, 133, 132)
-    few = schedule(spec, 1, 128, 256, 132)
-    assert (few.blocks, few.stream_tiles) == (1, 1)
+    single = schedule(spec, 1, 128, 256, 132)
+    assert (single.blocks, single.partial_blocks) == (1, 0)
+
+
+def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
+    spec = SPECS[0]
+    few = schedule(spec, 1, 4 * 128, 256 * 66, 132)
+    assert (few.blocks, few.stream_tiles, few.partial_blocks) == (132, 4, 132)
+    # As few blocks as keep the longest share: 200 stages are two a share with 132 blocks, and still with 100.
+    assert schedule(spec, 1, 2 * 128, 256 * 100, 132).blocks == 100
 
 
 def test_too_many_stages_are_refused() -> None:

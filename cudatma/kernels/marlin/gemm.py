@@ -117,7 +117,7 @@ def _first(
     if rows.rows == 0:
         return out
     space = stream_workspace(device, handle) if space is None else space
-    plan = _plan(w, rows, target, feeds, programmatic)
+    plan = _plan(w, rows, target, feeds, programmatic, device, handle)
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)
     key = _key(x, out, feed, programmatic) if isinstance(feed, str) else None
@@ -126,11 +126,11 @@ def _first(
     return out
 
 
-def _plan(w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> Plan:
-    key = (x.info.device, x.rows, x.pitch_bytes, out.pitch_bytes, feeds, programmatic)
+def _plan(w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool, device: int, handle: int) -> Plan:
+    key = (device, x.rows, x.pitch_bytes, out.pitch_bytes, feeds, programmatic)
     plan = w.attachments.get(key)
     if plan is None:
-        plan = Plan(w, x, out, feeds, programmatic)
+        plan = Plan(w, x, out, feeds, programmatic, handle)
         _keep(w, key, plan)
     return plan
 

@@ -7,7 +7,7 @@ from ctypes import addressof
 from typing import Any
 
 from cudatma import context
-from cudatma.build import load_kernel
+from cudatma.build import known_kernel, load_kernel
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
@@ -15,7 +15,7 @@ from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.launch import Kernel
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
@@ -30,13 +30,21 @@ def resolve_feeds(feeds: Feeds, w: PackedWeight, pitch_bytes: int) -> Feeds:
     return feeds if pitch_bytes % 16 == 0 else Feeds(feeds.weight, feeds.scale, "plain")
 
 
-def configure(w: PackedWeight, m: int, device: int, feeds: Feeds) -> tuple[Kernel, MarlinSpec, Schedule]:
-    """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule."""
+def configure(
+    w: PackedWeight, m: int, device: int, feeds: Feeds, stream: int | None = None
+) -> tuple[Kernel, MarlinSpec, Schedule]:
+    """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule.
+
+    stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
+    """
     target = detect(device)
     k, n = w.shape
     processors = context.device(device).multiprocessors
     choice = choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), m, target, processors, feeds)
-    kernel = load_kernel(TEMPLATE, choice.spec, target)
+    known = known_kernel(TEMPLATE, choice.spec, target)
+    if stream is not None and (known is None or not known.is_loaded(device)):
+        refuse_in_capture(device, stream, "a stream that has its kernel loaded")
+    kernel = known or load_kernel(TEMPLATE, choice.spec, target)
     kernel.load(device)
     resident = kernel.occupancy(choice.spec.threads, choice.spec.smem_bytes, device)
     if resident < 1:
@@ -69,13 +77,13 @@ class Plan:
         "x_extent",
     )
 
-    def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool) -> None:
+    def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool, stream: int) -> None:
         device = x.info.device
         if device is None:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         self.device, target = device, detect(device)
         feeds = resolve_feeds(feeds, w, x.pitch_bytes)
-        kernel, spec, self.schedule = configure(w, x.rows, device, feeds)
+        kernel, spec, self.schedule = configure(w, x.rows, device, feeds, stream)
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()

@@ -57,16 +57,19 @@ def ceil_div(a: int, b: int) -> int:
 def schedule(spec: MarlinSpec, m: int, n: int, k: int, resident_blocks: int) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks that run at the same time.
 
-    Full waves of tiles are dealt out whole. What does not fill a wave is divided by depth together with one full wave,
-    so that every block gets the same number of stages and no share is shorter than a tile (unless there is less than
-    one wave altogether).
+    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay. Else it is divided by
+    depth together with one full wave, so that every block gets the same number of stages and no share is shorter than
+    a tile (unless there is less than one wave altogether).
     """
     tiles_m, tiles_n, k_iterations = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n), ceil_div(k, spec.block_k)
     tiles = tiles_m * tiles_n
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
     waves, rest = divmod(tiles, resident_blocks)
-    if rest == 0:
+    whole_stages = ceil_div(tiles, resident_blocks) * k_iterations
+    # Partial sums go out and come in again: that takes about as long as stages of as many bytes.
+    division_stages = spec.partial_bytes // (spec.weight_stage_bytes + spec.activation_stage_bytes)
+    if whole_stages <= ceil_div(tiles * k_iterations, resident_blocks) + division_stages:
         return Schedule(min(resident_blocks, tiles), tiles_m, tiles_n, k_iterations, 0)
     if waves:
         return Schedule(resident_blocks, tiles_m, tiles_n, k_iterations, rest + resident_blocks)

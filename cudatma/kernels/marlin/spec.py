@@ -78,6 +78,9 @@ class MarlinSpec:
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
                 raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        for field in ("block_m", "stages"):
+            if type(getattr(self, field)) is not int:
+                raise ArgumentError(field, getattr(self, field), "an int")
         if self.block_m % 8 or not 8 <= self.block_m <= _MAX_BOX:
             raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {_MAX_BOX}")
         if self.block_m % self.warps_m or self.warp_m not in (8, 16, 32, 48, 64, 128):

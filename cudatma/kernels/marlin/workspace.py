@@ -88,7 +88,7 @@ def stream_workspace(device: int, stream: int) -> MarlinWorkspace:
         with _lock:
             known = _by_stream.get((device, stream))
             if known is None:
-                refuse_allocation_in_capture(device, stream)
+                refuse_in_capture(device, stream, "a stream that has its workspace, or workspace=")
                 known = _by_stream[(device, stream)] = MarlinWorkspace(device)
     return known
 
@@ -99,17 +99,13 @@ def release_workspaces() -> None:
         _by_stream.clear()
 
 
-def refuse_allocation_in_capture(device: int, stream: int) -> None:
+def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
     """Raise LaunchError while ``stream`` is being captured into a graph. [CUDA driver API, cuStreamIsCapturing]"""
     with context.using(device) as driver:
         status = check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
     if int(status) != 0:
-        raise LaunchError(
-            "stream",
-            "a stream under graph capture",
-            "a stream that has its workspace",
-            "run the GEMM once on this stream before the capture, call warm_up(), or pass workspace=",
-        )
+        remedy = "run this GEMM once on this stream before the capture, or call MarlinLinear.warm_up()"
+        raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
 def check_workspace(workspace: object, device: int) -> MarlinWorkspace:

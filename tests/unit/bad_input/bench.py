@@ -27,7 +27,7 @@ from cudatma.errors import CudaTmaError
 from cudatma.launch_config import FunctionLimits
 from cudatma.loading import Function, Resources
 from cudatma.quantization import pack
-from cudatma.target import detect
+from cudatma.target import _detect
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 X_ADDRESS, OUT_ADDRESS, BIAS_ADDRESS = 0x7F0000000000, 0x7F1000000000, 0x7F2000000000
@@ -233,5 +233,5 @@ class Bench:
 
 
 def forget_the_driver() -> None:
-    for remembered in (detect, has_driver, backend._has_usable_card):
+    for remembered in (_detect, has_driver, backend._has_usable_card):
         remembered.cache_clear()

@@ -21,7 +21,7 @@ ENVIRONMENT = [
          lambda b: (b.variable("CUDATMA_BACKEND", "tpu"), gemm(backend=None))),
     Case("weight on the host, backend variable", ArgumentError, "weight.device", "to_device()",
          lambda b: (b.variable("CUDATMA_BACKEND", "cuda"), c.MarlinLinear(host_weight()).warm_up([1]))),
-    Case("target variable", TargetError, "target", "sm_75",
+    Case("target variable", TargetError, "CUDATMA_TARGET", "sm_75",
          lambda b: (b.variable("CUDATMA_TARGET", "sm_75"), compile_text(target=None))),
     Case("cache in a relative folder", CacheError, "CUDATMA_CACHE_DIR", "absolute",
          lambda b: (b.variable("CUDATMA_CACHE_DIR", "here"), compile_text())),

@@ -1,0 +1,1154 @@
+// cudatma: kernels/marlin_portable.cu.j2 for sm_90a
+// spec: MarlinSpec
+//   dtype = 'float16'
+//   group_size = -1
+//   has_zeros = True
+//   block_m = 128
+//   block_n = 256
+//   block_k = 64
+//   warps_m = 1
+//   warps_n = 8
+//   warps_k = 1
+//   stages = 3
+//   feed_weight = 'tma'
+//   feed_scale = 'tma'
+//   feed_activation = 'plain'
+//   scale_on = 'epilogue'
+//   weight_policy = 'evict_normal'
+//   blocks_per_sm = 1
+//   consumer_registers = 232
+// 8 warps consume, 4 produce; a block takes 78896 B.
+// One stage holds
+//    16384 B  activations 128 x 64 float16, 128B swizzle
+//     8192 B  weights 256 x 64 int4, packed layout 1
+// Shared memory, by offset
+//        0  activations, 49152 B
+//    49152  weights, 24576 B
+//    73728  output_staging, 5120 B
+//    78848  full_barriers, 24 B
+//    78872  empty_barriers, 24 B
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
+// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
+__device__ __forceinline__ void mbarrier_inval(u32 bar) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
+__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
+// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity), "r"(ns)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
+// delivered and what the arriving threads wrote can be read afterwards.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
+// it is one of the arrivals that mbarrier_init counted.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
+// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
+// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
+//   _hint       the L2 policy of createpolicy_*.
+//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
+//               barrier at the offset of `bar` receives the bytes, and must be armed before.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.prefetch.tensor] Brings the box at (c0, c1, ..) to L2; nobody is told when it is there.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_1d(
+    const TensorMap* map, int c0) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%0, {%1}];"
+        :
+        : "l"(map), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
+    const TensorMap* map, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(
+    const TensorMap* map, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_4d(
+    const TensorMap* map, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_5d(
+    const TensorMap* map, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+// [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.prefetch] Brings `bytes` bytes at `src` to L2; address and size are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk_prefetch(const void* src, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+                 :
+                 : "l"(__cvta_generic_to_global(src)), "r"(bytes)
+                 : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, createpolicy] The L2 policy evict_last for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_normal() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// [PTX ISA, stmatrix] The way back, with the same distribution.
+//   _trans  of the transposed matrices.
+__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
+__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+    return transposed;
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
+// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
+// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
+__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the block's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+}  // namespace cudatma
+namespace cudatma {
+// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
+constexpr u32 BLOCK_M = 128;      // tokens of a block's tile (columns of the mma)
+constexpr u32 BLOCK_N = 256;      // channels (rows of the mma)
+constexpr u32 BLOCK_K = 64;      // depth of one stage
+constexpr u32 WARPS_M = 1;
+constexpr u32 WARPS_N = 8;
+constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
+constexpr u32 WARP_M = 128;
+constexpr u32 WARP_N = 32;
+constexpr u32 STAGES = 3;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr u32 PRODUCER_THREADS = 128;
+constexpr u32 PRODUCER_REGISTERS = 40;
+constexpr u32 CONSUMER_REGISTERS = 232;
+constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
+constexpr u32 GROUPS_PER_STAGE = 1;
+
+constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp
+constexpr u32 N8 = WARP_M / 8;                  // 8-token fragments of a warp
+constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
+constexpr u32 N64_PER_TILE = BLOCK_N / 64;
+constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
+
+// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
+constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
+constexpr u32 WEIGHT_STAGE_BYTES = 8192;
+constexpr u32 SCALE_STAGE_BYTES = 0;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 8192;   // what TMA brings into one stage
+constexpr u32 FULL_ARRIVALS = 129;
+constexpr u32 ACTIVATIONS = 0;
+constexpr u32 WEIGHTS = 49152;
+constexpr u32 SCALES = 73728;
+constexpr u32 ZEROS = 73728;
+constexpr u32 OUTPUT_STAGING = 73728;
+constexpr u32 DEPTH_REDUCTION = 78848;
+constexpr u32 FULL_BARRIERS = 78848;
+constexpr u32 EMPTY_BARRIERS = 78872;
+constexpr u32 STAGING_PITCH_BYTES = 80;
+constexpr u32 STAGING_BYTES = 640;
+
+struct Problem {
+    u32 m, n, k;
+    u32 tiles_m, tiles_n;      // output tiles
+    u32 raster_m;              // token tiles that are visited before the next channel tile, so that L2 serves both operands
+    u32 k_iterations;          // stages that one tile takes
+    u32 weight_rows;           // rows of the packed weight (64 x 64 blocks)
+    u32 weight_row_blocks;     // 64-deep blocks of one 64-channel row
+    u32 scale_rows;            // groups
+    u32 scale_pitch;           // channels of a row of scales, padded
+    u32 stream_tiles;          // the first tiles, whose depth is divided among all blocks
+    u32 stream_units;          // stages that every block takes of them ...
+    u32 stream_extra;          // ... and the number of blocks that take one more
+    u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
+    u32 padding;
+    u64 activation_pitch;      // elements
+    u64 output_pitch;          // elements
+};
+// ---- Which tiles a block works on -----------------------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block
+// (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that first piece is a contribution to the
+// tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
+// and collected late. Owners wait only for blocks with a lower blockIdx (the share number counts down), which were
+// dispatched before them: no wait can starve a block that has not started.
+
+struct Piece {
+    u32 tile, k_begin, k_end;
+};
+
+__device__ __forceinline__ u32 share_begin(const Problem& problem, u32 share) {
+    return share * problem.stream_units + min(share, problem.stream_extra);
+}
+
+struct WorkQueue {
+    u32 unit, unit_end;   // what is left of this block's share
+    u32 tile, tiles;      // next whole tile
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 share)
+        : unit(share_begin(problem, share)), unit_end(share_begin(problem, share + 1)),
+          tile(problem.stream_tiles + share), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
+        if (unit < unit_end) {
+            piece.tile = unit / problem.k_iterations;
+            piece.k_begin = unit - piece.tile * problem.k_iterations;
+            piece.k_end = min(problem.k_iterations, piece.k_begin + (unit_end - unit));
+            unit += piece.k_end - piece.k_begin;
+            return true;
+        }
+        if (tile >= tiles) return false;
+        piece = Piece{tile, 0, problem.k_iterations};
+        tile += gridDim.x;
+        return true;
+    }
+};
+
+// Tiles are numbered through bands of raster_m token tiles, channel by channel.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 band_tiles = problem.raster_m * problem.tiles_n;
+    const u32 band = tile / band_tiles, inside = tile - band * band_tiles;
+    const u32 band_rows = min(problem.raster_m, problem.tiles_m - band * problem.raster_m);
+    tile_n = inside / band_rows;
+    tile_m = band * problem.raster_m + inside - tile_n * band_rows;
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    Piece piece;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 share)
+        : queue(problem, share), piece{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < piece.k_end) return true;
+        if (!queue.next(problem, piece)) return false;
+        k = piece.k_begin;
+        tile_position(problem, piece.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+__device__ __forceinline__ void advance(u32& stage, u32& phase) {
+    if (++stage == STAGES) {
+        stage = 0;
+        phase ^= 1;
+    }
+}
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+struct ZeroPoint {
+    u32 low, high;
+};
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+}
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+}
+__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
+__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
+// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row are filled with zeros; blocks past this
+// row's depth belong to the next channels, and meet activations that are zero.
+__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
+                                             u32 k_iteration, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < N64_PER_TILE; ++i) {
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k_iteration * K64_PER_STAGE;
+        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
+    }
+}
+// The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
+__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const int* permutation,
+                                                 const Problem& problem, u32 tile_m, u32 k_iteration, u32 thread) {
+    constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
+#pragma unroll 2
+    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
+        const u32 chunk = piece & 7, token = (piece >> 3) % BLOCK_M, k64 = (piece >> 3) / BLOCK_M;
+        const u32 target = smem + k64 * BLOCK_M * 128 + token * 128 + ((chunk ^ (token & 7)) << 4);
+        const u32 row = tile_m * BLOCK_M + token, depth = k_iteration * BLOCK_K + k64 * 64 + chunk * 8;
+        const u32 valid = row < problem.m && depth < problem.k ? min(8u, problem.k - depth) : 0;   // elements
+        const u16* source = activations + (valid ? row * problem.activation_pitch : 0);
+        u32 pairs[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (i < valid) {
+                const u32 column = depth + i;
+                pairs[i / 2] |= (u32)source[column] << (i % 2 * 16);
+            }
+        }
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :: "r"(target), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+    }
+}
+// ---- Partial sums: between the warps that split a stage's depth, and between the blocks that split a tile -----------
+// A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+typedef float Accumulators[C_GROUPS][N8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
+}
+
+// Workspace: for every share one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile.
+__device__ __forceinline__ float4* partial_sums(float4* partials, u32 share, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
+    return partials + (u64)(share * WARPS_M * WARPS_N + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void contribute(const Accumulators& acc, float4* partials, u32* flags, u32 share, u32 warp_tile,
+                                           u32 lane) {
+    float4* slot = partial_sums(partials, share, warp_tile, lane);
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n)
+            slot[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
+    __syncwarp();
+    if (lane == 0) {   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+        __threadfence();
+        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + share * WARPS_M * WARPS_N + warp_tile) : "memory");
+    }
+}
+
+// The owner of a tile adds the other blocks' sums in the order of their shares, whatever order they arrive in: the
+// result is the same bits every time. It clears the flags for the next launch.
+__device__ __forceinline__ void collect(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
+                                        u32 units_missing, u32 warp_tile, u32 lane) {
+    u32 last = share;   // the last share with a part of this tile
+    while (units_missing > 0) {
+        ++last;
+        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
+    }
+    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = flags + other * WARPS_M * WARPS_N + warp_tile;
+        u32 ready = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
+        } while (ready == 0);
+        *flag = 0;   // its writer comes back in a later launch at the earliest
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (u32 other = share + 1; other <= last; ++other) {
+        const float4* slot = partial_sums(partials, other, warp_tile, lane);
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) {
+                const float4 sum = __ldcg(slot + (c * N8 + n) * 32);
+                acc[c][n][0] += sum.x;
+                acc[c][n][1] += sum.y;
+                acc[c][n][2] += sum.z;
+                acc[c][n][3] += sum.w;
+            }
+    }
+}
+
+// ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
+// stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
+                                             const u16* scales, u32 smem, u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
+    constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
+    const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
+    const u32 group = lane >> 2;
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) {
+        const u32 low = channel0 + 16 * c + group, high = low + 8;
+        // Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r.
+        const u32 inside = channel0 % 64 / 16 + c;
+        u32 scale_pair = 0;
+        if (low < problem.scale_pitch)
+            scale_pair = *(const u32*)(scales + (channel0 / 64 * 64 + 8 * group + 2 * inside));
+        const float scale_low = low_to_float(scale_pair), scale_high = high_to_float(scale_pair);
+        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            acc[c][n][0] = acc[c][n][0] * scale_low + bias_low;
+            acc[c][n][1] = acc[c][n][1] * scale_low + bias_low;
+            acc[c][n][2] = acc[c][n][2] * scale_high + bias_high;
+            acc[c][n][3] = acc[c][n][3] * scale_high + bias_high;
+        }
+    }
+#pragma unroll
+    for (u32 n = 0; n < N8; ++n) {
+        __syncwarp();   // the rows of the previous 8 tokens are read
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c) {
+            const u32 fragments[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
+            stmatrix_x2_trans(staging + (lane & 7) * STAGING_PITCH_BYTES + (2 * c + (lane >> 3 & 1)) * 16, fragments);
+        }
+        __syncwarp();
+#pragma unroll
+        for (u32 vector = lane; vector < 8 * VECTORS_PER_TOKEN; vector += 32) {
+            const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
+            const u32 token = token0 + 8 * n + row, channel = channel0 + 8 * column;
+            uint4 values;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                         : "r"(staging + row * STAGING_PITCH_BYTES + column * 16) : "memory");
+            if (token >= problem.m || channel >= problem.n) continue;
+            u16* target = output + token * problem.output_pitch + channel;
+            if (problem.output_vectors && channel + 8 <= problem.n) {
+                *(uint4*)target = values;
+            } else {   // a row that is not 16-byte aligned, or the last channels
+                const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+                for (u32 i = 0; i < 8; ++i)
+                    if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+            }
+        }
+    }
+}
+// ---- Consumer: one piece of work ---------------------------------------------------------------------------------------------
+// Where a warp stands in the tile.
+struct WarpPosition {
+    u32 lane, k;               // k: which part of the stage's depth
+    u32 tile;                  // warp tile, 0 .. WARPS_M * WARPS_N - 1
+    u32 token0, channel0;      // of its corner in the block's tile
+    __device__ __forceinline__ explicit WarpPosition(u32 warp, u32 lane)
+        : lane(lane), k(warp / (WARPS_M * WARPS_N)), tile(warp % (WARPS_M * WARPS_N)),
+          token0(tile / WARPS_N * WARP_M), channel0(tile % WARPS_N * WARP_N) {}
+};
+
+// This thread's channels of a 64-channel row in permuted order: C_GROUPS pairs (g, g + 8), side by side.
+__device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
+    return channel0 / 64 * 64 + 8 * (lane >> 2) + 2 * (channel0 % 64 / 16);
+}
+
+// Where this thread reads in slot 0; the other slots follow at a stage's distance. The values pass through a shuffle so
+// that ptxas keeps them: it would rather compute them anew from the thread number in every stage.
+struct SlotAddresses {
+    u32 activations, weights, scales, zeros;
+
+    __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
+        const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
+        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
+        // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
+        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + warp.token0 + row) * 128 + ((chunk ^ token) << 4));
+        weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+                       warp.channel0 % 64 * 32 + lane * 16);
+        scales = zeros = 0;
+    }
+
+    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, threadIdx.x % 32); }
+};
+
+// What a thread holds of the weights for 64 depths.
+struct WeightFragments {
+    uint4 packed[C_GROUPS];        // one word for each 16-deep step
+    ZeroPoint zeros[C_GROUPS];
+};
+
+// k64: of this warp's part of the stage.
+__device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
+    const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
+                       "=r"(weights.packed[c].w)
+                     : "r"(base + c * 512) : "memory");
+}
+
+// Activations of one 16-deep step: operand B for 16 tokens from token n * 8 on. ldmatrix reads 8 x 8 tiles whose rows are
+// tokens. The step's two chunks differ from step 0's in bits 5 and 6 of the swizzled address.
+constexpr u32 N8_PER_LOAD = 16 / 8;
+
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[N8_PER_LOAD][2], u32 row, u32 n, u32 step) {
+    u32 r[4];
+    ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
+    b[0][0] = r[0];
+    b[0][1] = r[1];
+    b[1][0] = r[2];
+    b[1][1] = r[3];
+}
+
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+// One 16-deep step: all of this warp's weights are dequantised, then meet the activations a few tokens at a time.
+// row: where this thread reads the warp's first tokens in the 64-deep box.
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 row, u32 step) {
+    u32 a[C_GROUPS][4];
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) {
+        dequantize(a[c], word(weights.packed[c], step), weights.zeros[c]);
+    }
+#pragma unroll
+    for (u32 n = 0; n < N8; n += N8_PER_LOAD) {
+        u32 b[N8_PER_LOAD][2];
+        load_activation_fragments(b, row, n, step);
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+            for (u32 i = 0; i < N8_PER_LOAD; ++i)
+                mma_m16n8k16_f16(acc[c][n + i], a[c], b[i][0], b[i][1]);
+    }
+}
+// Multiplies the stages of one piece.
+//
+// A slot is released only when the loop has come round, not where its last value is read: ptxas may issue mbarrier.arrive
+// while earlier ld.shared are still under way, and stores of other warps can hold those up until TMA has refilled the
+// slot. Once the loop has come round, every value read has been used by an instruction that was issued before.
+__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
+                                              u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
+    Accumulators& sums = acc;
+    u32 previous = stage;
+#pragma unroll 1
+    for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
+        __syncwarp();
+        if (k > piece.k_begin && lane == 0) mbarrier_arrive(empty + 8 * previous);
+        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
+#pragma unroll
+        for (u32 i = 0; i < K64_PER_WARP; ++i) {
+            const u32 row = slots.activations + stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * 128;
+            load_weight_fragments(weights, slots, stage, i);
+#pragma unroll
+            for (u32 step = 0; step < 4; ++step) {
+                multiply_step(sums, weights, row, step);
+            }
+        }
+        previous = stage;
+        advance(stage, phase);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty + 8 * previous);
+}
+}  // namespace cudatma
+
+// Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
+// CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
+extern "C" __global__ void __launch_bounds__(384, 1)
+marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_plain(
+    const __grid_constant__ cudatma::TensorMap weight_map,
+    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
+    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
+    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(full + 8 * stage, FULL_ARRIVALS);
+            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
+        }
+        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
+    }
+    __syncthreads();
+    griddepcontrol_launch_dependents();   // the next kernel may come in and prefetch its weights
+
+    const u32 share = gridDim.x - 1 - blockIdx.x;
+    u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
+
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        StageCursor cursor(problem, share);
+        // ---- Producer: 128 threads copy; TMA, where an operand still uses it, is issued by the first ----------------
+        const u32 thread = threadIdx.x - 32 * CONSUMER_WARPS;
+        const u64 policy = createpolicy_evict_normal();
+        griddepcontrol_wait();
+        while (cursor.next(problem)) {
+            const u32 bar = full + 8 * stage;
+            mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
+            if (thread == 0) {
+                mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
+                load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, cursor.tile_n, cursor.k,
+                             policy);
+            }
+            __syncwarp();
+            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, permutation, problem,
+                             cursor.tile_m, cursor.k, thread);
+            mbarrier_arrive(bar);                  // releases this thread's stores
+            advance(stage, phase);
+        }
+        return;
+    }
+
+    // ---- Consumers --------------------------------------------------------------------------------------------------
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    const WarpPosition warp(warp_index, lane);
+    const SlotAddresses slots(smem, warp);
+    WorkQueue queue(problem, share);
+    Piece piece;
+    Accumulators acc;
+    WeightFragments weights;
+    griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
+    while (queue.next(problem, piece)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, piece.tile, tile_m, tile_n);
+        const u32 token0 = tile_m * BLOCK_M + warp.token0, channel0 = tile_n * BLOCK_N + warp.channel0;
+        // Whole-column zero points stay in registers for the tile.
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c) {
+            const u32 at = permuted_channel(channel0, lane) + 2 * c;
+            const u32 pair = channel0 < problem.scale_pitch ? *(const u16*)(zeros + at) : 0x0808u;
+            weights.zeros[c] = zero_point(pair & 0xff, pair >> 8);
+        }
+        clear(acc);
+        consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
+        if (piece.k_begin > 0) {
+            contribute(acc, partials, flags, share, warp.tile, lane);
+            continue;
+        }
+        if (piece.k_end < problem.k_iterations)
+            collect(acc, problem, partials, flags, share, problem.k_iterations - piece.k_end, warp.tile, lane);
+        store_result(acc, problem, output, bias, scales, smem, warp.tile, token0, channel0, lane);
+    }
+}

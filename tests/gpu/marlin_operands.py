@@ -1,0 +1,162 @@
+"""Operands and references of the Marlin GEMM on a card: weights of known integers, poison, float64, comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cudatma.dtypes import activation_type
+from cudatma.quantization import PackedWeight, pack
+
+DTYPES = ("float16", "bfloat16")
+FEEDS: dict[str, str | dict[str, str]] = {
+    "tma": "tma",
+    "cp_async": "cp_async",
+    "scale by cp_async": {"scale": "cp_async"},
+    "weight by cp_async": {"weight": "cp_async"},
+    "activation by cp_async": {"activation": "cp_async"},
+}
+#: ||out - reference|| / ||reference||.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+#: Of one element: (in units of the reference's root mean square, relative to the element). One wrong element in a large
+#: result would not show in the norm. The second is two roundings, of the weight and of the result.
+ELEMENT_TOLERANCE = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
+#: A NaN in both types: what a kernel forgets to write, or reads where it should not, spoils the norm.
+POISON = 0xFFFF
+#: Random values are taken in turn from a pool whose length is prime, so that no two rows or columns are equal.
+_POOL_ELEMS = 1_048_573
+#: Keeps 0 / 0 from being a NaN where a reference is zero altogether, as a 1 x 1 weight may be.
+_TINY = 1e-200
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything but the shape. feed: a key of FEEDS."""
+
+    dtype: str = "float16"
+    group_size: int = 128
+    symmetric: bool = True
+    feed: str = "tma"
+    act_order: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """packed: on the card. dense: the same values as float64 (K, N) in the order of the activations' columns, computed
+    from the integers that were packed and not from the packed layout."""
+
+    packed: PackedWeight
+    dense: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """error: relative, in norm. element: the worst element's error as a part of what is allowed. untouched: whether the
+    rows behind the result kept their poison."""
+
+    error: float
+    element: float
+    untouched: bool
+
+    def problem(self, dtype: str) -> str:
+        """What is wrong; empty if nothing is. A NaN is greater than any tolerance."""
+        found = [] if self.untouched else ["rows behind the result were written"]
+        if not self.error <= TOLERANCE[dtype]:
+            found.append(f"relative error {self.error:.3g}, allowed {TOLERANCE[dtype]:g}")
+        if not self.element <= 1:
+            found.append(f"one element is off by {self.element:.3g} times what is allowed")
+        return "; ".join(found)
+
+
+@lru_cache(maxsize=4)
+def _pool(kind: str) -> Any:
+    """On the card: "values": uint8 0..15; a dtype's name: the bits of normal values of that type."""
+    import cupy
+
+    rng = np.random.default_rng(20)
+    if kind == "values":
+        return cupy.asarray(rng.integers(0, 16, _POOL_ELEMS, dtype=np.uint8))
+    normal = rng.standard_normal(_POOL_ELEMS, dtype=np.float32)
+    return cupy.asarray(normal.astype(activation_type(kind).numpy).view(np.uint16))
+
+
+def _drawn(kind: str, shape: tuple[int, ...], seed: int) -> Any:
+    import cupy
+
+    places = cupy.arange(math.prod(shape), dtype=np.int64) + 7919 * seed
+    return _pool(kind)[places % _POOL_ELEMS].reshape(shape)
+
+
+def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    """Normal values on the card."""
+    return _drawn(dtype, shape, seed).view(activation_type(dtype).numpy)
+
+
+def make_weight(k: int, n: int, options: Options = Options(), seed: int = 0) -> Weight:
+    """Random integers, scales that differ by up to three times and bring results near 1, zero points 0..16."""
+    import cupy
+
+    rng = np.random.default_rng((k, n, seed))
+    groups = 1 if options.group_size == -1 else -(-k // options.group_size)
+    q = _drawn("values", (k, n), seed)
+    scales = rng.uniform(0.5, 1.5, (groups, n)) / (4.8 * math.sqrt(k))
+    scales = scales.astype(activation_type(options.dtype).numpy)
+    zeros = None if options.symmetric else rng.integers(0, 17, (groups, n), dtype=np.uint8)
+    perm = rng.permutation(k) if options.act_order else None
+    packed = pack(q, scales, zeros, group_size=options.group_size, perm=perm)
+    dense = q.astype(np.float64)
+    size = k if groups == 1 else options.group_size
+    for group in range(groups):
+        rows = dense[group * size : (group + 1) * size]
+        rows -= 8 if zeros is None else cupy.asarray(zeros[group].astype(np.float64))
+        rows *= cupy.asarray(scales[group].astype(np.float64))
+    if perm is not None:
+        ordered = cupy.empty_like(dense)
+        ordered[cupy.asarray(perm)] = dense
+        dense = ordered
+    return Weight(packed, dense)
+
+
+def make_bias(n: int, dtype: str) -> Any:
+    return activations((n,), dtype, seed=5)
+
+
+def bits(array: Any) -> Any:
+    return array.view(np.uint16)
+
+
+def to_float64(array: Any) -> Any:
+    """fp16 or bf16 on the card as float64; bf16 by way of its bits, whatever CuPy can do with it."""
+    if array.dtype == np.float16:
+        return array.astype(np.float64)
+    return (bits(array).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> Any:
+    import cupy
+
+    return cupy.full(shape, POISON, np.uint16).view(activation_type(dtype).numpy)
+
+
+def is_poison(array: Any) -> bool:
+    """Whether every element still is what poisoned() left; True where there is none."""
+    return bool((bits(array) == POISON).all())
+
+
+def compare(out: Any, reference: Any, untouched: bool = True) -> Outcome:
+    """out (fp16 or bf16) against float64, both on the card. Synchronises."""
+    import cupy
+
+    if out.size == 0:
+        return Outcome(0.0, 0.0, untouched)
+    near, relative = ELEMENT_TOLERANCE[out.dtype.name]
+    difference = cupy.abs(to_float64(out) - reference)
+    power = (reference * reference).sum() + _TINY
+    allowed = near * cupy.sqrt(power / out.size) + relative * cupy.abs(reference)
+    error = cupy.sqrt((difference * difference).sum() / power)
+    return Outcome(float(error), float((difference / allowed).max()), untouched)

@@ -1,0 +1,66 @@
+"""docs/descriptors.md: its table of the 128 bytes is the codec's, its examples run, its size of the sample is right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cudatma.descriptor import codec
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
+
+MEANINGS = {
+    "address": "global address",
+    "im2col": "0 tiled, 1 im2col",
+    "version": "0",
+    "rank_minus_1": "rank - 1",
+    "format": "element format, `TmaType.descriptor_format`",
+    "interleave": "0 none, 1 16B, 2 32B",
+    "swizzle": "0 none, 1 32B, 2 64B, 3 128B",
+    "nan_fill": "1 fills with NaN outside of the tensor",
+    "tf32": "1 rounds fp32 to tf32",
+    "l2_promotion": "0 none, 1 64B, 2 128B, 3 256B",
+    "swizzle_atomicity": "1 32B, 2 32B with flip of 8B, 3 64B; sm_100 and up",
+    "stride_low": "pitch of dimension i + 1 in units of 16 bytes, low 32 bits",
+    "stride_high": "its high 4 bits",
+    "dim_minus_1": "size of dimension i, less 1",
+    "element_stride_minus_1": "traversal step, less 1",
+    "box_minus_1": "size of the box in dimension i, less 1",
+    "channels_minus_1": "channels per pixel, less 1",
+    "lower_corner": "W lowest, then H, D: one of 16, two of 8 or three of 5 signed bits",
+    "upper_corner": "as above",
+    "pixels_minus_1": "pixels per column, less 1",
+    "smem_bytes": "product of floor(box / step), times the element's bytes",
+    "smem_pattern": "16 without swizzle, else 8 spans: 256, 512, 1024",
+}
+
+
+def table() -> str:
+    """Markdown: a row for each field in the order of its bits, arrays of equal fields in one row."""
+    rows: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for kind, fields in codec.FIELDS.items():
+        for name, place in fields.items():
+            both = all(other.get(name) == place for other in codec.FIELDS.values())
+            places = rows.setdefault(("both" if both else kind, name.partition("[")[0]), [])
+            if place not in places:
+                places.append(place)
+    lines = ["| bits | field | maps | value |", "|---|---|---|---|"]
+    for (kind, name), places in sorted(rows.items(), key=lambda row: (row[1][0], row[0])):
+        (first, bits), count = places[0], len(places)
+        span = f"{first}-{first + bits * count - 1}" if bits * count > 1 else str(first)
+        assert places == [(first + bits * i, bits) for i in range(count)], "an array has no gaps"
+        shown = f"`{name}[0..{count - 1}]`, {bits} bits each" if count > 1 else f"`{name}`"
+        lines.append(f"| {span} | {shown} | {kind} | {MEANINGS[name]} |")
+    return "\n".join(lines)
+
+
+def test_the_table_is_the_codecs() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/descriptors.md should have this table:\n{table()}"
+
+
+def test_the_examples_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert block.count("assert") >= 2
+        exec(compile(block, str(PAGE), "exec"), {})
