@@ -97,7 +97,7 @@ class EmulatedModule:
             else:
                 register_array(array, f"arrays[{position}]", memory)
         parameters = pack_arguments(program, args, memory)
-        program.check()
+        self.image.check(program.function.name)
         shape = _shape("cluster", cluster if cluster is not None else _own_cluster(program.function.directives))
         setup = Setup(
             self.image,

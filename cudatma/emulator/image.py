@@ -21,6 +21,7 @@ class Image:
         self.addresses: dict[str, int] = {}
         self.const_spans: list[tuple[int, int]] = []
         self._programs: dict[str, Program] = {}
+        self._checked: set[str] = set()
         self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
         for variable in module.variables.values():
             if variable.space in ("global", "const"):
@@ -67,6 +68,13 @@ class Image:
         if len(matches) != 1:
             raise ArgumentError("name", name, f"one of {', '.join(entries) or 'none: the module has no entry'}")
         return self.program(matches[0])
+
+    def check(self, entry: str) -> None:
+        """Raise PtxError at the first instruction, of all functions that an entry reaches, that cannot be emulated."""
+        for name in self.reachable(entry):
+            if name not in self._checked and self.module.functions[name].is_defined:
+                self.program(name).check()
+                self._checked.add(name)
 
     def program(self, name: str) -> Program:
         """A function of the module made runnable."""

@@ -26,7 +26,7 @@ TARGETS = ("sm_90a", "sm_120a", "sm_121a")
 SM120 = ("sm_120a", "sm_121a")
 REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs(get_target(name))]
 #: Local memory of a thread, spills included.
-MOST_LOCAL_BYTES = 64
+MOST_LOCAL_BYTES = 96
 TENSOR_MAP_BYTES = 128
 
 
