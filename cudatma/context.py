@@ -154,3 +154,18 @@ def using(ordinal: int) -> Iterator[Any]:
             yield driver
         finally:
             check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent")
+
+
+@contextlib.contextmanager
+def outside_captures(driver: Any) -> Iterator[None]:
+    """Run driver calls that allocate, free or load although this or another thread may be capturing a graph.
+
+    [CUDA driver API, cuThreadExchangeStreamCaptureMode] In the default mode such a call spoils every open capture.
+    """
+    call = "cuThreadExchangeStreamCaptureMode"
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    previous = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), call)
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(previous), call)

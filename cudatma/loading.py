@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cudatma import context
 from cudatma.context import Device
 from cudatma.errors import LaunchError, check
 from cudatma.launch_config import FunctionLimits
@@ -56,18 +57,13 @@ def load_function(
 
     Raises DriverError, LaunchError where the cubin's parameters are not ``parameters``.
     """
-    # Loading may allocate; "relaxed" lets it, although another thread may be capturing a graph at this moment.
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    previous = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
-    try:
+    with context.outside_captures(driver):
         module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
         handle = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
         _compare_parameters(driver, handle, parameters)
         resources = _resources(driver, handle, min(card.smem_per_block_bytes, target.smem_per_block_bytes))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(handle, attribute, resources.max_dynamic_shared_bytes), "cuFuncSetAttribute")
-    finally:
-        check(driver.cuThreadExchangeStreamCaptureMode(previous), "cuThreadExchangeStreamCaptureMode")
     limits = FunctionLimits(resources.max_threads, resources.max_dynamic_shared_bytes)
     return Function(handle, module, resources, limits)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cudatma.emulator.barrier_events import BarrierEvents
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.groups import Group, Queue
-from cudatma.emulator.hazard_checks import Checks
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
 from cudatma.emulator.register_watch import RegisterWatch
@@ -21,7 +21,7 @@ from cudatma.emulator.types import Array
 from cudatma.layout import Swizzle, required_alignment
 
 if TYPE_CHECKING:
-    from cudatma.emulator.cluster import Block, Cluster, NamedBarrier
+    from cudatma.emulator.cluster import Block, Cluster
     from cudatma.emulator.launch import Launch
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
@@ -29,17 +29,11 @@ _CROOKED = 32
 __all__ = ["Findings", "Observer", "report_deadlock"]
 
 
-class Observer(Checks):
+class Observer(BarrierEvents):
     """One cluster's hazard layer: told of every access, fence and barrier."""
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster, findings)
-        self._named: dict[int, Clock] = {}
-        self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
-        self._barriers: dict[int, tuple[Clock, Clock]] = {}
-        self._inits: dict[int, list[Any]] = {}
-        self._edited_maps: set[int] = set()
-        self._init_fenced: dict[int, int] = {}
         self.registers = RegisterWatch(self)
 
     # ---- generic accesses
@@ -81,6 +75,7 @@ class Observer(Checks):
         agent, now = self.stamp(w, len(offsets), together)
         shadow.written(indices, agent, now, at, False)
         shadow.mode[offsets // 16] = 0
+        shadow.box_column[offsets // 16] = -1
         if order in ("release", "acq_rel"):
             self.advance(w)
 
@@ -131,6 +126,7 @@ class Observer(Checks):
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
         shadow.mode[np.asarray(offsets) // 16] = 0
+        shadow.box_column[np.asarray(offsets) // 16] = -1
         return operation
 
     def async_written(self, operation: AsyncWrite, barrier: MBarrier | None, group: Any) -> None:
@@ -158,15 +154,32 @@ class Observer(Checks):
             agent = self.agent(("bulk", w.agent, lane), "bulk")
             shadow.row(agent)[indices] = group.number + 1
 
+    def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
+        """ldmatrix: the eight rows of a matrix that lie in eight rows of a box are pieces of one column of it.
+
+        Where they are not, the code that made the addresses thinks of another swizzle than the tensor map's.
+        """
+        shadow = self.shadows[block.rank]
+        chunks = (offsets // 16).reshape(-1, 8)
+        rows, columns = shadow.box_row[chunks], shadow.box_column[chunks]
+        mixed = (columns != columns[:, :1]).any(axis=1) & (columns >= 0).all(axis=1)
+        if mixed.any() and any(len(set(found.tolist())) == 8 for found in rows[mixed]):
+            mode = Swizzle(int(shadow.mode[chunks[mixed][0, 0]] & (_CROOKED - 1)) - 1)
+            message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
+            self.report("swizzle_mismatch", w, at, message)
+
     def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
-        """Remember under which swizzle 16-byte chunks were laid down, and whether the box began on the pattern.
+        """Remember how (rows, columns) of 16-byte chunks were laid down, and whether the box began on the pattern.
 
         The hardware swizzles absolute addresses: wgmma does the same and is content anywhere, plain code that swizzles
         offsets into the tile reads other bytes unless the tile is aligned.
         """
         repeat = required_alignment(mode)
         crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
-        self.shadows[block.rank].mode[offsets // 16] = int(mode) + 1 + (_CROOKED if crooked else 0)
+        shadow, chunks = self.shadows[block.rank], offsets // 16
+        shadow.mode[chunks] = int(mode) + 1 + (_CROOKED if crooked else 0)
+        shadow.box_row[chunks] = np.arange(chunks.shape[0])[:, None]
+        shadow.box_column[chunks] = np.arange(chunks.shape[1])[None, :]
 
     # ---- groups
 
@@ -185,141 +198,6 @@ class Observer(Checks):
 
     def cp_arrived(self, w: Warp, barrier: MBarrier, snapshot: Clock) -> None:
         self._pending(barrier)[0].join(snapshot)
-
-    # ---- barriers of a block and cluster
-
-    def barrier_arrive(self, w: Warp, barrier: NamedBarrier) -> None:
-        known = self._named.get(id(barrier))
-        if known is None:
-            known = self._named[id(barrier)] = Clock(self.size)
-        known.join(self.published(w, False))
-
-    def barrier_complete(self, barrier: NamedBarrier, warps: list[Warp]) -> None:
-        known = self._named.pop(id(barrier), None)
-        if known is not None:
-            for warp in warps:
-                self.clocks[warp.agent].join(known)
-
-    def cluster_arrive(self, w: Warp, release: bool) -> None:
-        if release:
-            self._cluster_pending.join(self.published(w, False))
-
-    def cluster_complete(self) -> None:
-        self._cluster_done = self._cluster_pending.copy()
-
-    def cluster_acquire(self, w: Warp) -> None:
-        self.clocks[w.agent].join(self._cluster_done)
-
-    # ---- mbarriers
-
-    def _pending(self, barrier: MBarrier) -> tuple[Clock, Clock]:
-        known = self._barriers.get(id(barrier))
-        if known is None:
-            known = self._barriers[id(barrier)] = (Clock(self.size), Clock(self.size))
-        return known
-
-    def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None) -> None:
-        if old is not None:
-            self.report("barrier_reinitialised", w, at, f"mbarrier.init of a live barrier: {old.describe()}")
-        shadow = self.shadows[barrier.block.rank]
-        indices = shadow.granules(np.array([barrier.offset]), 8)
-        shadow.is_barrier[indices] = False
-        self._check_write(w, at, shadow, indices, self.clocks[w.agent], False)
-        shadow.is_barrier[indices] = True
-        agent, clock = self.stamp(w, 1)
-        shadow.written(indices, agent, clock, at, False)
-        self._inits[id(barrier)] = [agent, clock, barrier, at]
-
-    def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        shadow = self.shadows[barrier.block.rank]
-        indices = shadow.granules(np.array([barrier.offset]), 8)
-        shadow.is_barrier[indices] = False
-        shadow.written(indices, *self.stamp(w, 1), at, False)
-
-    def barrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
-        """Whoever uses a barrier must be ordered after its init."""
-        made = self._inits.get(id(barrier))
-        if made is not None and made[1] > self.clocks[w.agent].order[made[0]]:
-            self.report(
-                "missing_init_sync",
-                w,
-                at,
-                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self._who(made[0])}",
-            )
-
-    def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
-        made = self._inits.get(id(barrier))
-        if made is None or made[1] <= clock.proxy[made[0]] or self._init_fenced.get(made[0], 0) >= made[1]:
-            return
-        self.findings.add(
-            "missing_init_fence",
-            f"a copy completes on {barrier.name}, whose mbarrier.init here was not fenced for the asynchronous proxy",
-            self.launch,
-            self.launch.program,
-            made[3],
-            w,
-        )
-
-    def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
-        if release:
-            self._pending(barrier)[0].join(self.published(w, alone))
-
-    def phase_ended(self, barrier: MBarrier) -> None:
-        pending, _ = self._pending(barrier)
-        pending.order[self.barrier_agent(barrier)] = barrier.phase
-        self._barriers[id(barrier)] = (pending, pending.copy())
-
-    def bytes_over(self, barrier: MBarrier) -> None:
-        """More bytes came in a phase than anybody expects, and nobody is left to expect more."""
-        owner, at = barrier.expected_by or (barrier.initialised_by, -1)
-        if owner is not None:
-            self.findings.add(
-                "byte_count",
-                f"{-barrier.tx} bytes too many came at {barrier.describe()}",
-                self.launch,
-                self.launch.program,
-                at,
-                owner,
-            )
-
-    def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
-        agent = self.barrier_agent(barrier)
-        clock = self.clocks[w.agent]
-        last = self._passes.get((w.agent, agent))
-        repeated = barrier.phase == 0 or (last is not None and last[0] == barrier.phase)
-        self._passes[w.agent, agent] = (barrier.phase, repeated)
-        if acquire:
-            clock.join(self._pending(barrier)[1])
-            clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
-
-    # ---- fences
-
-    def fence(self, w: Warp, at: int, kind: str) -> None:
-        clock = self.clocks[w.agent]
-        if kind.startswith("proxy.async"):
-            np.maximum(clock.proxy, clock.order, out=clock.proxy)
-            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
-            self.advance(w)
-        elif kind.startswith("mbarrier_init"):
-            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
-            self.advance(w)
-        elif kind.startswith("proxy.tensormap"):
-            self._edited_maps.clear()
-
-    def tensor_map_written(self, w: Warp, at: int, address: int) -> None:
-        self._edited_maps.add(address)
-
-    def tensor_map_released(self, w: Warp, at: int, address: int) -> None:
-        self._edited_maps.add(address)
-
-    def tensor_map_read(self, w: Warp, at: int, address: int) -> None:
-        if address in self._edited_maps:
-            self.report(
-                "tensor_map_fence",
-                w,
-                at,
-                f"the tensor map at {address:#x} was edited and no fence.proxy.tensormap::generic.acquire follows",
-            )
 
     # ---- wgmma
 

@@ -28,7 +28,7 @@ CAUSES: dict[str, str] = {
     "wgmma_registers": "accumulators or fragments are touched before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
-    "swizzle_mismatch": "the wgmma descriptor's swizzle differs from the tensor map's (its codes run the other way)",
+    "swizzle_mismatch": "the reader's swizzle differs from the tensor map's (wgmma's codes run the other way)",
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
     "divergent_barrier": "bar.sync stands inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",

@@ -50,6 +50,9 @@ class Shadow:
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
         self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
+        #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
+        self.box_row: Array = np.full(len(self.mode), -1, np.int32)
+        self.box_column: Array = np.full(len(self.mode), -1, np.int32)
         self.row_agents: list[int] = []
         self._rows: dict[int, int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)

@@ -178,8 +178,8 @@ def load(
         barrier = find(w, at, barrier_address, "cp.async.bulk.tensor")
         written = None
         if observer is not None:
-            chunks = (box.chunks - (block.shared_base & LOW)).reshape(-1)
-            written = observer.async_write(w, at, block, chunks, 16, "cp.async.bulk.tensor", barrier)
+            chunks = box.chunks - (block.shared_base & LOW)
+            written = observer.async_write(w, at, block, chunks.reshape(-1), 16, "cp.async.bulk.tensor", barrier)
             observer.swizzled(block, chunks, spec.swizzle, address & LOW)
         mark = trace.copy_begins(w, at, block, box.expected_bytes) if trace is not None else None
 

@@ -34,6 +34,7 @@ def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple
             observer.generic_write(w, at, block, offsets, ROW_BYTES, "", True)
         else:
             observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
+            observer.matrices_read(w, at, block, offsets)
     return block.shared.data, offsets
 
 

@@ -177,3 +177,35 @@ def test_what_the_hardware_traps(arguments: tuple[Any, ...], match: str) -> None
     module.launch("k", 1, 1, (map_, -4, -3, 0, 0), shared_bytes=1024)
     with pytest.raises(TrapError, match=match):
         module.launch("k", 1, 1, (map_, *arguments), shared_bytes=1024)
+
+
+MATRIX = """
+extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32* out) {
+    extern __shared__ __align__(1024) u8 box[];
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    if (threadIdx.x == 0) {
+        mbarrier_init(bar, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(bar, 2048);
+        cp_async_bulk_tensor_2d_load(shared_address(box), &map, bar, 0, 0);
+    }
+    __syncwarp();
+    mbarrier_wait_parity(bar, 0);
+    u32 r[4];
+    const u32 row = threadIdx.x % 16, chunk = threadIdx.x / 16 + 2;
+    ldmatrix_x4(r, shared_address(box) + row * 128 + (chunk ^ row % 8) * 16);
+    for (u32 i = 0; i < 4; ++i) out[32 * i + threadIdx.x] = r[i];
+}"""
+
+
+@pytest.mark.parametrize("mode", ["128B", "none"])
+def test_ldmatrix_under_another_swizzle_than_the_map(mode: str) -> None:
+    source = np.arange(16 * 64, dtype=np.uint16).reshape(16, 64)
+    map_ = TensorMap.from_array(source, (16, 64), swizzle=mode, backend="codec")
+    out = np.zeros(128, np.uint32)
+    report = module_of(MATRIX).launch("k", 1, 32, (map_, out), shared_bytes=4096, schedules=2, hazards="collect")
+    assert ("swizzle_mismatch" in report.kinds) is (mode != "128B"), str(report)
+    if mode == "128B":
+        tile = source[:, 16:32].reshape(2, 8, 2, 4, 2).transpose(2, 0, 1, 3, 4)
+        assert (out.view(np.uint16) == tile.reshape(-1)).all()

@@ -14,7 +14,7 @@ Place = Callable[[int, int], tuple[int, int]]
 
 
 def a16(lane: int, i: int) -> tuple[int, int]:
-    """m16n8k16, 16-bit: row = group for i in 0, 1, 4, 5, else group + 8; column = 2 thread + (i & 1), + 8 from i = 4."""
+    """m16n8k16, 16-bit: row = group for i in 0, 1, 4, 5, else group + 8; column = 2 thread + (i & 1), + 8 from 4 on."""
     return lane // 4 + (0 if i in (0, 1, 4, 5) else 8), lane % 4 * 2 + (i & 1) + (8 if i >= 4 else 0)
 
 

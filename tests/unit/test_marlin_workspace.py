@@ -33,7 +33,7 @@ class Driver:
     def __init__(self) -> None:
         self.allocated: dict[int, int] = {}
         self.cleared: list[tuple[int, int, int]] = []
-        self.synchronised = 0
+        self.synchronised = self.mode = 0
         self.capturing: set[int] = set()
 
     def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
@@ -42,10 +42,29 @@ class Driver:
         return 0, pointer
 
     def cuMemFree(self, pointer: int) -> tuple[int]:  # noqa: N802
-        self.allocated.pop(pointer, None)
+        if self.mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED:
+            self.allocated.pop(pointer, None)
         return (0,)
 
-    def cuMemsetD8(self, pointer: int, value: int, size: int) -> tuple[int]:  # noqa: N802
+    class CUstream_flags:  # noqa: N801
+        CU_STREAM_NON_BLOCKING = 1
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:  # noqa: N802
+        self.mode, previous = mode, self.mode
+        return 0, previous
+
+    def cuStreamCreate(self, flags: int) -> tuple[int, int]:  # noqa: N802
+        assert flags == self.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return 0, 77
+
+    def cuStreamDestroy(self, stream: int) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuMemsetD8Async(self, pointer: int, value: int, size: int, stream: int) -> tuple[int]:  # noqa: N802
+        assert self.mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self.cleared.append((pointer, value, size))
         return (0,)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, current_stream, empty_like_library, stream_handle
+from cudatma.arrays import ArrayInfo, empty_like_library, stream_handle
 from cudatma.backend import selected_backend
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.config import Feeds, parse_feeds
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace, stream_workspace
 from cudatma.quantization import PackedWeight
 
@@ -51,40 +51,15 @@ def marlin_gemm(
     Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
     inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.
     """
-    if bias is None and workspace is None and backend is None and out is not None and type(feed) is str:
-        key = _key(x, out, feed, programmatic) if type(programmatic) is bool else None
-        if key is not None and type(w) is PackedWeight:
-            plan = w.attachments.get(key)
-            if plan is not None:
-                return _again(plan, w, key[0], x, out, stream)
+    library = library_of_tensor(x) if backend is None and workspace is None and type(feed) is str else ""
+    if library and type(w) is PackedWeight and w.attachments:
+        if out is None:
+            out = new_result(library, x, w.shape[1])
+        key = call_key(library, x, out, bias, feed, programmatic)  # type: ignore[arg-type]
+        plan = None if key is None else w.attachments.get(key)
+        if plan is not None:
+            return run_again(plan, w, library, x, out, bias, stream)
     return _first(x, check_weight(w), out, bias, stream, feed, backend, workspace, programmatic)
-
-
-def _key(x: Any, out: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | None:
-    """What a plan depends on, from attributes that are cheap to read; None for arrays of other libraries."""
-    kind = type(x)
-    if kind is not type(out):
-        return None
-    modules = sys.modules
-    if "cupy" in modules and kind is modules["cupy"].ndarray:
-        return ("cupy", x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
-                out.data.device_id, feed, programmatic)  # fmt: skip
-    if "torch" in modules and kind is modules["torch"].Tensor:
-        return ("torch", x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, feed,
-                programmatic)  # fmt: skip
-    return None
-
-
-def _again(plan: Plan, w: PackedWeight, kind: str, x: Any, out: Any, stream: Any) -> Any:
-    """A call whose shapes and layouts are known: only addresses are new."""
-    x_pointer, out_pointer = (x.data.ptr, out.data.ptr) if kind == "cupy" else (x.data_ptr(), out.data_ptr())
-    clash = x_pointer < out_pointer + plan.out_extent and out_pointer < x_pointer + plan.x_extent
-    if (x_pointer | out_pointer) & 15 or clash:
-        # The full checks say what is wrong, or that views of one buffer lie side by side.
-        check_output(out, check_input(x, w), w)
-    handle = current_stream(kind, plan.device) if stream is None else stream_handle(stream, kind, plan.device)
-    plan.run(x_pointer, out_pointer, 0, stream_workspace(plan.device, handle), handle)
-    return out
 
 
 def _first(
@@ -120,7 +95,8 @@ def _first(
     plan = _plan(w, rows, target, feeds, programmatic, device, handle)
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)
-    key = _key(x, out, feed, programmatic) if isinstance(feed, str) else None
+    library = library_of_tensor(x)
+    key = call_key(library, x, out, bias, feed, programmatic) if library and isinstance(feed, str) else None
     if key is not None:
         _keep(w, key, plan)
     return out

@@ -68,7 +68,7 @@ class Plan:
         "_output",
         "_partials",
         "_plan",
-        "_workspace",
+        "_space",
         "_x",
         "device",
         "out_extent",
@@ -108,7 +108,7 @@ class Plan:
         self._map = None if activation_map is None else values[activation_map]
         self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
         # What the arguments hold of the last call, beside the pointers that always change.
-        self._workspace: MarlinWorkspace | None = None
+        self._space = 0
         self._last_bias = 0
         self._lock = threading.Lock()
         self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
@@ -123,8 +123,9 @@ class Plan:
                 replace_address(self._map_address, x)
             else:
                 self._map[0] = x
-            if workspace is not self._workspace or bias != self._last_bias:
-                self._workspace, self._last_bias, self._bias.value = workspace, bias, bias
+            if workspace.partials_pointer != self._space or bias != self._last_bias:
+                # The address, not the object: a plan must not keep a workspace, nor free it in the midst of a capture.
+                self._space, self._last_bias, self._bias.value = workspace.partials_pointer, bias, bias
                 self._partials.value, self._flags.value = workspace.partials_pointer, workspace.flags_pointer
             self._plan.launch(stream)
 

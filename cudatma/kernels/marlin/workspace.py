@@ -7,6 +7,7 @@ that may run at the same time must not share a workspace, so it belongs to a (de
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError, check
@@ -44,18 +45,26 @@ class MarlinWorkspace:
         self.device = context.current_device() if device is None else device
         processors = context.device(self.device).multiprocessors
         self.partials_bytes, self.flags_bytes = processors * _PARTIALS_PER_SM_BYTES, processors * _FLAGS_PER_SM_BYTES
-        with context.using(self.device) as driver:
+        with context.using(self.device) as driver, context.outside_captures(driver):
             size = self.partials_bytes + self.flags_bytes
             self._pointer = int(check(driver.cuMemAlloc(size), "cuMemAlloc"))
             self.partials_pointer, self.flags_pointer = self._pointer, self._pointer + self.partials_bytes
-            check(driver.cuMemsetD8(self.flags_pointer, 0, self.flags_bytes), "cuMemsetD8")
-            # The memset is asynchronous to streams that do not wait for the default one.
-            check(driver.cuStreamSynchronize(0), "cuStreamSynchronize")
+            self._clear(driver)
+
+    def _clear(self, driver: Any) -> None:
+        """Zero the flags, on a stream of its own: the default stream waits for others, captured ones among them."""
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = check(driver.cuStreamCreate(flags), "cuStreamCreate")
+        try:
+            check(driver.cuMemsetD8Async(self.flags_pointer, 0, self.flags_bytes, stream), "cuMemsetD8Async")
+            check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+        finally:
+            check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
 
     def __del__(self) -> None:
         if getattr(self, "_pointer", 0) and not context.forked:
             try:
-                with context.using(self.device) as driver:
+                with context.using(self.device) as driver, context.outside_captures(driver):
                     driver.cuMemFree(self._pointer)
             except Exception:
                 # The interpreter or the driver is shutting down, which frees the memory as well.

@@ -1,0 +1,70 @@
+"""The hot path of marlin_gemm: a call like one before, whose arrays differ in their addresses only.
+
+Reads the few attributes of CuPy arrays and torch tensors that a plan depends on, and nothing else: a full check of
+three arrays costs more than the launch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from cudatma.arrays import current_stream, describe, stream_handle
+from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.workspace import stream_workspace
+from cudatma.quantization import PackedWeight
+
+_ELEMENT_BYTES = 2
+
+
+def library_of_tensor(x: Any) -> str:
+    """``"cupy"``, ``"torch"``, or ``""`` for an array that only the full checks can read."""
+    kind, modules = type(x), sys.modules
+    if "cupy" in modules and kind is modules["cupy"].ndarray:
+        return "cupy"
+    return "torch" if "torch" in modules and kind is modules["torch"].Tensor else ""
+
+
+def call_key(library: str, x: Any, out: Any, bias: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | None:
+    """What the plan of a call depends on; None where the arrays are not all of one library."""
+    kind = type(x)
+    if kind is not type(out) or (bias is not None and kind is not type(bias)):
+        return None
+    if library == "cupy":
+        bias_facts = None if bias is None else (bias.shape, bias.strides, bias.dtype, bias.data.device_id)
+        return (library, x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
+                out.data.device_id, bias_facts, feed, programmatic)  # fmt: skip
+    bias_facts = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
+    return (library, x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, bias_facts,
+            feed, programmatic)  # fmt: skip
+
+
+def new_result(library: str, x: Any, n: int) -> Any:
+    """An uninitialised result (..., n) beside x; None where making one takes more than a call (another device)."""
+    if library == "torch":
+        return x.new_empty((*x.shape[:-1], n)) if x.is_cuda and x.dim() else None
+    cupy = sys.modules["cupy"]
+    if not x.ndim or x.data.device_id != cupy.cuda.runtime.getDevice():
+        return None
+    return cupy.empty((*x.shape[:-1], n), x.dtype)
+
+
+def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias: Any, stream: Any) -> Any:
+    """Launch a plan whose key the call matched: alignment and overlap are all that addresses can still get wrong."""
+    if library == "cupy":
+        at, to, add = x.data.ptr, out.data.ptr, 0 if bias is None else bias.data.ptr
+    else:
+        at, to, add = x.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
+    end = to + plan.out_extent
+    clash = at < end and to < at + plan.x_extent
+    if bias is not None:
+        clash = clash or add % _ELEMENT_BYTES != 0 or (add < end and to < add + _ELEMENT_BYTES * w.shape[1])
+    if (at | to) & 15 or clash:
+        # The full checks say what is wrong, or that views of one buffer lie side by side.
+        check_output(out, check_input(x, w), w)
+        if bias is not None:
+            check_bias(bias, w, describe(out, "out"))
+    handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
+    plan.run(at, to, add, stream_workspace(plan.device, handle), handle)
+    return out
