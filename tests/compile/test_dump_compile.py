@@ -41,7 +41,7 @@ def reports() -> dict[str, Report]:
 def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
     report = dump(job, folder)
     assert report.resources is not None, "ptxas said nothing about the entry"
-    # The widest tiles keep a few addresses in local memory (docs/performance/marlin_portable.md); no accumulator goes there.
+    # The widest tiles keep a few addresses in local memory (docs/performance/marlin_portable.md), never accumulators.
     assert max(report.resources.spill_store_bytes, report.resources.spill_load_bytes) <= MOST_SPILL_BYTES
     assert report.resources.registers <= 255
     assert report.threads is not None
