@@ -51,7 +51,8 @@ def marlin_gemm(
     Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
     inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.
     """
-    library = library_of_tensor(x) if backend is None and workspace is None and type(feed) is str else ""
+    plain = backend is None and workspace is None and type(feed) is str and type(programmatic) is bool
+    library = library_of_tensor(x) if plain else ""
     if library and type(w) is PackedWeight and w.attachments:
         if out is None:
             out = new_result(library, x, w.shape[1])
@@ -96,7 +97,7 @@ def _first(
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)
     library = library_of_tensor(x)
-    key = call_key(library, x, out, bias, feed, programmatic) if library and isinstance(feed, str) else None
+    key = call_key(library, x, out, bias, feed, programmatic) if library and type(feed) is str else None
     if key is not None:
         _keep(w, key, plan)
     return out

@@ -16,14 +16,24 @@ from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
+#: CuPy's array class and torch's, once they have been seen.
+_libraries: dict[type, str] = {}
 
 
 def library_of_tensor(x: Any) -> str:
     """``"cupy"``, ``"torch"``, or ``""`` for an array that only the full checks can read."""
-    kind, modules = type(x), sys.modules
-    if "cupy" in modules and kind is modules["cupy"].ndarray:
-        return "cupy"
-    return "torch" if "torch" in modules and kind is modules["torch"].Tensor else ""
+    kind = type(x)
+    known = _libraries.get(kind)
+    if known is None:
+        modules = sys.modules
+        if "cupy" in modules and kind is modules["cupy"].ndarray:
+            known = "cupy"
+        elif "torch" in modules and kind is modules["torch"].Tensor:
+            known = "torch"
+        else:
+            return ""
+        _libraries[kind] = known
+    return known
 
 
 def call_key(library: str, x: Any, out: Any, bias: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | None:
