@@ -103,7 +103,7 @@ class Machine:
                 names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )
         )
-        name = bytes(self._driver("cuDeviceGetName", 128, device)).rstrip(b"\0").decode("utf-8", "replace")
+        name = bytes(self._driver("cuDeviceGetName", 128, device)).split(b"\0")[0].decode("utf-8", "replace")
         return Card(index, name, (major, minor), smem, int(self._driver("cuDeviceTotalMem", device)))
 
     def _driver(self, call: str, *arguments: Any) -> Any:

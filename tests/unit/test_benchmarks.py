@@ -178,7 +178,8 @@ def test_filled_repeats_its_block(size: int, block: int) -> None:
 
 
 def cell(m: int, x_cublas: float | None, x_floor: float | None = None, k: int = 8192, n: int = 28672) -> dict[str, Any]:
-    return {"k": k, "n": n, "m": m, "us": 10.0, "x_cublas": x_cublas, "x_floor": x_floor, "floor_us": 8.0}
+    made = {"k": k, "n": n, "m": m, "us": 10.0, "x_cublas": x_cublas, "x_floor": x_floor, "floor_us": 8.0}
+    return made | {"x_alternating": 0.5 if m >= 256 else None}
 
 
 GOOD = [cell(1, 2.5, 1.3), cell(16, 2.4, 1.5), cell(32, 1.0), cell(64, 0.9), cell(256, 0.5), cell(4096, 0.6)]
@@ -189,12 +190,18 @@ def statuses(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def test_cells_on_the_bars_meet_them() -> None:
-    assert statuses(GOOD) == ["met"] * 4
+    assert statuses(GOOD) == ["met"] * 5
 
 
 @pytest.mark.parametrize(
     ("index", "wrong"),
-    [(0, cell(16, 2.0, 1.51)), (1, cell(2, 0.99, 1.0)), (2, cell(64, 0.89)), (3, cell(1024, 0.49))],
+    [
+        (0, cell(16, 2.0, 1.51)),
+        (1, cell(2, 0.99, 1.0)),
+        (2, cell(64, 0.89)),
+        (3, cell(1024, 0.49)),
+        (4, cell(1024, 0.6) | {"x_alternating": 0.49}),
+    ],
 )
 def test_each_bar_can_be_missed(index: int, wrong: dict[str, Any]) -> None:
     found = bars.verdicts([*GOOD, wrong])
@@ -206,11 +213,11 @@ def test_each_bar_can_be_missed(index: int, wrong: dict[str, Any]) -> None:
 
 def test_a_bar_concerns_only_its_cells() -> None:
     others = [cell(16, 1.0, 9.0, k=4096), cell(128, 0.1, 9.0), cell(8192, 0.1), cell(33, 0.1)]
-    assert statuses([*GOOD, *others]) == ["met"] * 4
+    assert statuses([*GOOD, *others]) == ["met"] * 5
 
 
 def test_what_was_not_measured_is_not_met() -> None:
-    assert statuses([]) == ["not measured"] * 4
+    assert statuses([]) == ["not measured"] * 5
     failed = {"k": 8192, "n": 28672, "m": 16, "error": "x"}
     assert statuses([*GOOD, failed])[:3] == ["not measured", "not measured", "met"]
     assert statuses([*GOOD, failed, cell(8, 0.5, 1.0)])[1] == "missed"
@@ -252,7 +259,7 @@ CODE = dict.fromkeys(
     ("table", "cells", "expected"),
     [
         (marlin.summary_table, [cell(1, 2.5, 1.3), cell(16, None)], "| 8192 x 28672 | 8.0 | 10 (2.50) | 10 (-) |"),
-        (marlin.detail_table, [cell(1, 2.5, 1.3)], "| 8192 x 28672 | 1 | 10.00 | - | 2.50 | 8.00 | 1.30 | - | - |"),
+        (marlin.detail_table, [cell(1, 2.5, 1.3)], "| 8192 x 28672 | 1 | 10.00 | - | 2.50 | - | 8.00 | 1.30 | - | - |"),
         (
             read_floor.floor_table,
             [{"k": 1, "n": 2, "bytes": 1e6, "us": 3.0, "tb_s": 4.0, "config": "c"}],

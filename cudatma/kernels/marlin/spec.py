@@ -289,11 +289,6 @@ class MarlinSpec:
         return offset + size
 
     @property
-    def tokens_per_ldmatrix(self) -> int:
-        """One ldmatrix.x4 brings 16 tokens x 16 depths; a warp of 8 tokens takes .x2."""
-        return min(16, self.warp_m)
-
-    @property
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
         return max(1, 16 // (self.warp_m // 8 * self.warp_n // 16))

@@ -901,40 +901,36 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
                      : "r"(base + c * 512) : "memory");
 }
 
-// Activations of one 16-deep step: operand B for 16 tokens from token n * 8 on. ldmatrix reads 8 x 8 tiles whose rows are
-// tokens. The step's two chunks differ from step 0's in bits 5 and 6 of the swizzled address.
-constexpr u32 N8_PER_LOAD = 16 / 8;
+// Activations of one 16-deep step: operand B for all tokens of the warp. ldmatrix reads 8 x 8 tiles whose rows are tokens.
+// The step's two chunks differ from step 0's in bits 5 and 6 of the swizzled address.
+typedef u32 ActivationFragments[N8][2];
 
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[N8_PER_LOAD][2], u32 row, u32 n, u32 step) {
-    u32 r[4];
-    ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
-    b[0][0] = r[0];
-    b[0][1] = r[1];
-    b[1][0] = r[2];
-    b[1][1] = r[3];
+__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 row, u32 step) {
+#pragma unroll
+    for (u32 n = 0; n < N8; n += 2) {
+        u32 r[4];
+        ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
+        b[n][0] = r[0];
+        b[n][1] = r[1];
+        b[n + 1][0] = r[2];
+        b[n + 1][1] = r[3];
+    }
 }
 
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// One 16-deep step: all of this warp's weights are dequantised, then meet the activations a few tokens at a time.
-// row: where this thread reads the warp's first tokens in the 64-deep box.
+// One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 row, u32 step) {
-    u32 a[C_GROUPS][4];
+    ActivationFragments b;
+    load_activation_fragments(b, row, step);
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c) {
-        dequantize(a[c], word(weights.packed[c], step), weights.zeros[c]);
-    }
+        u32 a[4];
+        dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
 #pragma unroll
-    for (u32 n = 0; n < N8; n += N8_PER_LOAD) {
-        u32 b[N8_PER_LOAD][2];
-        load_activation_fragments(b, row, n, step);
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-            for (u32 i = 0; i < N8_PER_LOAD; ++i)
-                mma_m16n8k16_f16(acc[c][n + i], a[c], b[i][0], b[i][1]);
+        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(acc[c][n], a, b[n][0], b[n][1]);
     }
 }
 // Multiplies the stages of one piece.
