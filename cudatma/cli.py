@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "quantize one real layer and run its GEMM, on the card or on the CPU"),
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "decode the 128 bytes of a tensor map"),
+    "emulate": ("emulate", "list what of a PTX file the emulator covers"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "targets": ("targets", "the architectures and what each can do"),

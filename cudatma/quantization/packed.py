@@ -139,6 +139,10 @@ class PackedWeight(_Referable):
 
         return load_single(path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles are made anew: what kernels attached belongs to this weight's addresses.
+        return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
+
     def __repr__(self) -> str:
         where = "host" if self.device is None else f"device {self.device}"
         kind = "symmetric" if self.symmetric else "asymmetric"

@@ -234,3 +234,12 @@ def test_a_broken_scale_is_named_by_its_channel() -> None:
     scales[1, 64 + 8 * 5 + 2 * 0 + 1] = np.nan  # of channels 64 ..: 16 * 0 + 8 * 1 + 5
     with pytest.raises(QuantizationError, match=r"scales\[1, 77\]"):
         dataclasses.replace(GOOD, scales=scales)
+
+
+def test_copies_and_pickles_leave_what_kernels_attached_behind() -> None:
+    weight = pack(**logical(100, 70, 32, zeros=True, perm=True))
+    weight.attachments["plan"] = lambda: None  # cannot be pickled, and holds this weight's addresses
+    for twin in (copy.copy(weight), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert twin.attachments == {}
+        np.testing.assert_array_equal(twin.dequantize(), weight.dequantize())
+    assert weight.attachments
