@@ -1,4 +1,4 @@
-"""Where results are computed: on the card, or by the reference on the CPU."""
+"""Where results are computed: on the card, or on the CPU by the reference or the emulator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.target import detect
 
-BACKENDS = ("auto", "cuda", "reference")
+BACKENDS = ("auto", "cuda", "reference", "emulator")
 BACKEND_VARIABLE = "CUDATMA_BACKEND"
 
 
 def selected_backend(explicit: str | None = None) -> str:
-    """``"cuda"`` or ``"reference"``: the explicit choice, else $CUDATMA_BACKEND, else "auto".
+    """``"cuda"``, ``"reference"`` or ``"emulator"``: the explicit choice, else $CUDATMA_BACKEND, else "auto".
 
     "auto" is "cuda" where the first card is one that cudatma launches on, else "reference"; "cuda" is taken at its
     word, and a missing driver shows at the first launch. Raises ArgumentError for another name.

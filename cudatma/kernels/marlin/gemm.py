@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, empty_like_library, stream_handle
+from cudatma.arrays import empty_like_library, stream_handle
 from cudatma.backend import selected_backend
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.config import Feeds, parse_feeds
+from cudatma.kernels.marlin.host import host_array
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
@@ -42,14 +42,15 @@ def marlin_gemm(
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
     None. bias: (N,) or None. stream: None is the current stream of x's library.
     feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation.
-    backend: ``"cuda"``, ``"reference"`` (NumPy arrays, on the CPU) or ``"auto"``; None: $CUDATMA_BACKEND, else auto.
+    backend: ``"cuda"``; for host arrays ``"reference"`` (NumPy) or ``"emulator"`` (the generated kernel itself, slowly,
+    its hazards raised); ``"auto"``: the card, or the reference where there is none. None: $CUDATMA_BACKEND, else auto.
     workspace: partial sums for this launch; None: the stream's own. A graph should be launched on the stream that it
     was captured on, or be given a workspace of its own.
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
 
     Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
-    inside a graph capture), TargetError, CompileError, DriverError; nothing is launched then.
+    inside a graph capture), TargetError, CompileError, DriverError, HazardError (emulator); nothing is launched then.
     """
     plain = backend is None and workspace is None and type(feed) is str and type(programmatic) is bool
     library = library_of_tensor(x) if plain else ""
@@ -78,8 +79,11 @@ def _first(
     feeds = parse_feeds(feed)
     if type(programmatic) is not bool:
         raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
-    if _computes_on_host(x, w, backend):
-        return _reference(x, w, out, bias)
+    chosen = selected_backend(backend)
+    if chosen != "cuda":
+        if backend is None and isinstance(x, np.ndarray):
+            warnings.warn(f"marlin_gemm computes on the CPU ({chosen})", RuntimeWarning, stacklevel=3)
+        return _on_host(x, w, out, bias, feeds, chosen)
     rows = check_input(x, w)
     device = rows.info.device
     if device is None:
@@ -118,39 +122,22 @@ def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
     w.attachments[key] = plan
 
 
-def _computes_on_host(x: Any, w: PackedWeight, backend: str | None) -> bool:
-    """Whether the reference serves this call. Without a card host arrays are computed on the CPU; it is said once."""
-    chosen = selected_backend(backend)
-    if chosen == "reference":
-        if backend is None and isinstance(x, np.ndarray):
-            warnings.warn("no CUDA card in use: marlin_gemm computes on the CPU (NumPy)", RuntimeWarning, stacklevel=4)
-        return True
-    return False
-
-
-def _reference(x: Any, w: PackedWeight, out: Any, bias: Any) -> Any:
-    """The same result on the CPU: fp32 products of the dequantised weight, rounded once."""
+def _on_host(x: Any, w: PackedWeight, out: Any, bias: Any, feeds: Feeds, backend: str) -> Any:
+    """The result on the CPU: by the emulator, or as fp32 products of the dequantised weight, rounded once."""
     rows = check_input(x, w)
     if rows.info.device is not None:
-        raise ArgumentError("x.device", f"device {rows.info.device}", "the host with backend 'reference'")
+        raise ArgumentError("x.device", f"device {rows.info.device}", f"the host with backend {backend!r}")
     if out is None:
         out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
     target = check_output(out, rows, w)
-    values = _host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
-    if bias is not None:
-        info = check_bias(bias, w, target.info)
-        values += _host_array(info).astype(np.float32)
-    _host_array(target.info)[...] = values.astype(target.info.dtype)
+    addend = None if bias is None else check_bias(bias, w, target.info)
+    if rows.rows and backend == "emulator":
+        from cudatma.kernels.marlin.emulated import emulated_gemm  # only this backend needs the emulator
+
+        emulated_gemm(rows, w, target, addend, feeds)
+    elif rows.rows:
+        values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
+        if addend is not None:
+            values += host_array(addend).astype(np.float32)
+        host_array(target.info)[...] = values.astype(target.info.dtype)
     return out
-
-
-def _host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
-    """A NumPy view of host memory that any library described."""
-    low, end = info.extent
-    if low == end:
-        return np.empty(info.shape, info.dtype)
-    buffer = (ctypes.c_char * (end - low)).from_address(low)
-    view: np.ndarray[Any, Any] = np.ndarray(
-        info.shape, info.dtype, memoryview(buffer), info.pointer - low, info.strides_bytes
-    )
-    return view

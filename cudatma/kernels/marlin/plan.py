@@ -90,7 +90,7 @@ class Plan:
         fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups)
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
-        maps, activation_map = _tensor_maps(w, x, spec, target)
+        maps, activation_map = tensor_maps(w, x, spec, target)
         pointers = [w.qweight, w.scales, w.zeros, x.info.pointer, w.perm, 0, out.info.pointer, 0, 0]
         self._plan = kernel.plan(
             self.schedule.blocks,
@@ -130,7 +130,7 @@ class Plan:
             self._plan.launch(stream)
 
 
-def _tensor_maps(w: PackedWeight, x: Rows, spec: MarlinSpec, target: Target) -> tuple[list[Any], int | None]:
+def tensor_maps(w: PackedWeight, x: Rows, spec: MarlinSpec, target: Target) -> tuple[list[Any], int | None]:
     """The maps in the order of the kernel's parameters, and the index of the activations' (None if they need none)."""
     maps: list[Any] = []
     if spec.feed_weight == "tma":

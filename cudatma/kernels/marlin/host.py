@@ -1,0 +1,27 @@
+"""Arrays in host memory, of whatever library, as NumPy views."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo
+
+
+def host_bytes(info: ArrayInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """All bytes from an array's first to its last element, gaps between rows included."""
+    low, end = info.extent
+    if low == end:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_char * (end - low)).from_address(low)), np.uint8)
+
+
+def host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
+    """A NumPy view of host memory that any library described."""
+    if info.size_elems == 0:
+        return np.empty(info.shape, info.dtype)
+    offset = info.pointer - info.extent[0]
+    view: np.ndarray[Any, Any] = np.ndarray(info.shape, info.dtype, host_bytes(info), offset, info.strides_bytes)
+    return view
