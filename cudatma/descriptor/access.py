@@ -35,7 +35,8 @@ def check_target(spec: AnySpec, target: Target) -> None:
     """Whether a card of this architecture can use the map at all.
 
     Raises TargetError where it lacks TMA, packed types, ATOM swizzles or the wide im2col modes, and DescriptorError
-    where one box is larger than shared memory, or is interleaved and takes more than one slice of channels.
+    where one box is larger than shared memory, or is interleaved and takes more than one slice of channels or a swizzle
+    that does not go with it.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -53,6 +54,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
         )
     check_described_bytes(spec, target)
     _check_channel_slice(spec)
+    _check_interleaved_swizzle(spec)
 
 
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
@@ -67,6 +69,13 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
             f"at most {target.smem_per_sm_bytes} bytes on {target.name}",
             "shrink the box, or issue several",
         )
+
+
+def _check_interleaved_swizzle(spec: AnySpec) -> None:
+    """Interleave 32B goes with swizzle 32B, says CUDA's documentation. The driver encodes other swizzles all the same;
+    what the hardware does with them is not known."""
+    if spec.interleave is Interleave.B32 and spec.swizzle is not Swizzle.B32:
+        raise DescriptorError("swizzle", spec.swizzle.label, "32B with interleave 32B")
 
 
 def _check_channel_slice(spec: AnySpec) -> None:

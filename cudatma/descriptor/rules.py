@@ -153,10 +153,8 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
             raise DescriptorError(f"box[{index}]", size, f"1..{MAX_BOX} elements", "issue several boxes")
 
 
-def check_interleave(interleave: Interleave, swizzle: Swizzle, dtype: TmaType) -> None:
-    """Interleave 32B goes with swizzle 32B; the 6-bit type takes no interleave."""
-    if interleave is Interleave.B32 and swizzle is not Swizzle.B32:
-        raise DescriptorError("swizzle", swizzle.label, "32B with interleave 32B")
+def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
+    """The 6-bit type takes no interleave."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 

@@ -109,7 +109,7 @@ class MapSpec(ABC):
         rules.check_strides(self.strides_bytes, dtype, self.interleave)
         rules.check_address(self.address, dtype, self.interleave)
         rules.check_element_strides(self.element_strides)
-        rules.check_interleave(self.interleave, self.swizzle, dtype)
+        rules.check_interleave(self.interleave, dtype)
         rules.check_packed_swizzle(self.swizzle, dtype)
         rules.check_fill(self.oob_fill is OobFill.NAN, dtype)
 

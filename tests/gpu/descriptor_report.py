@@ -47,21 +47,15 @@ class Answer:
         return self.verdict in ("ok", "access")
 
     @property
-    def stricter(self) -> bool:
-        """Whether our rules refuse on purpose what the driver may accept: interleave 32B without swizzle 32B, which
-        CUDA's documentation rules out."""
-        return self.fields["interleave"] == 2 and self.verdict == "swizzle"
-
-    @property
     def known(self) -> Known | None:
         """Spec and bytes where both sides accept."""
         return Known(self.spec, self.raw, self.memory) if self.raw and self.spec and self.allowed else None
 
     @property
     def agrees(self) -> bool:
-        """Both accept, with the same 128 bytes that decode to the spec, or both refuse, or ``stricter``."""
+        """Both accept, with the same 128 bytes that decode to the spec, or both refuse."""
         if self.accepted is not self.allowed:
-            return self.accepted and self.stricter
+            return False
         return self.known is None or (codec.encode(self.known.spec) == self.raw and not decode_error(self.known))
 
 
@@ -125,9 +119,7 @@ def rules_section(answers: Sequence[Answer]) -> Section:
     """Specs that only one side accepts."""
     section = Section("rules and driver that differ")
     for answer in answers:
-        if answer.accepted and answer.stricter:
-            section.add("driver accepts, we refuse on purpose")
-        elif answer.accepted and not answer.allowed:
+        if answer.accepted and not answer.allowed:
             section.add(f"driver accepts, we refuse {answer.verdict} ({answer.mutation})", brief(answer.fields))
         elif answer.allowed and not answer.accepted:
             what = answer.mutation or f"valid {answer.fields['kind']} interleave {answer.fields['interleave']}"

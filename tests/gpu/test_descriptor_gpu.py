@@ -214,7 +214,7 @@ def test_driver_and_codec_agree_on_all_types() -> None:
 
 
 def test_random_specs_against_the_driver() -> None:
-    """Every one of the 128 bytes, both ways, and every verdict; only ``stricter`` cases may differ."""
+    """Every one of the 128 bytes, both ways, and every verdict."""
     answers = capture(count=20000, invalid=0.25, seed=11)
     assert len(answers) == 20000
     assert sum(answer.known is not None for answer in answers) > 10000

@@ -85,8 +85,6 @@ TILED_RULES: list[tuple[dict[str, Any], str]] = [
     ({"box": (24, 8, 2), "swizzle": "32B"}, "box[0]"),
     ({"element_strides": (1, 0, 1)}, "element_strides[1]"),
     ({"element_strides": (1, 1, 9)}, "element_strides[2]"),
-    ({"interleave": "32B"}, "swizzle"),
-    ({"interleave": "32B", "swizzle": "64B"}, "swizzle"),
     ({"interleave": "8B"}, "interleave"),
     ({"interleave": "16B", "box": (3, 8, 2)}, "box[0]"),
     ({"interleave": "32B", "swizzle": "32B", "box": (1, 8, 2)}, "box[0]"),
