@@ -17,6 +17,7 @@ Where the folder cannot be written, the cache lives in the memory of the process
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,9 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
+# A rename that meets another entry of the same name: a folder, or something that is none.
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: After this time what lies in tmp/ belongs to a process that was killed.
@@ -238,17 +242,19 @@ class Cache:
             for name, data in files.items():
                 (aside / name).write_bytes(data)
             (aside / _MANIFEST).write_bytes(_manifest(files))
-            # Others may store the same key between our look and our rename: a few turns settle it.
-            for _ in range(8):
+            # Others may store or discard the same key between any two of our steps: some turns settle it. The error
+            # says what stood in the way; a look afterwards may find it gone again.
+            for turn in range(_STORE_TURNS):
                 try:
                     aside.rename(path)
                     return
-                except OSError:
-                    if not os.path.lexists(path):
+                except OSError as error:
+                    if error.errno not in _TAKEN:
                         raise
                 if _read_verified(path) is not None:
                     return
                 self._discard(path)
+                time.sleep(0.001 * turn)
             raise OSError(f"{path} is replaced faster than it can be read")
         finally:
             shutil.rmtree(aside, ignore_errors=True)

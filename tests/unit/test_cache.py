@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -342,6 +343,27 @@ def test_many_writers_and_readers_meet_no_half_entry(tmp_path: Path) -> None:
     workers = [run_python(_WRITER, tmp_path / "root") for _ in range(3)]
     assert [worker.wait(60) for worker in workers] == [0, 0, 0]
     assert list((tmp_path / "root" / "tmp").iterdir()) == []
+
+
+def test_an_entry_that_goes_away_right_behind_a_failed_rename_is_stored(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process stored the key, then pruned it: the rename fails on something that is no longer there."""
+    rename, failures = Path.rename, []
+
+    def taken_once(self: Path, target: Path) -> Path:
+        if not failures:
+            failures.append(target)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", taken_once)
+    cache.put(KEY, FILES)
+    assert len(failures) == 1
+    stored = cache.get(KEY)
+    assert stored is not None
+    assert dict(stored.files) == FILES
+    assert cache.folder is not None
 
 
 def test_a_lock_admits_one_at_a_time(cache: Cache) -> None:
