@@ -26,14 +26,14 @@ READY := $(VENV)/.installed-cuda$(CUDA)
 MODEL := $(VENV)/.model
 endif
 
-.PHONY: help venv demo test gpu-test lint format clean
+.PHONY: help venv demo test gpu-test lint format pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 18
 
 venv: $(READY) ## the environment alone: .venv with .venv/bin/cudatma
 
-demo: $(READY) $(MODEL) ## quantize a real layer and run its GEMM: on the card, or on the CPU where there is none
+demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the card or the emulator, draw its pipeline (out/)
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
 test: $(READY) ## all tests that need no GPU
@@ -49,6 +49,9 @@ lint: $(READY) ## ruff and mypy --strict, as CI runs them
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+pictures: $(READY) ## draw the pipeline that README and docs show, from one schedule of the emulator
+	$(RUN) -m cudatma.cli emulate marlin --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
 
 format: $(READY) ## rewrite the files as `make lint` wants them
 	$(RUN) -m ruff check --fix .

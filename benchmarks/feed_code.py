@@ -17,7 +17,7 @@ from benchmarks.feeds import FEEDS, TITLES
 from benchmarks.marlin import parse_shape
 from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
-from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
+from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target, get_target
 from tools.sass import disassemble, parse_ptxas
@@ -155,9 +155,8 @@ def analyse(spec: MarlinSpec, sass: str, log: str) -> FeedCode:
 def compile_and_analyse(spec: MarlinSpec, target: Target) -> FeedCode:
     """analyse() of a spec, compiled for a target. Raises LookupError where nothing disassembles it."""
     from cudatma.build import load_kernel
-    from cudatma.kernels.marlin.plan import TEMPLATE
 
-    kernel = load_kernel(TEMPLATE, spec, target)
+    kernel = load_kernel(spec.template, spec, target)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(kernel.cubin)
@@ -171,7 +170,7 @@ def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:
     """One (tokens, feed); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "feed": name, "target": target.name}
     try:
-        spec = choose(layer, m, target, MULTIPROCESSORS, parse_feeds(FEEDS[name])).spec
+        spec = choose_portable(layer, m, target, MULTIPROCESSORS, parse_feeds(FEEDS[name])).spec
         code = compile_and_analyse(spec, target)
     except Exception as error:
         return cell | {"error": failure(error)}

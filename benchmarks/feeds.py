@@ -1,4 +1,4 @@
-"""Time of the Marlin GEMM fed by TMA, by cp.async, and by cp.async with TMA for the scales only."""
+"""Time of the portable Marlin GEMM fed by TMA, by cp.async, and by cp.async with TMA for the scales only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ NCU_METRICS = (
 
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
-    """The three feeds of one cell, taking turns."""
+    """The three feeds of one cell, taking turns, all on the portable kernel: the others know TMA alone."""
+    from cudatma.kernels.marlin import config, plan
+
+    vars(plan)["choose"] = config.choose_portable
     contenders = [ours(layer, m, feed, name) for name, feed in FEEDS.items()]
     return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 

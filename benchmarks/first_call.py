@@ -43,7 +43,6 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     """
     from cudatma.build import load_kernel
     from cudatma.kernels.marlin.config import Feeds, Layer, choose
-    from cudatma.kernels.marlin.plan import TEMPLATE
     from cudatma.target import detect, get_target
 
     layer, processors, call = Layer(K, N, 128, False, "float16"), 132, None
@@ -54,7 +53,8 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
-    kernel = load_kernel(TEMPLATE, choose(layer, m, target, processors, Feeds()).spec, target)
+    spec = choose(layer, m, target, processors, Feeds()).spec
+    kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:
         begin = time.perf_counter()

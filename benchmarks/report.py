@@ -152,13 +152,18 @@ def _cupy() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the checkout ("+changes" behind it where files differ), else $CUDATMA_COMMIT, else "unknown"."""
+    """$CUDATMA_COMMIT, else the commit of the checkout ("+changes" behind it where files differ), else "unknown".
+
+    The variable comes first: a machine that is sent the files of a commit may have another one checked out.
+    """
+    if told := os.environ.get(COMMIT_VARIABLE):
+        return told
     if (root / ".git").exists():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             head = _git(root, "rev-parse", "--short=12", "HEAD")
             changed = _git(root, "status", "--porcelain", "--untracked-files=no")
             return f"{head}+changes" if changed else head
-    return os.environ.get(COMMIT_VARIABLE) or "unknown"
+    return "unknown"
 
 
 def _git(root: Path, *arguments: str) -> str:

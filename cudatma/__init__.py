@@ -20,6 +20,7 @@ from cudatma.descriptor import (
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
+    BackendWarning,
     CacheError,
     CompileError,
     CudaTmaError,
@@ -33,6 +34,7 @@ from cudatma.errors import (
     WeightFileError,
 )
 from cudatma.kernels.marlin import MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma.kernels.tile_copy import tile_copy
 from cudatma.launch import Kernel, LaunchPlan
 from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.quantization import (
@@ -58,6 +60,7 @@ __all__ = [
     "TARGETS",
     "ArgumentError",
     "ArgumentTypeError",
+    "BackendWarning",
     "CacheError",
     "CompileError",
     "CudaTmaError",
@@ -109,4 +112,5 @@ __all__ = [
     "release_workspaces",
     "save_weights",
     "selected_backend",
+    "tile_copy",
 ]

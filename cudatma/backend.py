@@ -1,30 +1,56 @@
-"""Where results are computed: on the card, or on the CPU by the reference or the emulator."""
+"""Where results are computed: on the card, or on the CPU by the emulator or the reference."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from functools import lru_cache
 
-from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.errors import ArgumentError, BackendWarning, DriverError, TargetError
 from cudatma.target import detect
 
 BACKENDS = ("auto", "cuda", "reference", "emulator")
 BACKEND_VARIABLE = "CUDATMA_BACKEND"
+# Said once a process, unless the program has a filter of its own for it.
+warnings.simplefilter("once", BackendWarning, append=True)
 
 
 def selected_backend(explicit: str | None = None) -> str:
     """``"cuda"``, ``"reference"`` or ``"emulator"``: the explicit choice, else $CUDATMA_BACKEND, else "auto".
 
-    "auto" is "cuda" where the first card is one that cudatma launches on, else "reference"; "cuda" is taken at its
+    "auto" is "cuda" where the first card is one that cudatma launches on, else "emulator"; "cuda" is taken at its
     word, and a missing driver shows at the first launch. Raises ArgumentError for another name.
     """
+    named = _named(explicit)
+    if named == "auto":
+        return "cuda" if _has_usable_card() else "emulator"
+    return named
+
+
+def backend_for(function: str, explicit: str | None, stacklevel: int = 2) -> str:
+    """selected_backend(), with a BackendWarning where a function computes on the CPU and its caller did not say so.
+
+    stacklevel: as for warnings.warn(), counted from the caller of this function.
+    """
+    chosen = selected_backend(explicit)
+    if chosen != "cuda" and explicit in (None, "auto"):
+        is_automatic = _named(explicit) == "auto"
+        why = "there is no usable NVIDIA GPU here" if is_automatic else f"{BACKEND_VARIABLE} asks for it"
+        warnings.warn(
+            f"{function} computes on the CPU ({chosen}): {why}. Silence this with backend={chosen!r} or "
+            "warnings.filterwarnings('ignore', category=cudatma.BackendWarning)",
+            BackendWarning,
+            stacklevel=stacklevel + 1,
+        )
+    return chosen
+
+
+def _named(explicit: str | None) -> str:
     named, field = explicit, "backend"
     if named is None:
         named, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
     if named not in BACKENDS:
         raise ArgumentError(field, named, ", ".join(BACKENDS))
-    if named == "auto":
-        return "cuda" if _has_usable_card() else "reference"
     return named
 
 

@@ -23,13 +23,23 @@ from typing import Any
 from cudatma import context
 from cudatma.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.compiler import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
-from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError, DriverError, TargetError, TemplateError
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CacheError,
+    CompileError,
+    DriverError,
+    TargetError,
+    TemplateError,
+)
 from cudatma.launch import Kernel
+from cudatma.ptxas_log import performance_losses
 from cudatma.render import render, template_files
 from cudatma.signature import entries
 from cudatma.target import TARGETS, Target, detect, get_target
 
 TARGET_VARIABLE = "CUDATMA_TARGET"
+_EMULATED_TARGET = "sm_90a"
 _SCHEMA = 1
 _TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
@@ -143,6 +153,11 @@ def default_target() -> Target:
         raise TargetError("target", f"none named, and no card to ask ({error})", allowed, remedy) from error
 
 
+def emulated_target() -> Target:
+    """$CUDATMA_TARGET, else sm_90a: what the emulator runs where nobody names a target. No card is asked."""
+    return default_target() if os.environ.get(TARGET_VARIABLE) else get_target(_EMULATED_TARGET)
+
+
 def _from_template(template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...]) -> _Order:
     files = [_file_digest(path) for path in template_files(template)]
     facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
@@ -220,11 +235,16 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
 
 
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
-    """The files of a new artifact."""
+    """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
     source = order.source()
     made = compile_source(
         source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
     )
+    losses = performance_losses(made.log)
+    if losses and "template" in order.facts:
+        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
+        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
+        raise CompileError(message, made.log, source, None if folder is None else str(folder))
     entry = _choose_entry(made.ptx, order.entry)
     record = facts | {"entry": entry, "target": order.target.name, "seconds": round(made.seconds, 3)}
     record.pop("source", None)

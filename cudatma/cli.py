@@ -22,7 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "quantize one real layer and run its GEMM, on the card or on the CPU"),
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "decode the 128 bytes of a tensor map"),
-    "emulate": ("emulate", "list what of a PTX file the emulator covers"),
+    "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
+    "mutants": ("mutants", "remove one synchronisation at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "targets": ("targets", "the architectures and what each can do"),
@@ -34,6 +35,7 @@ EXAMPLES = """examples:
   cudatma doctor
   cudatma demo
   cudatma dump marlin --target sm_120a --out out
+  cudatma emulate marlin --m 16 --n 256 --k 512 --trace marlin.svg
   cudatma COMMAND --help
 """
 

@@ -6,11 +6,16 @@ ValueError, TypeError or RuntimeError, so that code which knows nothing of cudat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 
 class CudaTmaError(Exception):
     """Base of all errors raised by cudatma."""
+
+
+class BackendWarning(RuntimeWarning):
+    """A public function computes on the CPU because this machine has no usable card."""
 
 
 class FieldError(CudaTmaError):
@@ -93,7 +98,14 @@ class CacheError(CudaTmaError, RuntimeError):
 
 
 class HazardError(CudaTmaError, RuntimeError):
-    """The emulator found a race, a deadlock or a wrong byte count."""
+    """The emulator found a race, a deadlock or a wrong byte count.
+
+    Attribute ``hazards``: what a report's ``hazards`` holds. The arrays hold what the last schedule wrote.
+    """
+
+    def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.hazards = tuple(hazards)
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:

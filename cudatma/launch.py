@@ -12,10 +12,13 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cudatma import context
 from cudatma.arrays import stream_handle
+from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check
 from cudatma.launch_args import Arguments, marshal
 from cudatma.launch_config import LaunchConfig, make_config
@@ -23,6 +26,9 @@ from cudatma.loading import Function, Resources, load_function, refuse_capture
 from cudatma.ptxas_log import log_warnings
 from cudatma.signature import Parameter, entries
 from cudatma.target import Target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import EmulatedModule, Report
 
 
 class LaunchPlan:
@@ -69,7 +75,7 @@ class Kernel:
 
     cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
     for. parameters: what it takes. folder: where the artifacts lie, None if they are in memory only.
-    Launching is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
+    Launching on a card is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
     """
 
     def __init__(
@@ -131,6 +137,7 @@ class Kernel:
         shared_bytes: int = 0,
         stream: object = None,
         programmatic: bool = False,
+        backend: str | None = None,
     ) -> None:
         """Launch on the device that the arguments live on (the current one if none does).
 
@@ -138,8 +145,14 @@ class Kernel:
         grid. shared_bytes: dynamic shared memory of a block. stream: None for the current stream of the arguments'
         library, or a stream or handle. programmatic: may begin before the kernel in front of it has ended; it must then
         execute griddepcontrol.wait before it touches what that kernel writes.
+        backend: "cuda", "emulator" (NumPy arrays, in order, see emulate()), or None: the emulator where arrays lie on
+        the host, no stream is named and the machine has no usable card.
         Returns at once; raises LaunchError for what cannot work, before the driver is called, and DriverError.
         """
+        may_emulate = backend is not None or (stream is None and _on_host(args))
+        if may_emulate and _backend(backend) == "emulator":
+            self.emulate(grid, block, args, cluster=cluster, shared_bytes=shared_bytes, schedules=1)
+            return
         arguments = marshal(self.parameters, args)
         device = context.current_device() if arguments.device is None else arguments.device
         handle = stream_handle(stream, arguments.kind, device)
@@ -156,6 +169,46 @@ class Kernel:
         plan = LaunchPlan(function, config, arguments, device)
         with context.using(device):
             plan.launch(handle)
+
+    def emulate(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        args: Sequence[Any] = (),
+        *,
+        cluster: int | tuple[int, ...] | None = None,
+        shared_bytes: int = 0,
+        schedules: int = 2,
+        seed: int = 0,
+        replay: int | None = None,
+        hazards: str = "raise",
+        **options: Any,
+    ) -> Report:
+        """Run the kernel's PTX on the CPU, under several schedules, and report what is wrong with it.
+
+        args: as in launch(), but arrays are NumPy's, and are the device's memory. Others, and options: see
+        ``emulator.EmulatedModule.launch``. Raises HazardError, TrapError, ArgumentError, EmulatorError.
+        """
+        return self._emulated.launch(
+            self.entry,
+            grid,
+            block,
+            [0 if value is None else value for value in args],
+            cluster=cluster,
+            shared_bytes=shared_bytes,
+            schedules=schedules,
+            seed=seed,
+            replay=replay,
+            hazards=hazards,
+            **({"target": self.target} | options),
+        )
+
+    @cached_property
+    def _emulated(self) -> EmulatedModule:
+        """The module on the emulator; its variables keep their values, as they do on a card."""
+        from cudatma.emulator import load  # only who emulates pays for it
+
+        return load(self.ptx)
 
     def plan(
         self,
@@ -225,6 +278,21 @@ class Kernel:
                     driver, self.cubin, self.entry, self.parameters, self.target, card
                 )
             return self._functions[device]
+
+
+def _on_host(args: Sequence[object]) -> bool:
+    """Whether an argument is, or maps, a NumPy array."""
+    if not isinstance(args, Sequence):
+        return False  # marshal() says what is wrong with it
+    return any(isinstance(value, np.ndarray) or isinstance(getattr(value, "owner", None), np.ndarray) for value in args)
+
+
+def _backend(named: str | None) -> str:
+    chosen = backend_for("Kernel.launch", named, stacklevel=3)
+    if chosen == "reference":
+        remedy = "a kernel of your own has no NumPy reference"
+        raise ArgumentError("backend" if named else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
+    return chosen
 
 
 def _rebuild(cubin: bytes, entry: str, target: Target, ptx: str, source: str, log: str, folder: Path | None) -> Kernel:

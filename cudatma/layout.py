@@ -180,11 +180,13 @@ def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle
 def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
     """The layout of ``rows`` rows of ``pixels`` pixels along W, each one slice of channels.
 
-    Whatever the element type is, a pixel counts and takes one slice: 16 or 32 bytes (33 boxes on an H200). Rows
-    narrower than the swizzle span are given a pitch of the span, which is the most that they may need.
+    Whatever the element type is, a pixel counts and takes one slice: 16 or 32 bytes. Rows follow each other without
+    gaps, also where they are narrower than the swizzle span (1500 boxes on an H200), so that all of them are given as
+    one; its pitch is a multiple of the span, within which chunks are permuted.
     """
-    row_bytes = pixels * interleave.slice_bytes
-    return BoxLayout(rows, row_bytes, max(row_bytes, mode.span_bytes))
+    size = rows * pixels * interleave.slice_bytes
+    span = max(mode.span_bytes, interleave.slice_bytes)
+    return BoxLayout(1, size, -(-size // span) * span)
 
 
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_WARNING = re.compile(r"warning|Potential Performance Loss|is injected in around line", re.IGNORECASE)
+_LOSS = "Potential Performance Loss"
+_WARNING = re.compile(rf"warning|{_LOSS}|is injected in around line", re.IGNORECASE)
 
 
 def log_warnings(log: str) -> tuple[str, ...]:
@@ -14,3 +15,8 @@ def log_warnings(log: str) -> tuple[str, ...]:
     that ptxas injected around wgmma.
     """
     return tuple(line.strip() for line in log.splitlines() if _WARNING.search(line) and "Remark:" not in line)
+
+
+def performance_losses(log: str) -> tuple[str, ...]:
+    """The lines in which ptxas gives up what a kernel's speed is built on: wgmma serialised, setmaxnreg ignored."""
+    return tuple(line.strip() for line in log.splitlines() if _LOSS in line)

@@ -231,6 +231,8 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{path}  {path.stat().st_size:,} bytes")
         return 0
     backend = cudatma.selected_backend(None if options.backend == "auto" else options.backend)
+    if backend == "emulator":
+        backend = "reference"  # the emulator would need hours for a whole model
     xp, device = _place(backend)
     choice = Choice(options.group_size, not options.asymmetric, not options.no_clip_search)
     sentences = read_sentences(options.sentences)

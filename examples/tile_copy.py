@@ -1,48 +1,44 @@
 """A kernel of one's own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
 
     python examples/tile_copy.py                       # copies on the card, compares, measures
+    python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture
     python examples/tile_copy.py --target sm_120a      # compiles only; needs no card
 
-A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from
-(cudatma/kernels/tile_copy.py), and a function that makes the tensor maps and launches: here.
+A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
+and a function that makes the tensor maps and launches: both in cudatma/kernels/tile_copy.py, the smallest kernel.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+
+import numpy as np
 
 import cudatma
-from cudatma.descriptor import TensorMap, check_store
-from cudatma.errors import ArgumentError
-from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec
-
-BLOCKS = 264  # two on each multiprocessor of an H200; every block walks over the boxes
+from cudatma.emulator import Trace
+from cudatma.kernels.tile_copy import TEMPLATE, THREADS, TileCopySpec, prepare, tile_copy
 
 
-def tile_copy(source: Any, destination: Any, stages: int = 4) -> None:
-    """Copy a 2D CuPy array (rows, columns) into another of the same shape and dtype, on CuPy's current stream.
-
-    Rows are contiguous, their pitch and length multiples of 16 bytes. Raises ArgumentError or DescriptorError.
-    """
-    if (source.shape, source.dtype) != (destination.shape, destination.dtype) or source.ndim != 2:
-        got = f"{destination.shape} of {destination.dtype}"
-        raise ArgumentError("destination", got, f"2D, as the source: {source.shape} of {source.dtype}")
-    if not source.size:
-        return
-    spec = TileCopySpec(source.dtype.itemsize, stages=stages)
-    load, store = (TensorMap.from_array(a, (spec.box_rows, spec.box_columns)) for a in (source, destination))
-    check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
-    tiles_y, tiles_x = -(-source.shape[0] // spec.box_rows), -(-source.shape[1] // spec.box_columns)
-    kernel = cudatma.compile(TEMPLATE, spec)
-    grid = min(BLOCKS, tiles_x * tiles_y)
-    kernel.launch(grid, 64, (load, store, tiles_x, tiles_y), shared_bytes=spec.smem_bytes)
+def emulate(picture: Path) -> None:
+    """Copy a NumPy array under 20 schedules, print what the emulator says and draw the pipeline of the last one."""
+    source = np.random.default_rng(0).random((500, 200), dtype=np.float32)
+    destination = np.full_like(source, -1)
+    kernel, _, args, shared_bytes = prepare(source, destination, cudatma.get_target("sm_90a"))
+    trace = Trace()
+    report = kernel.emulate(2, THREADS, args, shared_bytes=shared_bytes, schedules=20, trace=trace)
+    picture.write_text(trace.to_svg())
+    print(f"{report}; equal: {bool((source == destination).all())}; {picture}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="compile for this architecture and stop")
+    parser.add_argument("--emulator", action="store_true", help="run on the CPU")
     options = parser.parse_args()
+    if options.emulator:
+        emulate(Path("tile_copy.svg"))
+        return
     if options.target:
         spec = TileCopySpec(element_bytes=4)
         kernel = cudatma.compile(TEMPLATE, spec, options.target)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from cudatma.pipeline import Operand, PipelineSpec
+from cudatma.pipeline import Operand, PipelineSpec, align_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,14 @@ class Matrix:
 class Mma:
     type: str
     entry: str = "mma"
+
+
+@dataclass(frozen=True, slots=True)
+class Wgmma:
+    type: str
+    n: int
+    a_source: str = "registers"
+    entry: str = "wgmma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,46 @@ class TensorMapEdit:
     entry: str = "tensormap_edit"
 
 
+@dataclass(frozen=True, slots=True)
+class WgmmaGemm:
+    """Blocks of 64 * warpgroups rows and block_n columns, rows of a slot 128 bytes of fp16."""
+
+    warpgroups: int = 2
+    block_n: int = 128
+    stages: int = 4
+    cluster: int = 1
+    entry: str = "wgmma_gemm"
+
+    block_k: ClassVar[int] = 64
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.warpgroups
+
+    @property
+    def share_m(self) -> int:
+        return self.block_m // self.cluster
+
+    @property
+    def ring(self) -> PipelineSpec:
+        a, b = (
+            Operand(name, rows * 128, rows * 128, 1024) for name, rows in (("a", self.block_m), ("b", self.block_n))
+        )
+        return PipelineSpec(self.stages, (a, b), 1, 4 * self.warpgroups * self.cluster)
+
+    @property
+    def out_offset(self) -> int:
+        return align_up(self.ring.smem_bytes, 128)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.out_offset + self.block_m * self.block_n * 4
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warpgroups + 32
+
+
 #: Template, a spec of it, and the feature it needs besides TMA.
 PROBES: tuple[tuple[str, object, str], ...] = (
     *(("tile_move", TileMove(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
@@ -85,10 +134,15 @@ PROBES: tuple[tuple[str, object, str], ...] = (
     ("matrix", Matrix(1), "stmatrix"),
     ("mma", Mma("f16"), "mma_sync"),
     ("mma", Mma("bf16"), "mma_sync"),
+    ("wgmma", Wgmma("f16", 8), "wgmma"),
+    ("wgmma", Wgmma("bf16", 256, "shared"), "wgmma"),
     ("cp_async", Plain("cp_async"), "mbarrier_expect_tx"),
     ("ring", Ring(3, 4), "tma"),
     *(("im2col", Im2col(rank, 1024), "tma") for rank in (3, 4, 5)),
     ("multicast", Multicast(1024, 8), "multicast"),
     ("sync", Plain("sync"), "griddepcontrol"),
     ("tensormap_edit", TensorMapEdit(1024), "tensormap_replace"),
+    ("wgmma_gemm", WgmmaGemm(), "wgmma"),
+    ("wgmma_gemm", WgmmaGemm(1, 64, 3), "wgmma"),
+    ("wgmma_gemm", WgmmaGemm(cluster=2), "wgmma"),
 )

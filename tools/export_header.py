@@ -43,7 +43,7 @@ def export_header(target: str | Target) -> str:
     includes = "".join(f'//% include "{name}"\n' for name in header_templates())
     body = render(includes, None, target, is_source=True)
     opening = (
-        f"// cudatma.cuh: TMA, mbarrier, ldmatrix and mma.sync primitives for {get_target(target).name}.\n"
+        f"// cudatma.cuh: TMA, mbarrier, ldmatrix, mma.sync and wgmma primitives for {get_target(target).name}.\n"
         "// Written by `cudatma header`. One function is one PTX instruction and named after it.\n"
         "#pragma once\n"
     )

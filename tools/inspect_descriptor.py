@@ -155,13 +155,13 @@ def _lines(source: str) -> Iterator[bytes]:
 
 
 def _print_batch(source: str) -> int:
-    """One JSON object for each line, ``{"error": text}`` for a bad one; returns the exit status."""
+    """One JSON object for each line, ``{"error": text, "line": from 1}`` for a bad one; returns the exit status."""
     status = 0
-    for line in _lines(source):
+    for number, line in enumerate(_lines(source), 1):
         try:
             answer = describe_descriptor(parse_hex(line))
         except DescriptorError as error:
-            answer, status = {"error": str(error)}, 1
+            answer, status = {"error": str(error), "line": number}, 1
         print(json.dumps(answer))
     return status
 

@@ -8,6 +8,7 @@ from cudatma.descriptor.helpers import (
     box_coordinates,
     create_activation_tma_desc,
     create_scale_tma_desc,
+    create_weight_tile_tma_desc,
     create_weight_tma_desc,
     tile_counts,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "check_target",
     "create_activation_tma_desc",
     "create_scale_tma_desc",
+    "create_weight_tile_tma_desc",
     "create_weight_tma_desc",
     "multicast_mask",
     "tile_counts",

@@ -18,9 +18,13 @@ from cudatma.target import Target
 _INT32 = 1 << 31
 _ARITHMETIC = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 
-#: Element types of each tensor reduction. [PTX ISA, cp.reduce.async.bulk.tensor; measured: and/or/xor trap on int64]
+#: Dimensions may be larger in a tensor map, but then every access traps.
+MAX_REACHED_DIM = 1 << 31
+_SUMMED_FLOATS = ("float32", "float32_ftz", "tfloat32", "tfloat32_ftz", "float64", "float16", "bfloat16")
+#: Element types of each tensor reduction; all others trap. [PTX ISA, cp.reduce.async.bulk.tensor; measured: and/or/xor
+#: trap on int64, add takes f32.ftz, tf32 and f64]
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
-    "add": ("uint32", "int32", "uint64", "float32", "float16", "bfloat16"),
+    "add": ("uint32", "int32", "uint64", *_SUMMED_FLOATS),
     "min": _ARITHMETIC,
     "max": _ARITHMETIC,
     "inc": ("uint32",),
@@ -72,15 +76,14 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
 
 
 def _check_interleaved_swizzle(spec: AnySpec) -> None:
-    """Interleave 32B goes with swizzle 32B, says CUDA's documentation. The driver encodes other swizzles all the same;
-    what the hardware does with them is not known."""
+    """Interleave 32B goes with swizzle 32B, says CUDA's documentation. The driver encodes other swizzles all the same,
+    and an H200 serves them like any other."""
     if spec.interleave is Interleave.B32 and spec.swizzle is not Swizzle.B32:
         raise DescriptorError("swizzle", spec.swizzle.label, "32B with interleave 32B")
 
 
 def _check_channel_slice(spec: AnySpec) -> None:
-    """Interleaved boxes take one slice of channels: what a wider one delivers is not known, and a wrong byte count
-    hangs the barrier."""
+    """Interleaved boxes take one slice of channels: of a wider one an H200 delivers the first slice only."""
     if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
         return
     most = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
@@ -96,13 +99,12 @@ def _check_channel_slice(spec: AnySpec) -> None:
 def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> None:
     """Whether a load (or a prefetch) at ``coords`` is legal. Coordinates may be negative or lie outside.
 
-    coords: one int32 for each dimension. In tile mode without interleave the inner coordinate must start a 16-byte
-    chunk, otherwise the load traps. offsets: im2col only, rank - 2 of them, W first, 0..2**16 - 1 at rank 3,
+    coords: as in check_traps(). offsets: im2col only, rank - 2 of them, W first, 0..2**16 - 1 at rank 3,
     2**8 - 1 at rank 4, 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
         raise DescriptorError("swizzle", spec.swizzle.label, f"stores only for {spec.dtype.name}")
-    _coordinates(spec, coords)
+    check_traps(spec, coords)
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
@@ -142,9 +144,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
     if spec.dtype.name == "16u4_align16b":
         raise DescriptorError("dtype", spec.dtype.name, "loads only", "use 16u4_align8b for stores")
     if coords is not None:
-        for index, value in enumerate(_coordinates(spec, coords)):
-            if value < 0:
-                raise DescriptorError(f"coords[{index}]", value, "0 and up in a store", "clip the box at the start")
+        check_write_traps(spec, coords)
     row_bits = spec.dims[0] * spec.dtype.element_bits
     if spec.interleave is Interleave.NONE and row_bits % (8 * rules.CHUNK_BYTES) and _reaches_end(spec, coords):
         past = rules.CHUNK_BYTES - row_bits // 8 % rules.CHUNK_BYTES
@@ -157,6 +157,48 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         )
 
 
+def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
+    """What the hardware stops in any access with an illegal instruction. Raises DescriptorError.
+
+    coords: one int32 for each dimension. Without interleave the innermost must start a 16-byte chunk, in im2col mode
+    too. An im2col column begins inside of the bounding box. No dimension has more than 2**31 elements.
+    """
+    values = _coordinates(spec, coords)
+    for index, dim in enumerate(spec.dims):
+        if dim > MAX_REACHED_DIM:
+            raise DescriptorError(f"dims[{index}]", dim, "1..2**31 elements in an access", "describe a part of it")
+    if isinstance(spec, Im2colSpec):
+        for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
+            if not low <= values[index] <= high:
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low}..{high}, the bounding box")
+
+
+def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
+    """check_traps() for stores and reductions: no negative coordinate, no im2col bounding box beyond the tensor."""
+    check_traps(spec, coords)
+    for index, value in enumerate(coords):
+        if value < 0:
+            raise DescriptorError(f"coords[{index}]", value, "0 and up in a store", "clip the box at the start")
+    if isinstance(spec, Im2colSpec):
+        for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
+            for index, value in enumerate(corner):
+                if value * beyond > 0:
+                    allowed = f"0 and {'up' if beyond < 0 else 'down'} in a store"
+                    raise DescriptorError(f"{name}[{index}]", value, allowed, "store through a map without padding")
+
+
+def first_pixel_dim(spec: Im2colSpec) -> int:
+    """The dimension of an im2col map that W is: 1, or 0 with interleave."""
+    return 1 if spec.interleave is Interleave.NONE else 0
+
+
+def bounding_box(spec: Im2colSpec) -> tuple[list[int], list[int]]:
+    """Lowest and highest position of an im2col map's bounding box, W first."""
+    first = first_pixel_dim(spec)
+    dims = spec.dims[first : first + spec.rank - 2]
+    return list(spec.lower_corner), [dim - 1 + upper for dim, upper in zip(dims, spec.upper_corner, strict=True)]
+
+
 def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
     """Whether a box at ``coords`` covers the last element of a row; any might where no coordinates are given."""
     if coords is None:
@@ -166,20 +208,20 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 
 
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
-    """Coordinates as ints: one int32 a dimension, the first on a 16-byte chunk in tile mode without interleave."""
+    """Coordinates as ints: one int32 a dimension, the first on a 16-byte chunk without interleave."""
     values = rules.as_ints(coords, "coords")
     rules.check_length(values, spec.rank, "coords", spec.rank)
     for index, value in enumerate(values):
         if not -_INT32 <= value < _INT32:
             raise DescriptorError(f"coords[{index}]", value, "a signed 32-bit integer")
-    if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
+    if isinstance(spec, TiledSpec | Im2colSpec) and spec.interleave is Interleave.NONE:
         # Padded packed types are counted in whole groups of 128 values; nothing smaller is ever loaded.
         multiple = 128 if rules.is_padded(spec.dtype) else 8 * rules.CHUNK_BYTES // spec.dtype.element_bits
         if values[0] % multiple:
             raise DescriptorError(
                 "coords[0]",
                 values[0],
-                f"multiples of {multiple} ({rules.CHUNK_BYTES} bytes) in tile mode",
+                f"multiples of {multiple} ({rules.CHUNK_BYTES} bytes)",
                 "start the box at a chunk and skip elements in shared memory",
             )
     return values

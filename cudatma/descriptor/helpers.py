@@ -6,7 +6,7 @@ The shapes are those of packed weights, layout version 1 (docs/architecture.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudatma.descriptor import rules
 from cudatma.descriptor.encode import TensorMap
@@ -15,6 +15,9 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.errors import DescriptorError
 from cudatma.layout import Swizzle
 from cudatma.target import Target
+
+if TYPE_CHECKING:
+    from cudatma.arrays import ArrayInfo
 
 #: Bytes of one packed 64 x 64 block of weights, and the same counted in uint64.
 BLOCK_BYTES = 2048
@@ -32,15 +35,7 @@ def create_weight_tma_desc(
     (0, n64 * K64 + k64). A box may run from one n64 into the next: K64 should be a multiple of block_k64, or the
     surplus blocks be ignored. Raises DescriptorError, TargetError, DriverError.
     """
-    from cudatma.arrays import describe
-
-    info = describe(qweight, "qweight")
-    if info.dtype != "uint8":
-        raise DescriptorError("qweight.dtype", str(info.dtype), "uint8", "pack the weight first")
-    if len(info.shape) != 2 or info.shape[1] != BLOCK_BYTES:
-        raise DescriptorError("qweight.shape", info.shape, f"(rows, {BLOCK_BYTES})", "pack the weight first")
-    if info.strides_bytes[1] != 1:
-        raise DescriptorError("qweight.strides_bytes[1]", info.strides_bytes[1], "1: dense rows")
+    info = _packed_rows(qweight)
     spec = TiledSpec.from_strided(
         info.pointer,
         (info.shape[0], BLOCK_WORDS),
@@ -51,6 +46,53 @@ def create_weight_tma_desc(
     )
     on_host = info.device is None
     return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+
+
+def create_weight_tile_tma_desc(
+    qweight: object,
+    k64: int,
+    block_k64: int,
+    block_n64: int,
+    *,
+    half_rows: bool = False,
+    target: Target | str | None = None,
+    backend: str = "auto",
+) -> TensorMap:
+    """A 3D map over packed weights of which one load brings a whole tile; blocks outside arrive as zeros.
+
+    qweight: as in create_weight_tma_desc, whole rows of ``k64`` blocks. block_k64, block_n64: 64-deep and 64-channel
+    blocks a load, 1..256 each. The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64), coordinates
+    (0, k64, n64). half_rows: a load brings 32 of each block's 64 channels, box (128, ..), coordinate 0 or 128.
+    Raises DescriptorError, TargetError, DriverError.
+    """
+    info = _packed_rows(qweight)
+    if k64 < 1 or info.shape[0] % k64:
+        raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "ceil(K / 64)")
+    pitch = info.strides_bytes[0]
+    spec = TiledSpec.from_strided(
+        info.pointer,
+        (info.shape[0] // k64, k64, BLOCK_WORDS),
+        (pitch * k64, pitch, 8),
+        "uint64",
+        (block_n64, block_k64, BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS),
+        l2_promotion=L2Promotion.B256,
+    )
+    on_host = info.device is None
+    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+
+
+def _packed_rows(qweight: object) -> ArrayInfo:
+    """uint8 (rows, 2048) with dense rows; DescriptorError for anything else."""
+    from cudatma.arrays import describe
+
+    info = describe(qweight, "qweight")
+    if info.dtype != "uint8":
+        raise DescriptorError("qweight.dtype", str(info.dtype), "uint8", "pack the weight first")
+    if len(info.shape) != 2 or info.shape[1] != BLOCK_BYTES:
+        raise DescriptorError("qweight.shape", info.shape, f"(rows, {BLOCK_BYTES})", "pack the weight first")
+    if info.strides_bytes[1] != 1:
+        raise DescriptorError("qweight.strides_bytes[1]", info.strides_bytes[1], "1: dense rows")
+    return info
 
 
 def create_scale_tma_desc(

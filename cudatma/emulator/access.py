@@ -6,33 +6,36 @@ Source: PTX ISA, "ld", "st", "Generic Addressing".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
-from cudatma.emulator.memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_START, SHARED_WINDOW, Region
+from cudatma.emulator.memory import RANK_SHIFT, SHARED_START, Region
 from cudatma.emulator.types import BYTES, LANES, NUMPY, Array
 from cudatma.emulator.writer import runtime
 
-_LANE_NUMBERS = np.arange(LANES, dtype=np.int64)
+_union = np.bitwise_or.reduce
 
 
-def trap(w: Warp, at: int, message: str) -> NoReturn:
-    """Raise what the hardware would stop with, naming instruction, source line, block and warp."""
+def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
+    """Raise what the hardware would stop with, naming instruction, source line, block and warp. error: its CUresult."""
     program = w.split.frame.program
     instruction = program.instruction(at)
     source = program.module.source_of(instruction)
     place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
-    raise TrapError(f"{message}; {place} `{instruction.text}`, block {w.block.index}, warp {w.index}")
+    raise TrapError(f"{message}; {place} `{instruction.text}`, block {w.block.index}, warp {w.index}", error)
 
 
 def lanes_of(addresses: Array, mask: Array | None) -> Array:
     return addresses if mask is None else addresses[mask]
 
 
-def _spread(values: Array, mask: Array | None) -> Array:
+def spread(values: Array, mask: Array | None) -> Array:
     """(count, active) values to (count, 32)."""
     if mask is None:
         return values
@@ -41,10 +44,15 @@ def _spread(values: Array, mask: Array | None) -> Array:
     return out
 
 
-def _aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
-    if size > 1 and np.bitwise_or.reduce(addresses) & (size - 1):
+def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
+    if int(_union(addresses)) & (size - 1):
         bad = int(addresses[(addresses & (size - 1)) != 0][0])
-        trap(w, at, f"misaligned address {bad:#x}: {size} bytes are accessed at once")
+        trap(w, at, f"misaligned address {bad:#x}: {size} bytes are accessed at once", "MISALIGNED_ADDRESS")
+
+
+def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
+    """The active lanes' values of each vector."""
+    return values if mask is None else tuple(value[mask] for value in values)
 
 
 # ---- global
@@ -52,17 +60,34 @@ def _aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
 
 def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | None:
     """The one region that holds all lanes' bytes, or None where lanes lie in several."""
-    low, high = int(addresses.min()), int(addresses.max()) + size
     memory = w.launch.memory
-    region = memory.last
-    if region is None or low < region.base or high > region.end:
-        region = memory.find(low)
-        if region is None:
-            outside(w, at, low, size)
-        if high > region.end:
-            return None
-        memory.last = region
+    region = memory.recent.get(at)
+    if region is not None and region.inside(addresses, size) is not None:
+        return region
+    low, high = int(addresses.min()), int(addresses.max()) + size
+    region = memory.find(low)
+    if region is None:
+        outside(w, at, low, size)
+    if high > region.end:
+        return None
+    memory.recent[at] = region
     return region
+
+
+def _place(w: Warp, at: int, addresses: Array, size: int) -> tuple[Region, Array] | None:
+    """(region, byte offsets) of lanes that lie in one region, None where they lie in several."""
+    region = w.launch.memory.recent.get(at)
+    offsets = region.inside(addresses, size) if region is not None else None
+    if region is not None and offsets is not None:
+        return region, offsets
+    check_aligned(w, at, addresses, size)
+    region = global_region(w, at, addresses, size)
+    return None if region is None else (region, _offsets(region, addresses))
+
+
+def _offsets(region: Region, addresses: Array) -> Array:
+    result: Array = (addresses - region.base_word[: addresses.size]).view(np.int64)
+    return result
 
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
@@ -71,10 +96,10 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     observer = w.block.cluster.observer
     if observer is not None:
         observer.report("out_of_bounds", w, at, message)
-    trap(w, at, message)
+    trap(w, at, message, "ILLEGAL_ADDRESS")
 
 
-def _regions(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
+def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
     """(region, indices of lanes) for lanes that lie in several regions."""
     found: dict[int, tuple[Region, list[int]]] = {}
     for lane, address in enumerate(addresses.tolist()):
@@ -86,22 +111,50 @@ def _regions(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region
 
 
 @runtime
-def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None) -> Array:
+def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, order: str = "") -> Array:
     """(count, 32) elements from global, const or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
-    _aligned(w, at, active, size)
-    region = global_region(w, at, active, size)
-    if region is not None:
-        return _spread(_gather(region, active, code, count), mask)
+    one = _place(w, at, active, size)
+    if one is not None:
+        region, offsets = one
+        if region.shadow is not None:
+            w.block.cluster.observer.globals.read(w, at, region, offsets, size, order)
+        found = _gather(region, offsets, code, count)
+        if order:
+            _look(w, at, found, order)
+        return spread(found, mask)
     values = np.zeros((count, len(active)), NUMPY[code])
-    for part, lanes in _regions(w, at, active, size):
-        values[:, lanes] = _gather(part, active[lanes], code, count)
-    return _spread(values, mask)
+    for part, lanes in regions_of(w, at, active, size):
+        offsets = _offsets(part, active[lanes])
+        if part.shadow is not None:
+            w.block.cluster.observer.globals.read(w, at, part, offsets, size, order)
+        values[:, lanes] = _gather(part, offsets, code, count)
+    return spread(values, mask)
 
 
-def _gather(region: Region, addresses: Array, code: str, count: int) -> Array:
-    offsets = (addresses - np.uint64(region.base)).view(np.int64)
+@dataclass(slots=True)
+class FlagWait:
+    """A loop that reads a flag in memory until it changes."""
+
+    at: int
+    value: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"reads {self.value:#x} again and again"
+
+
+def _look(w: Warp, at: int, found: Array, order: str) -> None:
+    """Notice a strong load that spins: let others run."""
+    seen = at, found.tobytes()
+    if seen != w.looked:
+        w.looked = seen
+    elif order != "nc":
+        w.launch.scheduler.spin(w.split, FlagWait(at, int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])))
+
+
+def _gather(region: Region, offsets: Array, code: str, count: int) -> Array:
     if region.base % NUMPY[code].itemsize:
         return _gather_bytes(region, offsets, code, count)
     return region.gather(offsets, code, count)
@@ -116,23 +169,41 @@ def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Arra
 
 
 @runtime
-def st_global(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None) -> None:
+def st_global(
+    w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
+) -> None:
     """Store one vector of elements per operand."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)
-    _aligned(w, at, active, size)
-    rows = np.stack([lanes_of(value, mask) for value in values])
-    region = global_region(w, at, active, size)
-    parts = [(region, slice(None))] if region is not None else _regions(w, at, active, size)
-    for part, lanes in parts:
-        if not part.is_writable:
-            trap(w, at, f"store into {part.name}, which is read-only")
-        offsets = (active[lanes] - np.uint64(part.base)).view(np.int64)
-        if part.base % NUMPY[code].itemsize:
-            raw = np.ascontiguousarray(rows[:, lanes].T).view(np.uint8).reshape(len(offsets), size)
-            part.data[offsets[:, None] + np.arange(size)] = raw
-        else:
-            part.scatter(offsets, code, rows[:, lanes])
+    rows = active_of(values, mask)
+    one = _place(w, at, active, size)
+    if one is not None:
+        _scatter(w, at, *one, code, rows, order)
+        return
+    for part, lanes in regions_of(w, at, active, size):
+        _scatter(w, at, part, _offsets(part, active[lanes]), code, tuple(row[lanes] for row in rows), order)
+
+
+def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: tuple[Array, ...], order: str) -> None:
+    if not region.is_writable:
+        trap(w, at, f"store into {region.name}, which is read-only")
+    size = BYTES[code] * len(rows)
+    observer = w.block.cluster.observer
+    w.launch.scheduler.progress += 1
+    if observer is not None:
+        observer.globals.write(w, at, region, offsets, size, order, partial(_holds, region, offsets, code, rows))
+    if region.base % NUMPY[code].itemsize:
+        raw = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
+        region.data[offsets[:, None] + np.arange(size)] = raw
+    else:
+        region.scatter(offsets, code, rows)
+
+
+def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> bool:
+    """Whether memory already holds what is to be stored: writers of one value are no race."""
+    size = BYTES[code] * len(rows)
+    new = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
+    return bool((region.data[offsets[:, None] + np.arange(size)] == new).all())
 
 
 # ---- shared
@@ -140,9 +211,12 @@ def st_global(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
     """(block, int64 offsets) of shared addresses; all lanes must lie in one block's memory and inside it."""
+    block = w.block
+    own = block.shared.inside(addresses, size)
+    if own is not None:
+        return block, own
     first = int(addresses[0])
     rank = first >> RANK_SHIFT
-    block = w.block
     if rank != block.rank:
         blocks = block.cluster.blocks
         if not remote or rank >= len(blocks):
@@ -170,8 +244,10 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     return block, offsets
 
 
-def _by_rank(addresses: Array) -> list[Array]:
+def _by_rank(w: Warp, addresses: Array) -> list[Any]:
     """Lane indices grouped by the block that their shared address names."""
+    if w.block.shared.inside(addresses, 1) is not None:
+        return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
 
@@ -183,22 +259,30 @@ def ld_shared(
     """(count, 32) elements from shared memory; remote: .shared::cluster."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
-    _aligned(w, at, active, size)
-    if remote and len(groups := _by_rank(active)) > 1:
+    own = w.block.shared.inside(active, size)
+    if own is not None:
+        return spread(_load_at(w, at, w.block, own, code, count, order), mask)
+    check_aligned(w, at, active, size)
+    if remote and len(groups := _by_rank(w, active)) > 1:
         values = np.zeros((count, len(active)), NUMPY[code])
         for lanes in groups:
             values[:, lanes] = _load_one(w, at, active[lanes], code, count, True, order)
-        return _spread(values, mask)
-    return _spread(_load_one(w, at, active, code, count, remote, order), mask)
+        return spread(values, mask)
+    return spread(_load_one(w, at, active, code, count, remote, order), mask)
 
 
 def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
-    size = BYTES[code] * count
-    block, offsets = shared_offsets(w, at, active, size, remote)
+    block, offsets = shared_offsets(w, at, active, BYTES[code] * count, remote)
+    return _load_at(w, at, block, offsets, code, count, order)
+
+
+def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int, order: str) -> Array:
     observer = w.block.cluster.observer
     if observer is not None:
-        observer.generic_read(w, at, block, offsets, size, order)
+        observer.generic_read(w, at, block, offsets, BYTES[code] * count, order)
     result: Array = block.shared.gather(offsets, code, count)
+    if order:
+        _look(w, at, result, order)
     return result
 
 
@@ -216,104 +300,14 @@ def st_shared(
     """Store one vector of elements per operand into shared memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)
-    _aligned(w, at, active, size)
-    rows = np.stack([lanes_of(value, mask) for value in values])
-    for lanes in _by_rank(active) if remote else [slice(None)]:
+    check_aligned(w, at, active, size)
+    rows = active_of(values, mask)
+    for lanes in _by_rank(w, active) if remote else [slice(None)]:
         block, offsets = shared_offsets(w, at, active[lanes], size, remote)
+        parts = [row[lanes] for row in rows]
         observer = w.block.cluster.observer
         if observer is not None:
-            observer.generic_write(w, at, block, offsets, size, order)
-        block.shared.scatter(offsets, code, rows[:, lanes])
-
-
-# ---- local and generic
-
-
-def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | None) -> Array:
-    lanes = _LANE_NUMBERS if mask is None else _LANE_NUMBERS[mask]
-    inside = addresses.astype(np.int64)
-    if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
-        message = f"local access of {size} bytes at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.report("out_of_bounds", w, at, message)
-        trap(w, at, message)
-    return inside + lanes * w.local_bytes
-
-
-@runtime
-def ld_local(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None) -> Array:
-    active = lanes_of(addresses, mask)
-    _aligned(w, at, active, BYTES[code] * count)
-    offsets = _local_offsets(w, at, active, BYTES[code] * count, mask)
-    return _spread(w.local.gather(offsets, code, count), mask)
-
-
-@runtime
-def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None) -> None:
-    active = lanes_of(addresses, mask)
-    _aligned(w, at, active, BYTES[code] * len(values))
-    offsets = _local_offsets(w, at, active, BYTES[code] * len(values), mask)
-    w.local.scatter(offsets, code, np.stack([lanes_of(value, mask) for value in values]))
-
-
-def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """(window, mask) for generic addresses: 0 global, 1 shared, 2 local."""
-    top = (addresses >> np.uint64(60)).astype(np.int64)
-    active = lanes_of(top, mask)
-    if (active == active[0]).all():
-        return [(int(active[0]), mask)]
-    here = np.ones(LANES, bool) if mask is None else mask
-    return [(int(number), here & (top == number)) for number in np.unique(active)]
-
-
-@runtime
-def ld_generic(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, order: str = "") -> Array:
-    result: Array | None = None
-    for number, part in windows(addresses, mask):
-        if number == 1:
-            value = ld_shared(w, at, (addresses - np.uint64(SHARED_WINDOW)), code, count, part, True, order)
-        elif number == 2:
-            value = ld_local(w, at, addresses - np.uint64(LOCAL_WINDOW), code, count, part)
-        else:
-            value = ld_global(w, at, addresses, code, count, part)
-        result = value if result is None or part is None else np.where(part, value, result)
-    if result is None:
-        raise TrapError("a load without lanes")
-    return result
-
-
-@runtime
-def st_generic(
-    w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
-) -> None:
-    for number, part in windows(addresses, mask):
-        if number == 1:
-            st_shared(w, at, addresses - np.uint64(SHARED_WINDOW), code, values, part, True, order)
-        elif number == 2:
-            st_local(w, at, addresses - np.uint64(LOCAL_WINDOW), code, values, part)
-        else:
-            st_global(w, at, addresses, code, values, part)
-
-
-# ---- parameters of calls
-
-
-def _param(w: Warp, name: str, offset: int, size: int) -> tuple[Region, int]:
-    buffer = w.param_buffer(w.split.frame, name, offset + size)
-    return buffer, buffer.size // LANES
-
-
-@runtime
-def ld_param(w: Warp, name: str, offset: int, code: str, count: int, mask: Array | None) -> Array:
-    """From a .param variable of this activation: a formal parameter, or a callee's result."""
-    buffer, pitch = _param(w, name, offset, BYTES[code] * count)
-    return buffer.gather(_LANE_NUMBERS * pitch + offset, code, count)
-
-
-@runtime
-def st_param(w: Warp, name: str, offset: int, code: str, values: tuple[Array, ...], mask: Array | None) -> None:
-    buffer, pitch = _param(w, name, offset, BYTES[code] * len(values))
-    offsets = _LANE_NUMBERS * pitch + offset
-    active = offsets if mask is None else offsets[mask]
-    buffer.scatter(active, code, np.stack([lanes_of(value, mask) for value in values]))
+            same = partial(_holds, block.shared, offsets, code, parts)
+            observer.generic_write(w, at, block, offsets, size, order, same=same)
+        block.shared.scatter(offsets, code, parts)
+    w.launch.scheduler.progress += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,24 @@ from cudatma.emulator.cluster import Dim
 from cudatma.emulator.errors import EmulatorError, StepLimitError, TrapError
 from cudatma.emulator.image import Image
 from cudatma.emulator.launch import Launch, Setup
+from cudatma.emulator.machine import MAX_LOCAL_BYTES
 from cudatma.emulator.memory import GlobalMemory
+from cudatma.emulator.names import Variables
 from cudatma.emulator.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.parser import parse
 from cudatma.emulator.report import Report
 from cudatma.emulator.scheduler import Deadlock
 from cudatma.emulator.target_rules import unsupported
-from cudatma.errors import ArgumentError, CudaTmaError, HazardError
+from cudatma.emulator.trace import Trace
+from cudatma.emulator.types import Array
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
-#: Segments after which a launch is given up as endless.
-STEP_LIMIT = 20_000_000
+#: Segments after which a launch is given up as endless: minutes, where they are short.
+STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
+MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 MAX_PARAM_BYTES = 32764
-MAX_LOCAL_BYTES = 512 << 10
 MAX_SHARED_BYTES = 227 << 10
 
 
@@ -46,11 +50,14 @@ class EmulatedModule:
         """Names of the kernels."""
         return tuple(f.name for f in self.module.functions.values() if f.is_entry)
 
-    def variable(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of a global or constant variable, writable."""
-        if name not in self.image.variables:
-            raise ArgumentError("name", name, ", ".join(self.image.variables) or "none: the module has no variables")
-        return self.image.variables[name]
+    @property
+    def globals(self) -> Variables:
+        """The module's ``__device__`` and ``__constant__`` variables: ``module.globals["x"] = array`` sets one."""
+        return Variables(self.image.variables)
+
+    def variable(self, name: str) -> Array:
+        """The bytes of a global or constant variable, (n,) uint8, writable; ``globals`` has them all."""
+        return self.globals[name]
 
     def launch(
         self,
@@ -66,31 +73,45 @@ class EmulatedModule:
         replay: int | None = None,
         hazards: str = "raise",
         arrays: Sequence[Any] = (),
+        programmatic: bool = False,
+        produced_by_previous: Sequence[Any] = (),
         target: str | Target | None = None,
         step_limit: int = STEP_LIMIT,
         resident_clusters: int = 132,
-        trace: Any = None,
+        trace: Trace | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Report:
         """Run a kernel under several schedules and report what is wrong with it.
 
-        name: an entry, or a part of its name that only one has. grid, block, cluster: blocks, threads, blocks a
-        cluster; an int or up to three. args: NumPy arrays (their own memory is the device's), numbers, bytes, tensor
-        maps. arrays: more memory that the kernel reaches through addresses. shared_bytes: dynamic shared memory.
+        name: an entry, mangled or plain, or a part of its name that only one has. grid, block, cluster: blocks,
+        threads, blocks a cluster; an int or up to three. args: NumPy arrays (their memory is the device's), numbers,
+        structures, bytes, tensor maps. arrays: more memory that the kernel reaches through addresses. shared_bytes:
+        dynamic shared memory.
         schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
         from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
         "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
-        one schedule.
+        one schedule. trace: keeps what happened in the last schedule, or in the first that showed a hazard. progress:
+        is called after each schedule with the number of those that have run.
+
+        programmatic: as in a programmatic dependent launch, the grid before this one may still run: whatever writes
+        global memory, and whatever reads one of the arrays ``produced_by_previous``, has to come after
+        griddepcontrol.wait. Arrays there imply ``programmatic``; launch_dependents has no effect on its own grid.
 
         Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
-        StepLimitError and HazardError.
+        StepLimitError and HazardError. Behind a HazardError of a kernel that ran to its end, arrays and variables hold
+        what the last schedule wrote; behind whatever else is raised, Ctrl-C included, what they held before the launch.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
             raise ArgumentError("hazards", hazards, "raise, collect, off")
-        if not isinstance(schedules, int) or schedules < 1:
-            raise ArgumentError("schedules", schedules, "1 and more")
+        schedules, seed = _natural("schedules", schedules, 1), _natural("seed", seed)
+        replay = None if replay is None else _natural("replay", replay)
+        if trace is not None and not isinstance(trace, Trace):
+            raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
         memory = GlobalMemory()
         self.image.map_into(memory)
+        if not isinstance(arrays, Sequence):
+            raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
         for position, array in enumerate(arrays):
             if isinstance(array, np.ndarray):
                 memory.add(array, f"arrays[{position}]")
@@ -108,10 +129,13 @@ class EmulatedModule:
             _natural("shared_bytes", shared_bytes),
             parameters,
             memory,
-            step_limit,
-            resident_clusters,
+            _natural("step_limit", step_limit, 1),
+            _natural("resident_clusters", resident_clusters, 1),
             trace=trace,
         )
+        setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
+        setup.extra["target"] = _target_of(target, self.module.target)
+        setup.extra["names_cluster"] = cluster is not None or "reqnctapercluster" in program.function.directives
         findings = Findings(program.function.name)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
@@ -121,20 +145,28 @@ class EmulatedModule:
         if hazards != "off":
             setup.observe = lambda launch, block_cluster: Observer(launch, block_cluster, findings)
         report = Report(program.function.name, 1 if replay is not None else schedules)
-        before = memory.snapshot() if replay is None and schedules > 1 else None
-        for number in [replay] if replay is not None else range(schedules):
-            if number and before is not None:
-                memory.restore(before)
-            self._run_one(setup, number, seed, report, findings, hazards)
+        before = _snapshot(memory)
+        try:
+            for done, number in enumerate([replay] if replay is not None else range(schedules), 1):
+                if done > 1:
+                    memory.restore(before)
+                self._run_one(setup, number, seed, report, findings, hazards)
+                if findings.hazards():
+                    setup.trace = None
+                if progress is not None:
+                    progress(done)
+        except BaseException:
+            memory.restore(before)
+            raise
         report.hazards = findings.hazards()
         if hazards == "raise" and report.hazards:
-            raise HazardError(str(report))
+            raise HazardError(str(report), report.hazards)
         return report
 
     def _run_one(
         self, setup: Setup, schedule: int, seed: int, report: Report, findings: Findings, hazards: str
     ) -> None:
-        setup.memory.last = None
+        setup.memory.recent.clear()
         launch = Launch(setup, schedule, seed)
         try:
             launch.run()
@@ -147,7 +179,7 @@ class EmulatedModule:
                 findings.trapped(launch, str(error))
             elif findings.hazards():
                 found = "\n".join(map(str, findings.hazards()))
-                raise HazardError(f"{found}\nthen the kernel stopped: {error}") from error
+                raise HazardError(f"{found}\nthen the kernel stopped: {error}", findings.hazards()) from error
             else:
                 raise
         except (
@@ -166,28 +198,48 @@ class EmulatedModule:
             ) from error
         except StepLimitError as error:
             if hazards == "raise" and findings.hazards():
-                raise HazardError("\n".join(map(str, findings.hazards())) + f"\n{error}") from error
+                raise HazardError("\n".join(map(str, findings.hazards())) + f"\n{error}", findings.hazards()) from error
             raise
         finally:
-            setup.memory.remove(launch.param_base)
+            launch.unmap()
         report.steps += launch.scheduler.steps
         report.printed += launch.printed
 
 
-def _natural(field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise ArgumentError(field, value, "an integer from 0 on")
+def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
+    """What the hazard layer needs to know of the grid before this one. Raises ArgumentError for what is no array."""
+    bases = set()
+    for position, array in enumerate(produced):
+        region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
+        if region is not None:
+            bases.add(region.base)
+    return {"programmatic": bool(programmatic) or bool(bases), "produced": bases}
+
+
+def _natural(field: str, value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ArgumentError(field, value, f"an integer from {least} on")
     return int(value)
+
+
+def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
+    try:
+        return memory.snapshot()
+    except MemoryError:
+        size = sum(region.size for region in memory.regions() if region.is_writable)
+        raise ArgumentError(
+            "args", f"{size} writable bytes", "as many as can be held twice", "what a launch starts from is kept"
+        ) from None
 
 
 def _shape(field: str, value: int | Sequence[int]) -> Dim:
     """One to three positive extents as three."""
-    parts = (value,) if isinstance(value, int | np.integer) else tuple(value)
+    parts = (value,) if isinstance(value, int | np.integer) or not isinstance(value, Iterable) else tuple(value)
     if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or not isinstance(p, int | np.integer) for p in parts):
         raise ArgumentError(field, value, "one to three integers")
     whole = (*(int(p) for p in parts), 1, 1)[:3]
     if min(whole) < 1 or max(whole) >= 1 << 31:
-        raise ArgumentError(field, value, "extents of 1 and more")
+        raise ArgumentError(field, value, "extents of 1 and more, below 2**31")
     return whole[0], whole[1], whole[2]
 
 
@@ -208,6 +260,9 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
     limit = min(MAX_THREADS, *[_product(setup.program.function.directives.get("maxntid", ())) or MAX_THREADS])
     if threads > limit:
         raise ArgumentError("block", setup.block, f"at most {limit} threads")
+    for field, shape, largest in (("grid", setup.grid, MAX_GRID), ("block", setup.block, MAX_BLOCK)):
+        if any(extent > allowed for extent, allowed in zip(shape, largest, strict=True)):
+            raise ArgumentError(field, shape, f"at most {largest}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
         raise ArgumentError("block", setup.block, f".reqntid {required}")

@@ -5,6 +5,7 @@ Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import numpy as np
 from cudatma.emulator import access
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.memory import SHARED_WINDOW, Region
+from cudatma.emulator.numeric import canon, flush
 from cudatma.emulator.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
 from cudatma.emulator.writer import runtime
 
@@ -42,7 +44,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
     elif operation == "dec":
         result = np.where((old == 0) | (old > value), value, old - one)
     elif operation == "cas" and second is not None:
-        result = np.where(old == value, second, old)
+        result = second if (old == value).all() else old
     elif operation == "exch":
         result = value
     else:
@@ -72,6 +74,90 @@ def _locate(w: Warp, at: int, address: int, space: str, size: int, order: str, l
     return region, address - region.base
 
 
+def _watch_global(w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
+    """Tell the hazard layer which lanes' operands lie in global memory, region by region."""
+    if space == "shared":
+        return
+    inside = addresses[addresses >> np.uint64(60) == 0]
+    if not inside.size:
+        return
+    whole = access.global_region(w, at, inside, size)
+    parts = access.regions_of(w, at, inside, size) if whole is None else [(whole, np.arange(inside.size))]
+    for region, lanes in parts:
+        offsets = (inside[lanes] - np.uint64(region.base)).view(np.int64)
+        w.block.cluster.observer.globals.atomic(w, at, region, offsets, size, order, returns)
+
+
+#: Element types whose operations may be done without an array a lane.
+_CODES = {NUMPY[code]: code for code in ("u32", "i32", "u64", "i64", "f32", "f64")}
+#: (old, value, second) -> new on Python integers; sums wrap where they are stored.
+_ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
+    "add": lambda old, value, _: old + value,
+    "min": lambda old, value, _: min(old, value),
+    "max": lambda old, value, _: max(old, value),
+    "inc": lambda old, value, _: 0 if old >= value else old + 1,
+    "dec": lambda old, value, _: value if old == 0 or old > value else old - 1,
+    "and": lambda old, value, _: old & value,
+    "or": lambda old, value, _: old | value,
+    "xor": lambda old, value, _: old ^ value,
+    "exch": lambda old, value, _: value,
+    "cas": lambda old, value, second: second if old == value else old,
+}
+
+
+def _on_integers(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array:
+    """Lanes one after the other, on Python integers."""
+    kind, bits = cells.dtype.kind, 8 * cells.dtype.itemsize
+    least = -(1 << (bits - 1)) if kind == "i" else 0
+    apply_one = _ON_INTEGERS[operation]
+    now: dict[int, int] = {}
+    before = []
+    for place, value, second in zip(index.tolist(), operands[0].tolist(), operands[-1].tolist(), strict=True):
+        old = now[place] if place in now else int(cells[place])
+        before.append(old)
+        now[place] = (apply_one(old, value, second) - least & (1 << bits) - 1) + least
+    for place, value in now.items():
+        cells[place] = value
+    return np.array(before, cells.dtype)
+
+
+def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array | None:
+    """Sums of normal numbers into cells that all differ, or into one; None where lanes have to be taken one by one."""
+    if operation != "add" or len(set(index.tolist())) not in (1, index.size):
+        return None
+    value = operands[0]
+    if index.size > 1 and index[0] == index[1]:
+        steps: Array = np.add.accumulate(np.concatenate([cells[index[:1]], value]), dtype=cells.dtype)
+        before, after, index = steps[:-1], steps[-1:], index[:1]
+    else:
+        before = cells[index]
+        after = before + value
+    if not _is_plain(before, value, after):
+        return None
+    cells[index] = after
+    return before
+
+
+def _is_plain(*values: Array) -> bool:
+    """Whether all are normal numbers or zero, so that neither NaNs nor subnormal numbers need care."""
+    least = np.finfo(values[0].dtype).tiny
+    return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= least))).all()) for v in values)
+
+
+def _quickly(
+    w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
+) -> Array | None:
+    """Operations on cells of one global region; (lanes,) what each found, None where they are not of the quick ones."""
+    size = element.itemsize
+    region = access.global_region(w, at, addresses, size)
+    if region is None or not region.is_writable or region.base % size:
+        return None
+    cells = region.view(unsigned(_CODES[element])).view(element)
+    index = ((addresses - np.uint64(region.base)) // np.uint64(size)).astype(np.int64)
+    work = _on_floats if element.kind == "f" else _on_integers
+    return work(cells, index, operation, operands)
+
+
 @runtime
 def atomic(
     w: Warp,
@@ -83,12 +169,13 @@ def atomic(
     sources: tuple[tuple[Array, ...], ...],
     mask: Array | None,
     order: str,
+    returns: bool = True,
 ) -> Array:
     """(elements, 32) raw values from before; lanes that are not active give 0."""
-    code = unsigned(CODES[name])
+    code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
-    element = np.dtype(_ELEMENT.get(name) or NUMPY[CODES[name]])
+    element = np.dtype(_ELEMENT.get(name) or NUMPY[code if name == "b128" else CODES[name]])
     old = np.zeros((count, LANES), NUMPY[code])
     active = np.arange(LANES) if mask is None else np.flatnonzero(mask)
     if np.bitwise_or.reduce(addresses[active]) & np.uint64(size - 1):
@@ -96,13 +183,26 @@ def atomic(
     observer = w.block.cluster.observer
     if observer is not None:
         observer.atomic_order(w, at, order)
+        _watch_global(w, at, addresses[active], space, size, order, returns)
     w.launch.scheduler.progress += 1
+    if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
+        chosen = [group[0][active].view(element) for group in sources]
+        before = _quickly(w, at, addresses[active], element, operation, chosen)
+        if before is not None:
+            old[0, active] = before.view(NUMPY[code])
+            return old
     for lane in active.tolist():
         region, offset = _locate(w, at, int(addresses[lane]), space, size, order, lane)
         place = region.data[offset : offset + size]
         before = place.copy()
         old[:, lane] = before.view(NUMPY[code])
         operands = [np.array([v[lane] for v in group], NUMPY[code]).view(element) for group in sources]
-        new = apply(operation, before.view(element), operands[0], operands[1] if len(operands) > 1 else None)
+        current = before.view(element)
+        is_shared = space == "shared" or int(addresses[lane]) >> 60 == 1
+        if name == "f32" and operation == "add" and not is_shared:
+            # Global memory alone flushes subnormal numbers.
+            new = canon(flush(apply(operation, flush(current), flush(operands[0]))))
+        else:
+            new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
         place[:] = new.view(np.uint8)
     return old

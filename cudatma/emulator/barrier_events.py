@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cudatma.emulator.clocks import INITS, SCOPES, Clock, joined
 from cudatma.emulator.findings import Findings
 from cudatma.emulator.hazard_checks import Checks
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
-from cudatma.emulator.shadow import Clock
 
 if TYPE_CHECKING:
     from cudatma.emulator.cluster import Cluster, NamedBarrier
+    from cudatma.emulator.global_watch import GlobalWatch
     from cudatma.emulator.launch import Launch
 
 
 class BarrierEvents(Checks):
     """Clocks that travel through bar, barrier.cluster and mbarrier, and what fences add to them."""
+
+    globals: GlobalWatch
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster, findings)
@@ -29,7 +32,8 @@ class BarrierEvents(Checks):
         self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
         self._barriers: dict[int, tuple[Clock, Clock]] = {}
         self._inits: dict[int, list[Any]] = {}
-        self._edited_maps: set[int] = set()
+        #: Of each barrier, the clock of every warp that has used it.
+        self._uses: dict[int, dict[int, int]] = {}
         self._init_fenced: dict[int, int] = {}
 
     # ---- barriers of a block and cluster
@@ -47,14 +51,25 @@ class BarrierEvents(Checks):
                 self.clocks[warp.agent].join(known)
 
     def cluster_arrive(self, w: Warp, release: bool) -> None:
+        """barrier.cluster.arrive; a relaxed one publishes what a fence of cluster scope before it covers."""
         if release:
             self._cluster_pending.join(self.published(w, False))
+            return
+        far = self.told(w).far
+        for scope, clock in far.fenced.items() if far is not None else ():
+            if scope >= SCOPES["cluster"]:
+                self._cluster_pending.join(clock)
+            elif scope == INITS:
+                fenced = self._cluster_pending.beyond().fenced
+                fenced[INITS] = joined(fenced[INITS], clock) if INITS in fenced else clock
 
     def cluster_complete(self) -> None:
         self._cluster_done = self._cluster_pending.copy()
 
     def cluster_acquire(self, w: Warp) -> None:
-        self.clocks[w.agent].join(self._cluster_done)
+        for clock in self.learners(w):
+            clock.join(self._cluster_done)
+        self.lanes.acquired(w)
 
     # ---- mbarriers
 
@@ -70,27 +85,39 @@ class BarrierEvents(Checks):
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
-        self._check_write(w, at, shadow, indices, self.clocks[w.agent], False)
+        self._check_write(w, at, shadow, indices, self.known(w), False)
         shadow.is_barrier[indices] = True
         agent, clock = self.stamp(w, 1)
         shadow.written(indices, agent, clock, at, False)
         self._inits[id(barrier)] = [agent, clock, barrier, at]
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        """Whoever has used the barrier must be known to have done so; later it is bytes like any others."""
+        order = self.known(w).order
+        for agent, clock in self._uses.pop(id(barrier), {}).items():
+            if clock > order[agent]:
+                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
+                self.report("barrier_uninitialised", w, at, message)
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
         shadow.written(indices, *self.stamp(w, 1), at, False)
 
     def barrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
-        """Whoever uses a barrier must be ordered after its init."""
+        """Whoever uses a barrier must be ordered after its init, and before its end."""
         made = self._inits.get(id(barrier))
-        if made is not None and made[1] > self.clocks[w.agent].order[made[0]]:
+        known = self.known(w)
+        agent = self.leader_agent(w)
+        self._uses.setdefault(id(barrier), {})[agent] = int(known.order[agent])
+        if made is not None and made[1] > known.order[made[0]]:
+            inits = known.far.fenced.get(INITS) if known.far is not None else None
+            if inits is not None and made[1] <= inits.order[made[0]]:
+                return
             self.report(
                 "missing_init_sync",
                 w,
                 at,
-                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self._who(made[0])}",
+                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self.who(made[0])}",
             )
 
     def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
@@ -117,7 +144,9 @@ class BarrierEvents(Checks):
 
     def bytes_over(self, barrier: MBarrier) -> None:
         """More bytes came in a phase than anybody expects, and nobody is left to expect more."""
-        owner, at = barrier.expected_by or (barrier.initialised_by, -1)
+        made = self._inits.get(id(barrier))
+        asked = barrier.expected_by or barrier.expected_before
+        owner, at = asked or (barrier.initialised_by, made[3] if made is not None else -1)
         if owner is not None:
             self.findings.add(
                 "byte_count",
@@ -130,39 +159,39 @@ class BarrierEvents(Checks):
 
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
         agent = self.barrier_agent(barrier)
-        clock = self.clocks[w.agent]
         last = self._passes.get((w.agent, agent))
         repeated = barrier.phase == 0 or (last is not None and last[0] == barrier.phase)
         self._passes[w.agent, agent] = (barrier.phase, repeated)
         if acquire:
-            clock.join(self._pending(barrier)[1])
-            clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
+            for clock in self.learners(w):
+                clock.join(self._pending(barrier)[1])
+                clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
+            self.lanes.acquired(w)
 
     # ---- fences
 
     def fence(self, w: Warp, at: int, kind: str) -> None:
-        clock = self.clocks[w.agent]
+        """membar and fence; kind: the opcode behind its root."""
         if kind.startswith("proxy.async"):
-            np.maximum(clock.proxy, clock.order, out=clock.proxy)
-            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
+            for clock in self.learners(w):
+                if not kind.endswith("global"):
+                    np.maximum(clock.proxy, clock.order, out=clock.proxy)
+                if "shared" not in kind:
+                    clock.fence_proxy_global()
+            if not kind.endswith("global"):
+                self._fence_inits(w)
             self.advance(w)
         elif kind.startswith("mbarrier_init"):
-            self._init_fenced[self.leader_agent(w)] = int(clock.order[self.leader_agent(w)])
+            self._fence_inits(w)
+            for clock in self.learners(w):
+                clock.beyond().fenced[INITS] = clock.bare()
             self.advance(w)
         elif kind.startswith("proxy.tensormap"):
-            self._edited_maps.clear()
+            if "release" not in kind:
+                self.globals.fence_tensormap(w)
+        elif not kind.startswith("proxy"):
+            self.globals.order.fence(w, kind)
 
-    def tensor_map_written(self, w: Warp, at: int, address: int) -> None:
-        self._edited_maps.add(address)
-
-    def tensor_map_released(self, w: Warp, at: int, address: int) -> None:
-        self._edited_maps.add(address)
-
-    def tensor_map_read(self, w: Warp, at: int, address: int) -> None:
-        if address in self._edited_maps:
-            self.report(
-                "tensor_map_fence",
-                w,
-                at,
-                f"the tensor map at {address:#x} was edited and no fence.proxy.tensormap::generic.acquire follows",
-            )
+    def _fence_inits(self, w: Warp) -> None:
+        leader = self.leader_agent(w)
+        self._init_fenced[leader] = int(self.clocks[w.agent].order[leader])

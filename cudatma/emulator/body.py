@@ -18,6 +18,7 @@ from cudatma.emulator.model import (
     Not,
     Operand,
     Pair,
+    Part,
     Reg,
     Sink,
     Sym,
@@ -25,8 +26,12 @@ from cudatma.emulator.model import (
     Vec,
 )
 
+#: A register with the bytes or half-words that a video instruction takes of it.
+_SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
+#: Calls that a source place tells; more are left out.
+_MAX_INLINED = 8
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class BodyParser:
         self.cursor, self.function, self.module = cursor, function, module
         self.scopes = 0
         self.file, self.source_line = 0, 0
+        self.inlined_at: tuple[tuple[int, int], ...] = ()
+        self._callers: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
         self.branches: list[tuple[int, _Scope]] = []
 
     def read(self) -> None:
@@ -116,16 +123,25 @@ class BodyParser:
                 self._variable(scope, variable)
             cursor.expect(";")
         elif name == "loc":
-            self.file, self.source_line = cursor.integer(), cursor.integer()
-            cursor.integer()
-            while cursor.accept(","):
-                self._loc_extra()
+            self._location()
         elif name == "pragma":
             cursor.skip_statement()
         else:
             raise PtxError(f"unknown directive `.{name}` in a function", token.line)
 
-    def _loc_extra(self) -> None:
+    def _location(self) -> None:
+        """``.loc file line column``; an inlined function's says which earlier .loc it was inlined at."""
+        cursor = self.cursor
+        place = cursor.integer(), cursor.integer(), cursor.integer()
+        self.file, self.source_line = place[:2]
+        self.inlined_at = ()
+        while cursor.accept(","):
+            caller = self._loc_extra()
+            if caller is not None:
+                self.inlined_at = (caller[:2], *self._callers.get(caller, ()))[:_MAX_INLINED]
+        self._callers[place] = self.inlined_at
+
+    def _loc_extra(self) -> tuple[int, int, int] | None:
         """``function_name $L__info_string0`` (with an optional offset) or ``inlined_at file line column``."""
         cursor = self.cursor
         word = cursor.expect_kind("word").text
@@ -134,10 +150,10 @@ class BodyParser:
             if cursor.accept("+"):
                 cursor.integer()
         elif word == "inlined_at":
-            for _ in range(3):
-                cursor.integer()
+            return cursor.integer(), cursor.integer(), cursor.integer()
         else:
             raise cursor.error(f"`{word}` in .loc")
+        return None
 
     def _registers(self, scope: _Scope) -> None:
         cursor = self.cursor
@@ -155,9 +171,13 @@ class BodyParser:
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
                     raise cursor.error(f"{count} registers")
+                if name in scope.ranges:
+                    raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)
             else:
                 for full in [f"{name}.{lane}" for lane in lanes] or [name]:
+                    if full in scope.registers:
+                        raise cursor.error(f"register `{full}` is declared twice")
                     self._new_register(scope, full, kind)
             if not cursor.accept(","):
                 break
@@ -171,6 +191,8 @@ class BodyParser:
         return index
 
     def _variable(self, scope: _Scope, variable: Variable) -> None:
+        if variable.name in scope.variables:
+            raise self.cursor.error(f"variable `{variable.name}` stands twice")
         renamed = scope.mangle(variable.name)
         scope.variables[variable.name] = renamed
         variable = replace(variable, name=renamed)
@@ -202,7 +224,7 @@ class BodyParser:
             negated = cursor.accept("!")
             token = cursor.expect_kind("word")
             index = self._find_register(scope, token.text)
-            if index is None:
+            if index is None or self.function.registers[index] != "pred":
                 raise PtxError(f"`@{token.text}`: no such predicate", token.line)
             guard = (index, negated)
         opcode = cursor.expect_kind("word")
@@ -216,7 +238,7 @@ class BodyParser:
         text = self._text(start)
         parts = tuple(opcode.text.split("."))
         self.function.body.append(
-            Instruction(parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line)
+            Instruction(parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line, self.inlined_at)
         )
         if parts[0] in ("bra", "brx"):
             self.branches.append((len(self.function.body) - 1, scope))
@@ -245,7 +267,7 @@ class BodyParser:
         first = self._simple(scope)
         return Pair(first, self._simple(scope)) if cursor.accept("|") else first
 
-    def _simple(self, scope: _Scope) -> Reg | Imm | Sym | Sink:
+    def _simple(self, scope: _Scope) -> Reg | Imm | Sym | Sink | Part:
         cursor = self.cursor
         if cursor.token.text in ("-", "+"):
             negative = cursor.next().text == "-"
@@ -258,6 +280,11 @@ class BodyParser:
         register = self._find_register(scope, token.text)
         if register is not None:
             return Reg(register)
+        selected = _SELECTED.match(token.text)
+        if selected:
+            register = self._find_register(scope, selected[1])
+            if register is not None:
+                return Part(Reg(register), selected[2])
         name = token.text
         inner: _Scope | None = scope
         while inner is not None:
@@ -273,8 +300,8 @@ class BodyParser:
     def _memory(self, scope: _Scope) -> Mem:
         cursor = self.cursor
         base = self._simple(scope)
-        if isinstance(base, Sink):
-            raise cursor.error("`_` is not an address")
+        if isinstance(base, Sink | Part):
+            raise cursor.error("`_` and parts of registers are no addresses")
         offset = 0
         while cursor.token.text in ("+", "-"):
             offset += cursor.integer() if cursor.token.text == "-" or cursor.accept("+") else 0

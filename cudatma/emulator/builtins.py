@@ -1,4 +1,4 @@
-"""Functions that the CUDA run-time provides to kernels: vprintf and __assertfail.
+"""Functions that the CUDA run-time provides to kernels: vprintf, __assertfail, malloc and free.
 
 Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion".
 """
@@ -9,6 +9,9 @@ import re
 import struct
 from collections.abc import Callable
 
+import numpy as np
+
+from cudatma.emulator import heap
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.types import LANES
@@ -66,7 +69,21 @@ def _assertfail(w: Warp, arguments: list[str], results: list[str]) -> None:
     raise TrapError(f"device assertion `{message}` failed in block {w.block.index}, warp {w.index}, lane {lane}")
 
 
+def _malloc(w: Warp, arguments: list[str], results: list[str]) -> None:
+    out = w.param_buffer(w.split.frame, results[0], 8).data.reshape(LANES, -1)
+    for lane in w.split.mask.nonzero()[0].tolist():
+        address = heap.allocate(w.launch, _argument(w, arguments[0], lane))
+        out[lane, :8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+
+
+def _free(w: Warp, arguments: list[str], results: list[str]) -> None:
+    for lane in w.split.mask.nonzero()[0].tolist():
+        heap.release(w.launch, _argument(w, arguments[0], lane))
+
+
 BUILTINS: dict[str, Callable[[Warp, list[str], list[str]], None]] = {
     "vprintf": _vprintf,
     "__assertfail": _assertfail,
+    "malloc": _malloc,
+    "free": _free,
 }

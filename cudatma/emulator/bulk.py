@@ -1,6 +1,6 @@
-"""cp.async, cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
+"""cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
 
-Source: PTX ISA, "cp.async", "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
+Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cudatma.emulator import access, atomics, groups
+from cudatma.emulator import access, groups, tensor_values
 from cudatma.emulator.machine import Warp
-from cudatma.emulator.mbarrier import MBarrier, find
+from cudatma.emulator.mbarrier import find
 from cudatma.emulator.memory import RANK_SHIFT, SHARED_WINDOW, Region
 from cudatma.emulator.types import Array
 from cudatma.emulator.writer import RUNTIME
@@ -46,103 +46,32 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
     return region, address - region.base
 
 
-def check_run(w: Warp, at: int, size: int, *addresses: int) -> None:
-    if size % CHUNK or any(a % CHUNK for a in addresses):
+def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
+    """What a bulk copy really moves: whole chunks of 16 bytes (measured). Traps on addresses that are no multiples."""
+    if any(a % CHUNK for a in addresses):
         shown = ", ".join(f"{strip(a):#x}" for a in addresses)
-        access.trap(w, at, f"a bulk copy of {size} bytes at {shown}: sizes and addresses are multiples of 16")
-
-
-def copy_async(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
-    """cp.async: each lane copies ``size`` bytes (4, 8, 16), the first ``take`` of them from memory and zeros after."""
-    active = np.asarray(groups.lanes(mask))
-    if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
-        access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of it")
-    shared = np.array([strip(int(a)) for a in to[active].tolist()], np.uint64)
-    block, offsets = access.shared_offsets(w, at, shared, size, False)
-    addresses = source[active]
-    counts = np.full(len(active), size) if take is None else np.minimum(take[active].astype(np.int64), size)
-    group = groups.queue(w, "cp").open
-    group.writing += 1
-    group.issued_at = at
+        message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
+        access.trap(w, at, message, "MISALIGNED_ADDRESS")
+    moved = size // CHUNK * CHUNK
     observer = w.block.cluster.observer
-    handle = None
-    if observer is not None:
-        handle = observer.async_write(w, at, block, offsets, size, "cp.async")
-    regions = [
-        global_run(w, at, int(a), int(n)) if n else None
-        for a, n in zip(addresses.tolist(), counts.tolist(), strict=True)
-    ]
-
-    def complete() -> None:
-        data = block.shared.data
-        for offset, found, n in zip(offsets.tolist(), regions, counts.tolist(), strict=True):
-            data[offset + n : offset + size] = 0
-            if found is not None:
-                data[offset : offset + n] = found[0].data[found[1] : found[1] + n]
-        if observer is not None:
-            observer.async_written(handle, None, ("cp", w, group))
-        groups.done(w, group, 0, 1)
-
-    w.launch.scheduler.submit(complete)
+    if moved != size and observer is not None:
+        message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes are multiples of {CHUNK}"
+        observer.report("byte_count", w, at, message)
+    return moved
 
 
-def arrive_after_copies(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """cp.async.mbarrier.arrive{.noinc}: an arrival for each thread when its copies so far have landed."""
-    lanes = groups.lanes(mask)
-    found = groups.queue(w, "cp")
-    waiting = [g for g in (*found.closed, found.open) if g.writing]
-    observer = w.block.cluster.observer
-    targets: dict[int, int] = {}
-    for lane in lanes:
-        targets[int(addresses[lane])] = targets.get(int(addresses[lane]), 0) + 1
-    for address, count in targets.items():
-        barrier = find(w, at, address, "cp.async.mbarrier.arrive")
-        if not counts_itself:
-            barrier.pending += count
-        Arrival(w, at, barrier, count, waiting, observer).start()
-
-
-class Arrival:
-    """Arrivals at a barrier that happen when cp.async groups have landed."""
-
-    def __init__(
-        self, w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group], observer: Any
-    ) -> None:
-        self.w, self.at, self.barrier, self.count, self.waiting, self.observer = (
-            w,
-            at,
-            barrier,
-            count,
-            waiting,
-            observer,
-        )
-        self.snapshot = observer.cp_snapshot(w) if observer is not None else None
-
-    def start(self) -> None:
-        self.w.launch.scheduler.submit(self._try)
-
-    def _try(self) -> None:
-        if any(group.writing for group in self.waiting):
-            self.w.launch.scheduler.pending.append(self._try)
-            return
-        if self.count > self.barrier.pending and self.observer is not None:
-            self.observer.report(
-                "arrival_overflow",
-                self.w,
-                self.at,
-                f"{self.count} arrivals where {self.barrier.pending} are pending; {self.barrier.describe()}",
-                barrier=self.barrier,
-            )
-        if self.observer is not None:
-            self.observer.cp_arrived(self.w, self.barrier, self.snapshot)
-        self.barrier.arrive(min(self.count, self.barrier.pending))
+def check_cluster(w: Warp, at: int) -> None:
+    """Bulk copies between shared memories trap in a launch that names no cluster, of one block at least (measured)."""
+    if not w.launch.setup.extra.get("names_cluster", True):
+        access.trap(w, at, "a bulk copy between shared memories in a launch without a cluster")
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
     """cp.async.bulk into shared memory, completing on an mbarrier; from global or another block's shared memory."""
-    check_run(w, at, size, to, source)
+    size = check_run(w, at, size, to, source)
     to = strip(to)
     if from_shared:
+        check_cluster(w, at)
         source_block, source_offset = shared_run(w, at, source, size, "source")
         origin = source_block.shared.data
     else:
@@ -158,15 +87,18 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         block, offset = shared_run(w, at, address, size, "destination")
         barrier = find(w, at, barrier_address, "cp.async.bulk")
         written = None
+        if observer is not None and not from_shared and region.shadow is not None:
+            until = observer.load_until(barrier)
+            observer.globals.async_read(w, at, region, chunks_of(source_offset, size), CHUNK, until)
         if observer is not None:
             written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
-        mark = trace.copy_begins(w, at, block, size) if trace is not None else None
+        mark = trace.copy_begins(w, at, block, offset, size, barrier) if trace is not None else None
 
         def complete(
             block: Any = block, offset: int = offset, barrier: Any = barrier, written: Any = written, mark: Any = mark
         ) -> None:
             if mark is not None:
-                trace.copy_ends(mark)
+                trace.ended(mark)
             block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
             if observer is not None:
                 observer.async_written(written, barrier, None)
@@ -189,20 +121,24 @@ def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> li
 
 def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operation: str, kind: str) -> None:
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
-    check_run(w, at, size, to, source)
+    size = check_run(w, at, size, to, source)
     block, offset = shared_run(w, at, source, size, "source")
     region, target = global_run(w, at, to, size)
     if not region.is_writable:
         access.trap(w, at, f"a bulk store into {region.name}, which is read-only")
     if size == 0:
         return
-    group = groups.queue(w, "bulk", lane).open
+    group = groups.queue(w, lane).open
     chunks = chunks_of(offset, size)
 
     def write(data: Array) -> None:
         place = region.data[target : target + size]
         reduce_into(place, data, operation, kind)
 
+    observer = w.block.cluster.observer
+    if observer is not None:
+        until = observer.store_until(w, lane, group)
+        observer.globals.async_write(w, at, region, chunks_of(target, size), CHUNK, until, bool(operation))
     store_later(w, at, lane, block, chunks, lambda: block.shared.data[offset : offset + size].copy(), write, group)
 
 
@@ -216,10 +152,13 @@ def store_later(
     observer = w.block.cluster.observer
     if observer is not None:
         observer.async_read(w, at, block, chunks, (lane, group))
-    scheduler = w.launch.scheduler
+    scheduler, trace = w.launch.scheduler, w.launch.trace
+    mark = trace.store_begins(w, at, block, int(chunks.min()), chunks.size * CHUNK) if trace is not None else None
 
     def finish(data: Any) -> None:
         write(data)
+        if mark is not None:
+            trace.ended(mark)
         groups.done(w, group, 0, 1)
 
     def begin() -> None:
@@ -251,7 +190,7 @@ def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
         return
     dtype = np.dtype(_TYPES[kind])
     old = np.frombuffer(place.tobytes(), dtype)
-    place[:] = atomics.apply(operation, old, data.view(dtype)).view(np.uint8)
+    place[:] = tensor_values.combine(operation, old, data.view(dtype)).view(np.uint8)
 
 
 RUNTIME["bulk"] = sys.modules[__name__]

@@ -64,18 +64,29 @@ class Cluster:
 class Block:
     """One block: its shared memory, barriers and warps. index: blockIdx; rank: in its cluster."""
 
+    launch: Launch
+    cluster: Cluster
+    index: Dim
+    place: Dim
+    rank: int
+    warp_count: int
+    shared_base: int
+
     def __init__(self, launch: Launch, cluster: Cluster, index: Dim, place: Dim, rank: int) -> None:
         self.launch, self.cluster, self.index, self.place, self.rank = launch, cluster, index, place, rank
         self.threads = launch.threads
         self.warp_count = -(-self.threads // LANES)
         self.shared_base = (rank << RANK_SHIFT) | SHARED_START
         self.shared = Region(
-            self.shared_base, _poisoned(launch.shared_bytes), f"shared memory of block {index}", is_writable=True
+            self.shared_base, _shared_memory(launch), f"shared memory of block {index}", is_writable=True
         )
         self.barriers = [NamedBarrier(k) for k in range(16)]
         self.mbarriers: dict[int, Any] = {}
         self.warps: list[Warp] = []
-        self.live_warps = 0
+        self.live_warps, self.live_threads = 0, 0
+        #: Special registers and addresses that all warps of the block have in common.
+        self.common_values: dict[str, Array] = {}
+        self.addresses: dict[tuple[str, int], Array] = {}
 
     def start(self) -> None:
         """Create the warps and hand them to the scheduler."""
@@ -83,64 +94,20 @@ class Block:
             warp = Warp(self, number, self.launch.program)
             self.warps.append(warp)
             self.live_warps += 1
+            self.live_threads += int(np.count_nonzero(warp.alive))
             self.launch.scheduler.add(warp.split)
+            if self.launch.trace is not None:
+                self.launch.trace.warp_begins(warp)
 
     @property
     def is_done(self) -> bool:
         return self.live_warps == 0
 
-    @property
-    def live_threads(self) -> int:
-        return sum(int(warp.alive.sum()) for warp in self.warps)
-
-    def special_registers(self, number: int) -> dict[str, Array]:
-        """Values of the special registers for one warp."""
-        launch = self.launch
-        linear = np.arange(LANES, dtype=np.uint32) + np.uint32(LANES * number)
-        nx, ny, _ = launch.block
-        lane = np.arange(LANES, dtype=np.uint32)
-        one = np.uint64(1)
-        bit = one << lane.astype(np.uint64)
-        masks = {"eq": bit, "lt": bit - one, "le": 2 * bit - one}
-        masks["ge"], masks["gt"] = ~masks["lt"], ~masks["le"]
-        values: dict[str, Any] = {
-            "tid.x": linear % nx,
-            "tid.y": linear // nx % ny,
-            "tid.z": linear // (nx * ny),
-            "laneid": lane,
-            "warpid": number,
-            "nwarpid": self.warp_count,
-            "smid": self.index[0] % 132,
-            "nsmid": 132,
-            "cluster_ctarank": self.rank,
-            "cluster_nctarank": launch.cluster[0] * launch.cluster[1] * launch.cluster[2],
-            "dynamic_smem_size": launch.dynamic_bytes,
-            "total_smem_size": launch.shared_bytes,
-            "aggr_smem_size": launch.shared_bytes + SHARED_START,
-            "envreg0": 0,
-            **{f"lanemask_{name}": value.astype(np.uint32) for name, value in masks.items()},
-        }
-        for axis, name in enumerate("xyz"):
-            values |= {
-                f"ntid.{name}": launch.block[axis],
-                f"ctaid.{name}": self.index[axis],
-                f"nctaid.{name}": launch.grid[axis],
-                f"clusterid.{name}": self.index[axis] // launch.cluster[axis],
-                f"nclusterid.{name}": launch.grid[axis] // launch.cluster[axis],
-                f"cluster_ctaid.{name}": self.place[axis],
-                f"cluster_nctaid.{name}": launch.cluster[axis],
-            }
-        result: dict[str, Array] = {}
-        for name, value in values.items():
-            vector = np.full(LANES, value, np.uint32) if np.ndim(value) == 0 else np.asarray(value, np.uint32)
-            result[name] = vector
-        result["gridid"] = np.full(LANES, 1, np.uint64)
-        result["is_explicit_cluster"] = np.full(LANES, launch.cluster != (1, 1, 1))
-        return result
-
     def warp_ended(self, warp: Warp) -> None:
         """All lanes of a warp have left the kernel."""
         self.live_warps -= 1
+        if self.launch.trace is not None:
+            self.launch.trace.warp_ends(warp)
         observer = self.cluster.observer
         if observer is not None:
             observer.warp_ended(warp)
@@ -156,6 +123,15 @@ class Block:
             if barrier.waiters:
                 sync.complete_named(self, barrier)
         sync.complete_cluster(self.cluster)
+
+
+def _shared_memory(launch: Launch) -> Array:
+    """A block's shared memory: what the kernel asked for, and the system's part, which is zero, where it is used."""
+    if not launch.reserved_bytes:
+        return _poisoned(launch.shared_bytes)
+    data = _poisoned(launch.reserved_start + launch.reserved_bytes)
+    data[launch.reserved_start :] = 0
+    return data
 
 
 def _poisoned(size: int) -> Array:

@@ -11,6 +11,7 @@ from cudatma.emulator.model import Variable
 
 #: A single variable larger than this is refused (hostile input; no GPU variable comes near it).
 MAX_VARIABLE_BYTES = 1 << 32
+MAX_ALIGN = 1 << 16
 
 
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
@@ -20,14 +21,19 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
     Forms: ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each
     with an optional initialiser.
     """
-    align, size, count, kind = 0, 0, 1, ""
+    align, size, count, kind, is_pointer = 0, 0, 1, "", False
     while cursor.token.kind == "directive":
         directive = cursor.next().text[1:]
         if directive in TYPE_BYTES and not size:
             size, kind = TYPE_BYTES[directive], directive
         elif directive == "align":
             value = cursor.integer()
-            align = align or value
+            if not 1 <= value <= MAX_ALIGN or value & (value - 1):
+                raise cursor.error(f".align {value}: a power of two of at most {MAX_ALIGN} belongs here")
+            if not is_pointer:  # behind .ptr it is the alignment of what the pointer points to
+                align = align or value
+        elif directive == "ptr":
+            is_pointer = True
         elif directive in ("v2", "v4", "v8"):
             count = int(directive[1:])
         elif directive == "attribute":
@@ -36,7 +42,7 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
                 cursor.next()
         elif directive in ("texref", "samplerref", "surfref"):
             size, kind = 8, "u64"
-        elif directive not in ("ptr", "global", "shared", "const", "local", "param", "managed"):
+        elif directive not in ("global", "shared", "const", "local", "param", "managed"):
             raise cursor.error(f"`.{directive}` in a declaration")
     if not size:
         raise cursor.error("a declaration without a type")
@@ -71,7 +77,7 @@ def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, i
         size = max(size, len(init)) if has_size else len(init)
     elif not has_size:
         size = 0
-    return Variable(name, space, align or element, size, init, tuple(patches), is_extern)
+    return Variable(name, space, align or element, size, init, tuple(patches), is_extern, kind)
 
 
 def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:

@@ -30,7 +30,14 @@ class EmulatorError(CudaTmaError, RuntimeError):
 
 
 class TrapError(EmulatorError):
-    """What the hardware answers with an illegal instruction or address; the launch is lost, as it is there."""
+    """What the hardware answers with an illegal instruction or address; the launch is lost, as it is there.
+
+    Attributes: ``error``, the name of the CUresult that a card gives, without ``CUDA_ERROR_``.
+    """
+
+    def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION") -> None:
+        self.error = error
+        super().__init__(message)
 
 
 class StepLimitError(EmulatorError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudatma.emulator.machine import Split, Warp
+from cudatma.emulator.model import Instruction
 from cudatma.emulator.report import Hazard
 from cudatma.emulator.scheduler import Deadlock
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Findings:
-    """Hazards by kind and place; a second one at the same place only counts."""
+    """Hazards by kind and place, the source line where it is known; a second one at the same place only counts."""
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self._found: dict[tuple[str, str, int], Hazard] = {}
+        self._found: dict[tuple[str, str, Any], Hazard] = {}
 
     def add(self, kind: str, message: str, launch: Launch, program: Program, at: int, warp: Warp) -> None:
         """Record a hazard at an instruction."""
@@ -28,12 +29,14 @@ class Findings:
     def _add(
         self, kind: str, message: str, launch: Launch, program: Program, at: int, block: tuple[int, int, int], warp: int
     ) -> None:
-        key = (kind, program.function.name, at)
+        instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
+        key = (kind, program.function.name, _place(instruction, at))
         old = self._found.get(key)
         if old is not None:
             self._found[key] = replace(old, count=old.count + 1)
             return
-        instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
+        if launch.trace is not None:
+            launch.trace.hazard(kind, block, warp)
         self._found[key] = Hazard(
             kind,
             message,
@@ -65,6 +68,13 @@ class Findings:
         return list(self._found.values())
 
 
+def _place(instruction: Instruction | None, at: int) -> Any:
+    """What tells one place from another: copies of a line in an unrolled loop are the same one."""
+    if instruction is None or not instruction.source_line:
+        return at
+    return instruction.file, instruction.source_line, instruction.inlined_at
+
+
 def _line_of(split: Split) -> str:
     wait = split.waits_for or split.last_poll
     program = split.frame.program
@@ -79,7 +89,7 @@ def _line_of(split: Split) -> str:
 
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
     """One hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
-    blocked = deadlock.blocked
+    blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
     shown = "\n    ".join(_line_of(split) for split in blocked[:16])
     more = f"\n    and {len(blocked) - 16} more" if len(blocked) > 16 else ""
     first = blocked[0]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.model import Function, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
+from cudatma.emulator.model import Function, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
 #: Segments longer than this are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
@@ -84,7 +84,7 @@ def registers_of(operand: Operand) -> Iterable[int]:
     elif isinstance(operand, Pair):
         yield from registers_of(operand.first)
         yield from registers_of(operand.second)
-    elif isinstance(operand, Not):
+    elif isinstance(operand, Not | Part):
         yield from registers_of(operand.reg)
 
 
@@ -104,6 +104,10 @@ def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
     has_destination = parts[0] not in _NO_DESTINATION
     if parts[0] == "mbarrier":
         has_destination = bool(operands) and not isinstance(operands[0], Mem)
+    if parts[0] in ("bar", "barrier"):
+        has_destination = "red" in parts
+    if parts[0] == "clusterlaunchcontrol":
+        has_destination = parts[1] == "query_cancel"
     if parts[0] == "multimem":
         has_destination = parts[1] == "ld_reduce"
     for position, operand in enumerate(operands):
@@ -136,6 +140,8 @@ class Flow:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        #: (written, read) registers of each instruction.
+        self.accesses = [destinations(instruction) for instruction in function.body]
         self.segments: list[Segment] = []
         self._cut()
         self._connect()
@@ -146,8 +152,13 @@ class Flow:
     def _cut(self) -> None:
         body, function = self.function.body, self.function
         starts = {0, *function.labels.values()}
+        joined = False
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
+            joined = joined and index not in starts
+            if not joined and instruction.is_joint:
+                starts.add(index)  # where lanes that parted wait for each other; those that follow have them together
+                joined = True
             if root in _ENDS:
                 starts.add(index + 1)
             elif root in _ALONE or (root in ("st", "red") and "async" in instruction.parts):
@@ -234,15 +245,21 @@ class Flow:
                     parent[node], changed = found, True
         for segment in self.segments:
             meeting = parent.get(segment.index, end)
-            segment.reconverge = -1 if meeting == end else meeting
+            segment.reconverge = -1 if meeting == end or self._only_leaves(meeting) else meeting
+
+    def _only_leaves(self, index: int) -> bool:
+        """Whether a segment of a kernel does nothing but end it: lanes that return early wait there for nobody."""
+        segment = self.segments[index]
+        body = self.function.body[segment.start : segment.stop]
+        return self.function.is_entry and bool(body) and body[0].parts[0] in ("ret", "exit") and body[0].guard is None
 
     def _liveness(self) -> None:
-        body = self.function.body
         used, killed = [], []
         for segment in self.segments:
             use = kill = touched = 0
-            for instruction in body[segment.start : segment.stop]:
-                written, read = destinations(instruction)
+            for at in range(segment.start, segment.stop):
+                written, read = self.accesses[at]
+                instruction = self.function.body[at]
                 for register in read:
                     touched |= 1 << register
                     if not kill >> register & 1:

@@ -7,9 +7,12 @@ import numpy as np
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.memory import GlobalMemory, address_of
 from cudatma.emulator.model import Module, Variable
+from cudatma.emulator.names import find_name
 from cudatma.emulator.program import Program, lay_out
 from cudatma.emulator.types import Array
-from cudatma.errors import ArgumentError
+
+#: Most bytes of all global and constant variables of a module.
+MAX_VARIABLES_BYTES = 1 << 28
 
 
 class Image:
@@ -22,10 +25,15 @@ class Image:
         self.const_spans: list[tuple[int, int]] = []
         self._programs: dict[str, Program] = {}
         self._checked: set[str] = set()
+        self._reachable: dict[str, list[str]] = {}
+        self._layouts: dict[str, tuple[dict[str, int], int]] = {}
         self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
-        for variable in module.variables.values():
-            if variable.space in ("global", "const"):
-                self._place(variable)
+        placed = [v for v in module.variables.values() if v.space in ("global", "const")]
+        total = sum(v.size_bytes + v.align for v in placed)
+        if total > MAX_VARIABLES_BYTES:
+            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are held")
+        for variable in placed:
+            self._place(variable)
         for variable in module.variables.values():
             self._patch(variable)
 
@@ -62,12 +70,9 @@ class Image:
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """An entry by name, or the only one whose name contains it; ArgumentError where there is none."""
+        """An entry by name, or the only one that is meant by it: find_name(). ArgumentError where there is none."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
-        matches = [name] if name in entries else [entry for entry in entries if name in entry]
-        if len(matches) != 1:
-            raise ArgumentError("name", name, f"one of {', '.join(entries) or 'none: the module has no entry'}")
-        return self.program(matches[0])
+        return self.program(find_name(name, entries, "entry"))
 
     def check(self, entry: str) -> None:
         """Raise PtxError at the first instruction, of all functions that an entry reaches, that cannot be emulated."""
@@ -88,6 +93,9 @@ class Image:
 
     def reachable(self, name: str) -> list[str]:
         """The function and everything it may call, directly or through a name taken as an address."""
+        known = self._reachable.get(name)
+        if known is not None:
+            return known
         seen, todo = [name], [name]
         while todo:
             for instruction in self.module.functions[todo.pop()].body:
@@ -96,13 +104,26 @@ class Image:
                     if called in self.module.functions and called not in seen:
                         seen.append(called)
                         todo.append(called)
+        self._reachable[name] = seen
         return seen
+
+    def reads(self, entry: str, register: str) -> bool:
+        """Whether a kernel, or what it calls, reads a special register whose name begins so."""
+        return any(
+            getattr(operand, "name", "").startswith(register)
+            for name in self.reachable(entry)
+            for instruction in self.module.functions[name].body
+            if instruction.parts[0] == "mov"
+            for operand in instruction.operands
+        )
 
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
         """Offsets of the shared variables that an entry can reach, and where the dynamic part begins.
 
         Static variables come first, the widest aligned in front; every extern array begins behind them.
         """
+        if entry in self._layouts:
+            return self._layouts[entry]
         names = self.reachable(entry)
         used = {
             getattr(part, "name", None)
@@ -120,4 +141,5 @@ class Image:
         align = max([v.align for v in dynamic], default=1)
         start = -(-end // align) * align
         offsets.update((v.name, start) for v in dynamic)
+        self._layouts[entry] = offsets, start
         return offsets, start

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator import register_watch
+from cudatma.emulator import global_watch, register_watch
 from cudatma.emulator.cluster import Block, Cluster, Dim
 from cudatma.emulator.image import Image
 from cudatma.emulator.machine import Split
-from cudatma.emulator.memory import GlobalMemory, address_of
+from cudatma.emulator.memory import PARAM_START, GlobalMemory, address_of
 from cudatma.emulator.program import Program
 from cudatma.emulator.scheduler import Scheduler
-from cudatma.emulator.types import Array
+from cudatma.emulator.types import LANES, NUMPY, Array
+
+#: Shared memory that a card keeps for the system in each block.
+RESERVED_BYTES = 1024
 
 
 @dataclass(slots=True)
@@ -40,6 +43,14 @@ class Setup:
 class Launch:
     """A running grid. Clusters are let in one by one while earlier ones end or need them."""
 
+    grid: Dim
+    block: Dim
+    cluster: Dim
+    dynamic_bytes: int
+    shared_bytes: int
+    workspace_base: int
+    reserved_start: int
+
     def __init__(self, setup: Setup, schedule: int, seed: int) -> None:
         self.setup = setup
         self.image, self.program, self.memory = setup.image, setup.program, setup.memory
@@ -48,7 +59,15 @@ class Launch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
+        #: Where cooperative groups keep the barriers of groups of several warps: behind all other shared memory.
+        self.reserved_start = -(-self.shared_bytes // 16) * 16
+        self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
+        #: What malloc has given: address -> bytes.
+        self.heap: dict[int, int] = {}
         self.printed: list[str] = []
+        #: (special register, warp) -> its vector, the same in every block.
+        self.lane_values: dict[tuple[str, int], Array] = {}
+        self._parameter_values: dict[tuple[str, int, str, int], Array] = {}
         self.decoded_maps: dict[bytes, Any] = {}
         self.trace = setup.trace
         self.watch: Callable[[Split, int], None] | None = None
@@ -58,10 +77,22 @@ class Launch:
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
         self.param_base = self.memory.add(self._parameters, "kernel parameters")
         self.param_span = (self.param_base, self.param_base + self._parameters.size)
+        #: From an address in the .param space to the generic one.
+        self.param_shift = np.full(LANES, self.param_base - PARAM_START, np.uint64)
+        #: What the driver gives a cooperative launch: the workspace's size in bytes, the grid's barrier.
+        workspace = np.array([8, 0], np.uint32)
+        self.workspace_base = self.memory.add(workspace, "grid workspace")
+        if setup.observe is not None:
+            global_watch.prepare(self)
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
         self._count = 0
+
+    def unmap(self) -> None:
+        """Take the launch's own buffers out of memory."""
+        for base in (self.param_base, self.workspace_base, *self.heap):
+            self.memory.remove(base)
 
     def _origins(self) -> Iterator[Dim]:
         grid, cluster = self.grid, self.cluster
@@ -90,6 +121,10 @@ class Launch:
         self.resident.append(Cluster(self, origin, self._count - 1))
         return True
 
+    def take_cluster(self) -> Dim | None:
+        """The first block of a cluster that will not be launched, because a running one does its work."""
+        return next(self._waiting, None)
+
     def block_ended(self, block: Block) -> None:
         """A block's last thread has left; a cluster that is done makes room for the next."""
         if block.cluster.is_done:
@@ -102,6 +137,17 @@ class Launch:
         if self.program.unwritten:
             self.watch = register_watch.watch
         return self.setup.observe(self, cluster)
+
+    def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
+        """(count, 32) elements of a kernel parameter, the same for every thread."""
+        found = self._parameter_values.get((name, offset, code, count))
+        if found is None:
+            start = self.program.param_offsets[name] + offset
+            raw = self._parameters[start : start + NUMPY[code].itemsize * count].copy().view(NUMPY[code])
+            found = np.ascontiguousarray(np.broadcast_to(raw[:, None], (count, LANES)))
+            found.flags.writeable = False
+            self._parameter_values[name, offset, code, count] = found
+        return found
 
     def clock(self, name: str) -> int:
         """The step counter as %clock, %globaltimer or a half of them."""

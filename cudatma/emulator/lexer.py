@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 import struct
 from typing import NamedTuple
 
@@ -11,19 +12,28 @@ from cudatma.emulator.model import Imm
 
 #: Most characters of PTX that are read; larger text is refused instead of filling the memory.
 MAX_CHARS = 64 << 20
+#: Most tokens, some 25 MB of what compilers write.
+MAX_TOKENS = 1 << 22
 
+#: Newlines, comments, strings, numbers, words, directives; else any single character. Blanks match nothing.
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\f\v]+|//[^\n]*)
-    |(?P<newline>\n)
-    |(?P<comment>/\*.*?\*/)
-    |(?P<string>"(?:[^"\\\n]|\\.)*")
-    |(?P<number>0[fF][0-9a-fA-F]{8}(?![\w])|0[dD][0-9a-fA-F]{16}(?![\w])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
-        |\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
-    |(?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*)
-    |(?P<directive>\.[A-Za-z_][\w]*(?:::\w+)*)
-    |(?P<punct>[-+*/(){}\[\],;:|!@=<>&^~?])""",
+    r"""\n|//[^\n]*|/\*.*?\*/
+    |"(?:[^"\\\n]|\\.)*"
+    |0[fF][0-9a-fA-F]{8}(?![\w])|0[dD][0-9a-fA-F]{16}(?![\w])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
+    |\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?
+    |[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*
+    |\.[A-Za-z_][\w]*(?:::\w+)*
+    |[^ \t\r\f\v]""",
     re.VERBOSE | re.DOTALL,
 )
+#: The first character says of which kind a token is.
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(string.ascii_letters + "_$%", "word"),
+    **dict.fromkeys(string.digits, "number"),
+    **dict.fromkeys("-+*/(){}[],;:|!@=<>&^~?", "punct"),
+    ".": "directive",
+    '"': "string",
+}
 
 
 class Token(NamedTuple):
@@ -34,26 +44,30 @@ class Token(NamedTuple):
     line: int
 
 
+_make = Token._make
+
+
 def tokenize(text: str) -> list[Token]:
     """All tokens of a module, with an "end" token last. Raises PtxError at a character that no token begins with."""
     if len(text) > MAX_CHARS:
         raise PtxError(f"{len(text)} characters; at most {MAX_CHARS} are read")
     text = text.rstrip("\0")
     tokens: list[Token] = []
-    line, position, end = 1, 0, len(text)
-    match = _TOKEN.match
-    while position < end:
-        found = match(text, position)
-        if found is None:
-            raise PtxError(f"unexpected character {text[position]!r}", line)
-        kind = found.lastgroup or ""
-        if kind == "newline":
+    line = 1
+    for found in _TOKEN.findall(text):
+        kind = _KINDS.get(found[0])
+        if kind is None:
+            if found != "\n":
+                raise PtxError(f"unexpected character {found!r}", line)
             line += 1
-        elif kind == "comment":
-            line += found.group().count("\n")
-        elif kind != "space":
-            tokens.append(Token(kind, found.group(), line))
-        position = found.end()
+        elif kind == "punct" and len(found) > 1:  # a comment
+            line += found.count("\n")
+        elif found in (".", '"'):
+            raise PtxError(f"unexpected character {found!r}", line)
+        else:
+            tokens.append(_make((kind, found, line)))
+            if len(tokens) > MAX_TOKENS:
+                raise PtxError(f"more than {MAX_TOKENS} tokens", line)
     tokens.append(Token("end", "", line))
     return tokens
 

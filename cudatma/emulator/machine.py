@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma.emulator.errors import EmulatorError, TrapError
-from cudatma.emulator.memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.memory import LOCAL_WINDOW, PARAM_START, RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.special_values import SpecialValues
 from cudatma.emulator.types import LANES, Array
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
-#: Deepest chain of calls.
-MAX_CALLS = 256
+_LANES = np.arange(LANES)
+#: Deepest chain of calls, and the most local memory of one thread.
+MAX_CALLS, MAX_LOCAL_BYTES = 256, 512 << 10
 
 
 class Frame:
@@ -67,12 +69,17 @@ class Split:
 
     def __init__(self, warp: Warp, pc: int, mask: Array, frame: Frame, join: Join | None) -> None:
         self.warp, self.pc, self.mask, self.frame, self.join = warp, pc, mask, frame, join
-        self.is_full = bool(mask.all())
+        self.is_full = mask is FULL or bool(mask.all())
         self.waits_for: Any = None
         self.timed_out = False
         self.polls = 0
         self.token: Any = None
         self.last_poll: Any = None
+
+    def widen(self, lanes: Array) -> None:
+        """Take in the lanes of another split."""
+        self.mask = self.mask | lanes
+        self.is_full = bool(self.mask.all())
 
 
 class Warp:
@@ -81,20 +88,27 @@ class Warp:
     def __init__(self, block: Block, index: int, program: Program) -> None:
         self.block, self.index = block, index
         self.launch = block.launch
-        self.special: dict[str, Array] = block.special_registers(index)
-        threads = block.threads
-        self.alive: Array = np.arange(LANES) + LANES * index < threads
-        self.carry: Array = np.zeros(LANES, bool)
+        self.special = SpecialValues(block, index)
+        self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
+        self.carry: Array = ~FULL
+        #: End of what alloca has taken of local memory; frames of calls begin behind it.
+        self.stack_top = 0
         #: How often the lanes have met at a warp-wide instruction.
         self.meetings = 0
+        #: Lanes whose guard holds, while a guarded instruction runs that the hazard layer is told of.
+        self.guard: Array | None = None
+        #: (instruction, value) of the last strong load: one that finds the same again is spinning.
+        self.looked: tuple[int, bytes] | None = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
         self.async_state: dict[str, Any] = {}
+        #: Splits that wait for other lanes at an instruction that a warp executes together (rendezvous.Wait).
+        self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)
         self._reserve_local(program.local_bytes)
-        self.split = Split(self, 0, self.alive.copy(), frame, None)
+        self.split = Split(self, 0, self.alive, frame, None)
         self.splits.append(self.split)
 
     # ---- what generated code asks for
@@ -106,11 +120,12 @@ class Warp:
     def address(self, name: str, offset: int) -> Array:
         """The address of a variable in its own space, as (32,) uint64."""
         frame = self.split.frame
-        found = frame.addresses.get((name, offset))
+        kept = frame.addresses if name in frame.program.local_offsets else self.block.addresses
+        found = kept.get((name, offset))
         if found is None:
             found = np.full(LANES, self._resolve(frame, name) + offset, np.uint64)
             found.flags.writeable = False
-            frame.addresses[name, offset] = found
+            kept[name, offset] = found
         return found
 
     def _resolve(self, frame: Frame, name: str) -> int:
@@ -120,7 +135,7 @@ class Warp:
         if name in self.launch.shared_offsets:
             return self.block.shared_base + self.launch.shared_offsets[name]
         if name in program.param_offsets and program.is_entry:
-            return self.launch.param_base + program.param_offsets[name]
+            return PARAM_START + program.param_offsets[name]
         address = self.launch.image.addresses.get(name)
         if address is None:
             raise EmulatorError(f"`{name}` has no address: it is declared but not defined in this module")
@@ -163,7 +178,7 @@ class Warp:
         others = split.mask & ~taken
         for mask, pc in ((taken, target), (others, following)):
             self._place(Split(self, pc, mask, split.frame, join))
-        self._remove(split)
+        self.remove(split)
         return SWITCH
 
     def _join_at(self, split: Split, meet: int) -> Join | None:
@@ -187,7 +202,8 @@ class Warp:
         else:
             self.launch.scheduler.add(split)
 
-    def _remove(self, split: Split) -> None:
+    def remove(self, split: Split) -> None:
+        """A split that is no more."""
         self.splits.remove(split)
         self.launch.scheduler.drop(split)
 
@@ -196,11 +212,14 @@ class Warp:
         join = split.join
         if join is None:
             raise EmulatorError("a split without a join arrived at one")
-        self._remove(split)
+        self.remove(split)
         join.mask = join.mask | split.mask
-        self._one_less(join)
+        self.one_less(join)
+        if self.waiting:
+            self._lanes_moved()
 
-    def _one_less(self, join: Join) -> None:
+    def one_less(self, join: Join) -> None:
+        """A split, or an inner join, that the join waited for has come or never will."""
         join.missing -= 1
         if join.missing:
             return
@@ -208,7 +227,7 @@ class Warp:
         parent = join.parent
         if not mask.any():
             if parent is not None:
-                self._one_less(parent)
+                self.one_less(parent)
             return
         frame, pc = join.frame, join.at
         if pc == -1:
@@ -241,18 +260,28 @@ class Warp:
         lanes = split.mask if mask is None else split.mask & mask
         rest = split.mask & ~lanes
         self.alive = self.alive & ~lanes
-        if rest.any():
+        self.block.live_threads -= int(np.count_nonzero(lanes))
+        if np.count_nonzero(rest):
             split.mask, split.is_full = rest, False
+            if self.waiting:
+                self._lanes_moved()
             self.block.lanes_ended()
             return SWITCH
-        self._remove(split)
+        self.remove(split)
         if split.join is not None:
-            self._one_less(split.join)
+            self.one_less(split.join)
+        if self.waiting:
+            self._lanes_moved()
         if self.alive.any():
             self.block.lanes_ended()
         else:
             self.block.warp_ended(self)
         return SWITCH
+
+    def _lanes_moved(self) -> None:
+        from cudatma.emulator import rendezvous
+
+        rendezvous.lanes_moved(self)
 
     # ---- calls
 
@@ -265,13 +294,14 @@ class Warp:
             depth, walk = depth + 1, walk.caller
         if depth >= MAX_CALLS:
             raise TrapError(f"calls nested deeper than {MAX_CALLS}: the stack is exhausted")
-        frame = Frame(program, caller, return_to, caller.local_base + caller.program.local_bytes)
+        base = max(caller.local_base + caller.program.local_bytes, self.stack_top)
+        frame = Frame(program, caller, return_to, base)
         self._reserve_local(frame.local_base + program.local_bytes)
         for formal, actual in zip(program.function.params, arguments, strict=True):
             frame.params[formal.name] = self.param_buffer(caller, actual, formal.size_bytes)
         for formal, actual in zip(program.function.returns, results, strict=True):
             frame.params[formal.name] = self.param_buffer(caller, actual, formal.size_bytes)
-        self._remove(split)
+        self.remove(split)
         self._place(Split(self, 0, split.mask, frame, Join(-1, frame, split.join, 1)))
         return SWITCH
 
@@ -286,10 +316,21 @@ class Warp:
             frame.params[name] = found
         return found
 
+    def allocate(self, size: int, align: int) -> int:
+        """Take local memory for alloca; returns its address."""
+        frame = self.split.frame
+        top = max(self.stack_top, frame.local_base + frame.program.local_bytes)
+        start = -(-top // align) * align
+        self._reserve_local(start + size)
+        self.stack_top = start + size
+        return start
+
     def _reserve_local(self, size: int) -> None:
         """Make each lane's local memory at least this large, keeping what is there."""
         if size <= self.local_bytes:
             return
+        if size > MAX_LOCAL_BYTES:
+            raise TrapError(f"{size} bytes of local memory for each thread; the stack ends at {MAX_LOCAL_BYTES}")
         size = -(-size // 64) * 64
         data = np.zeros((LANES, size), np.uint8)
         if self.local_bytes:

@@ -40,6 +40,7 @@ class MBarrier:
     clocks: Any = None
     arrived_by: set[tuple[int, int]] = field(default_factory=set)
     expected_by: tuple[Warp, int] | None = None
+    expected_before: tuple[Warp, int] | None = None
     initialised_by: Warp | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class MBarrier:
         self.tx -= size
         self.settle()
         observer = self.block.cluster.observer
-        if observer is not None and self.tx < 0 and self.pending == 0:
+        if observer is not None and self.tx < 0 and (self.pending == 0 or self.block.is_done):
             observer.bytes_over(self)
 
     def settle(self) -> None:
@@ -74,7 +75,7 @@ class MBarrier:
         self.phase += 1
         self.pending = self.count = self.next_count
         self.arrived_by.clear()
-        self.expected_by = None
+        self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
         observer = self.block.cluster.observer
         if observer is not None:
             observer.phase_ended(self)
@@ -128,10 +129,9 @@ def _lanes(mask: Array | None) -> list[int]:
 
 
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
-    """mbarrier.init."""
+    """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
     observer = w.block.cluster.observer
-    for lane in _lanes(mask):
-        address, number = int(addresses[lane]), int(count[lane])
+    for address, number in dict.fromkeys((int(addresses[lane]), int(count[lane])) for lane in _lanes(mask)):
         block, offset = _place(w, at, address)
         if address % 8:
             if observer is not None:
@@ -245,6 +245,8 @@ def wait(
             answers[key] = done
             if done and observer is not None:
                 observer.barrier_acquire(w, at, barrier, acquire)
+            if done and w.launch.trace is not None:
+                w.launch.trace.acquired(w, at, barrier)
             if not done and first is None:
                 first = barrier, (key[1] & 1) if by_parity else -1
         result[lane] = answers[key]

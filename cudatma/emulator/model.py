@@ -67,14 +67,29 @@ class Sink:
     """``_``: a destination that is thrown away."""
 
 
-Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``%r1.b0``: bytes (b) or half-words (h) of a register, as video instructions select them."""
+
+    reg: Reg
+    selector: str
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
+
+
+#: Instructions whose last operand names the lanes that execute them together, where they say .sync.
+MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
+#: Instructions that a whole warp executes together.
+ALIGNED = {"bar", "mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"}
 
 
 @dataclass(slots=True)
 class Instruction:
     """One statement. parts: the opcode split at its dots; guard: predicate register and whether it is negated.
 
-    file, source_line: the .loc in force, 0 where there is none. inlined_at: the caller's (file, line) chain's first.
+    file, source_line: the .loc in force, 0 where there is none. inlined_at: (file, line) of the calls through which it
+    was inlined, innermost first.
     """
 
     parts: tuple[str, ...]
@@ -84,15 +99,27 @@ class Instruction:
     guard: tuple[int, bool] | None = None
     file: int = 0
     source_line: int = 0
+    inlined_at: tuple[tuple[int, int], ...] = ()
 
     @property
     def opcode(self) -> str:
         return ".".join(self.parts)
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether the lanes of a warp execute it together."""
+        parts = self.parts
+        if self.guard is not None:
+            return False
+        if parts[0] == "barrier":
+            return "aligned" in parts
+        return parts[0] in ALIGNED or (parts[0] in MEMBERS and "sync" in parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of a state space. size_bytes 0: an extern array. init: bytes, with symbols to patch in."""
+    """A variable of a state space. size_bytes 0: an extern array. init: bytes, with symbols to patch in. kind: its
+    PTX type."""
 
     name: str
     space: str
@@ -101,6 +128,7 @@ class Variable:
     init: bytes = b""
     relocations: tuple[tuple[int, str, int], ...] = ()
     is_extern: bool = False
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -137,8 +165,11 @@ class Module:
     files: dict[int, str] = field(default_factory=dict)
 
     def source_of(self, instruction: Instruction) -> str:
-        """ "name.cu:12" of the .loc in force, "" where there is none."""
+        """ "name.cu:12" of the .loc in force, followed by ", inlined at name.cu:30"; "" where there is none."""
         if not instruction.source_line:
             return ""
-        name = self.files.get(instruction.file, f"file {instruction.file}")
-        return f"{name.rsplit('/', 1)[-1]}:{instruction.source_line}"
+        places = ((instruction.file, instruction.source_line), *instruction.inlined_at)
+        return ", inlined at ".join(f"{self._file_name(file)}:{line}" for file, line in places)
+
+    def _file_name(self, file: int) -> str:
+        return self.files.get(file, f"file {file}").rsplit("/", 1)[-1]

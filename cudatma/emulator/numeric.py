@@ -1,7 +1,8 @@
 """Float arithmetic as PTX rounds it, on NumPy vectors.
 
 Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), after which one more rounding
-to float32, float16 or bfloat16 is the correct one. Source: PTX ISA, "Floating Point Instructions", "Half Precision".
+to float32, float16 or bfloat16 is the correct one. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
+0x7FFF). Source: PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
 """
 
 from __future__ import annotations
@@ -11,19 +12,50 @@ import ctypes.util
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cudatma.emulator.types import Array
 from cudatma.emulator.writer import runtime
 
 _TINY32 = np.float32(2.0**-126)
+_TINY16 = np.float16(2.0**-14)
+_NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
+_NAN16 = np.uint16(0x7FFF).view(np.float16)
+#: What TMA fills with outside of a tensor, as 16 bits: fma.oob takes it for a zero result.
+_OOB_NAN16 = 0x7FFF
+
+
+@lru_cache(maxsize=32)
+def _zeros(size: int, kind: str) -> Array:
+    return np.zeros(size, kind)
+
+
+@runtime
+def canon(a: Array) -> Array:
+    """float32 with canonical NaNs. The dot product with zeros is the cheapest test for a NaN (or an infinity)."""
+    if a.dot(_zeros(a.size, "f4")) == 0:
+        return a
+    return np.where(np.isnan(a), _NAN32, a)
+
+
+@runtime
+def canon16(a: Array) -> Array:
+    """float16 with canonical NaNs."""
+    if a.dot(_zeros(a.size, "f2")) == 0:
+        return a
+    return np.where(np.isnan(a), _NAN16, a)
 
 
 @runtime
 def halves(a: Array) -> Array:
     """Both f16 of each 32-bit lane, or a 16-bit lane as f16: (n,) float16."""
     return np.ascontiguousarray(a).view(np.float16)
+
+
+@runtime
+def singles(a: Array) -> Array:
+    """Both f32 of each 64-bit lane."""
+    return np.ascontiguousarray(a).view(np.float32)
 
 
 @runtime
@@ -49,20 +81,23 @@ def to_bf16(a: Array) -> Array:
 
 @runtime
 def flush(a: Array) -> Array:
-    """Subnormal float32 become zeros of the same sign (.ftz)."""
-    return np.where(np.abs(a) < _TINY32, np.copysign(np.float32(0), a), a)
+    """Subnormal float32 or float16 become zeros of the same sign (.ftz)."""
+    tiny = _TINY32 if a.dtype.itemsize == 4 else _TINY16
+    return np.where(np.abs(a) < tiny, np.copysign(a.dtype.type(0), a), a)
 
 
 @runtime
 def clamp01(a: Array) -> Array:
-    """.sat: to 0..1, NaN to 0."""
-    return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, a.dtype.type(0), a.dtype.type(1)))
+    """.sat: to +0..1, NaN to +0."""
+    zero = a.dtype.type(0)
+    found: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
+    return found
 
 
 @runtime
 def relu(a: Array) -> Array:
-    """.relu: negative values become 0, NaN stays."""
-    return np.where(a < 0, a.dtype.type(0), a)
+    """.relu: what is not above 0 becomes +0, NaN stays."""
+    return np.where(a <= 0, a.dtype.type(0), a)
 
 
 def fma_odd(a: Array, b: Array, c: Array) -> Array:
@@ -93,30 +128,70 @@ def round32(a: Array, mode: str) -> Array:
     return ceiling if mode == "rp" else np.where(a < 0, ceiling, floor)
 
 
+@lru_cache(maxsize=32)
+def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
+    """Vectors over float64 bits: the ``cut`` low ones, the half of that, everything but the sign, 1, 2**least."""
+    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + least) << 52)
+    return tuple(np.full(size, value, np.uint64) for value in values)
+
+
+def _fused(a: Array, b: Array, c: Array, to: type, cut: int, least: int) -> Array:
+    """a * b + c rounded once to a type that has ``cut`` bits less than float64 and normal numbers from 2**least on.
+
+    Rounding to float64 before is harmless unless the sum there lies halfway between two numbers of the type, or between
+    zero and the normal ones, where more bits are cut off.
+    """
+    total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, least)
+    bits = total.view(np.uint64)
+    if np.count_nonzero((bits & low) == half) or np.count_nonzero((bits & magnitude) - one < normal):
+        total = fma_odd(a, b, c)
+    return total.astype(to)
+
+
 @runtime
 def fma32(a: Array, b: Array, c: Array) -> Array:
-    return fma_odd(a, b, c).astype(np.float32)
+    return canon(_fused(a, b, c, np.float32, 29, -126))
 
 
 @runtime
 def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    return round32(fma_odd(a, b, c), mode)
+    """Rounded down, an exact zero sum of opposite terms is -0: the sum of the negated terms is negated."""
+    exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
+    return canon(round32(exact, mode))
 
 
 @runtime
 def add32_mode(a: Array, b: Array, mode: str) -> Array:
-    return round32(fma_odd(a, np.ones_like(a), b), mode)
+    return fma32_mode(a, np.ones_like(a), b, mode)
 
 
 @runtime
 def mul32_mode(a: Array, b: Array, mode: str) -> Array:
-    return round32(a.astype(np.float64) * b.astype(np.float64), mode)
+    return canon(round32(a.astype(np.float64) * b.astype(np.float64), mode))
+
+
+@runtime
+def div32_mode(a: Array, b: Array, mode: str) -> Array:
+    """A quotient of two float32 is one itself, or further from any than float64's rounding moves it."""
+    return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
+
+
+@runtime
+def sqrt32_mode(a: Array, mode: str) -> Array:
+    return canon(round32(np.sqrt(a.astype(np.float64)), mode))
+
+
+@runtime
+def div32_approx(a: Array, b: Array) -> Array:
+    """div.approx: a * (1 / b), where divisors above 2^126 count as infinite."""
+    return canon(np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b))
 
 
 @runtime
 def fma16(a: Array, b: Array, c: Array) -> Array:
     """f16 fused multiply-add of float16 vectors."""
-    return fma_odd(a, b, c).astype(np.float16)
+    return canon16(_fused(a, b, c, np.float16, 42, -14))
 
 
 @runtime
@@ -128,6 +203,21 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
     sticky = np.where(inexact, single.view(np.uint32) | np.uint32(1), single.view(np.uint32))
     result: Array = brains(to_bf16(sticky.view(np.float32)))
     return result
+
+
+@runtime
+def mul_brain(a: Array, b: Array) -> Array:
+    """bf16 product; a -0 is added, which changes no value."""
+    return fma_brain(a, b, np.full_like(a, -0.0))
+
+
+@runtime
+def oob_zero(result: Array, *operands: Array) -> Array:
+    """.oob: +0 where one of the 16-bit operands is the NaN that TMA fills with."""
+    special = np.zeros(result.shape, bool)
+    for operand in operands:
+        special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16
+    return np.where(special, result.dtype.type(0), result)
 
 
 @lru_cache(maxsize=1)
@@ -172,6 +262,13 @@ def larger_nan(a: Array, b: Array) -> Array:
 
 
 @runtime
+def xor_sign(result: Array, a: Array, b: Array) -> Array:
+    """.xorsign: the sign of a result that is no NaN is that of a * b."""
+    magnitude = np.abs(result)
+    return np.where(np.signbit(a) != np.signbit(b), -magnitude, magnitude)
+
+
+@runtime
 def special_function(name: str, a: Array) -> Array:
     """sin, cos, ex2, lg2, rcp, rsqrt, sqrt, tanh: computed in float64 and rounded once (within PTX's stated error)."""
     wide = a.astype(np.float64)
@@ -186,85 +283,17 @@ def special_function(name: str, a: Array) -> Array:
 
 
 @runtime
-def float_to_int(a: Array, mode: str, to: str) -> Array:
-    """Rounded as rni, rzi, rmi, rpi say, then clamped to the integer type; NaN gives 0 (64 bits: the top bit)."""
-    wide = a.astype(np.longdouble)
-    rounded = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](wide)
-    info = np.iinfo(to)
-    low, high = np.longdouble(info.min), np.longdouble(info.max)
-    inside = np.where(np.isnan(rounded), 0, np.clip(rounded, low, high))
-    out = np.where(inside >= high, info.max, np.where(inside <= low, info.min, 0)).astype(to)
-    safe = np.where((inside < high) & (inside > low), inside, 0)
-    out = np.where((inside < high) & (inside > low), safe.astype(to), out).astype(to)
-    if info.bits == 64:
-        out = np.where(np.isnan(wide), np.array(1 << 63, np.uint64).astype(to), out)
-    return out
+def upper_word(name: str, a: Array) -> Array:
+    """rcp.approx.ftz.f64, rsqrt.approx.ftz.f64: of the upper 32 bits of a float64; the lower 32 of the result are 0.
 
-
-@runtime
-def int_to_float(a: Array, mode: str, to: str) -> Array:
-    """An integer vector as float16, float32 or float64."""
-    if mode in ("rn", ""):
-        if to == "float16":
-            return a.astype(np.float64).astype(np.float16)
-        return a.astype(to)
-    near = a.astype(to)
-    wide, exact = near.astype(np.longdouble), a.astype(np.longdouble)
-    return _directed(near, wide, exact, mode)
-
-
-@runtime
-def float_to_float(a: Array, mode: str, to: str) -> Array:
-    """Between float16, float32 and float64, in a rounding mode."""
-    near = a.astype(to)
-    if mode in ("rn", "") or near.dtype.itemsize >= a.dtype.itemsize:
-        return near
-    return _directed(near, near.astype(np.longdouble), a.astype(np.longdouble), mode)
-
-
-def _directed(near: Array, wide: Array, exact: Array, mode: str) -> Array:
-    inf = near.dtype.type(np.inf)
-    floor = np.where(wide > exact, np.nextafter(near, -inf), near)
-    ceiling = np.where(wide < exact, np.nextafter(near, inf), near)
-    if mode == "rm":
-        return floor
-    return ceiling if mode == "rp" else np.where(exact < 0, ceiling, floor)
-
-
-@runtime
-def round_to_integral(a: Array, mode: str) -> Array:
-    function = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
-    result: Array = function(a)
-    return result
-
-
-@runtime
-def to_tf32(a: Array, mode: str) -> Array:
-    """float32 to tf32 bits in 32: rna (nearest, ties away), rn (nearest even) or rz."""
-    bits = a.view(np.uint32)
-    if mode == "rz":
-        rounded = bits
-    elif mode == "rn":
-        rounded = bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))
-    else:
-        rounded = bits + np.uint32(0x1000)
-    return np.where(np.isfinite(a), rounded & np.uint32(0xFFFFE000), bits)
-
-
-_FP8: dict[str, Any] = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-
-
-@runtime
-def to_fp8(a: Array, name: str) -> Array:
-    """float32 to 8-bit floats, to nearest even, clamped to the largest finite value (.satfinite); NaN stays NaN."""
-    limit = np.float32(448.0 if name == "e4m3" else 57344.0)
-    clamped = np.where(np.isnan(a), a, np.clip(a, -limit, limit))
-    bits = clamped.astype(_FP8[name]).view(np.uint8)
-    return np.where(np.isnan(a), np.uint8(0x7F), bits)
-
-
-@runtime
-def from_fp8(a: Array, name: str) -> Array:
-    """8-bit floats as float32."""
-    result: Array = np.ascontiguousarray(a).view(_FP8[name]).astype(np.float32)
-    return result
+    Subnormal operands and results are zeros, NaN is 0x7FFFFFFF00000000.
+    """
+    high = np.uint64(0xFFFFFFFF00000000)
+    value = (a.view(np.uint64) & high).view(np.float64)
+    tiny = np.finfo(np.float64).smallest_normal
+    value = np.where(np.abs(value) < tiny, np.copysign(0.0, value), value)
+    result = 1.0 / (value if name == "rcp" else np.sqrt(value))
+    result = np.where(np.abs(result) < tiny, np.copysign(0.0, result), result)
+    bits = np.where(np.isnan(result), np.uint64(0x7FFFFFFF00000000), result.view(np.uint64) & high)
+    found: Array = bits.view(np.float64)
+    return found

@@ -6,35 +6,39 @@ Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.emulator.barrier_events import BarrierEvents
+from cudatma.emulator.agents import lanes_now
+from cudatma.emulator.clocks import Clock
 from cudatma.emulator.findings import Findings, report_deadlock
-from cudatma.emulator.groups import Group, Queue
+from cudatma.emulator.global_watch import GlobalWatch
+from cudatma.emulator.groups import Group, Queue, copy_queues
+from cudatma.emulator.hazard_checks import phase_name
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
+from cudatma.emulator.memory_order import releases
 from cudatma.emulator.register_watch import RegisterWatch
-from cudatma.emulator.shadow import AsyncWrite, Clock
+from cudatma.emulator.shadow import AsyncWrite
+from cudatma.emulator.swizzle_checks import CROOKED, SwizzleChecks
 from cudatma.emulator.types import Array
-from cudatma.layout import Swizzle, required_alignment
 
 if TYPE_CHECKING:
     from cudatma.emulator.cluster import Block, Cluster
     from cudatma.emulator.launch import Launch
 
-#: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
-_CROOKED = 32
 __all__ = ["Findings", "Observer", "report_deadlock"]
 
 
-class Observer(BarrierEvents):
+class Observer(SwizzleChecks):
     """One cluster's hazard layer: told of every access, fence and barrier."""
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster, findings)
         self.registers = RegisterWatch(self)
+        self.globals = GlobalWatch(self, cluster.number)
 
     # ---- generic accesses
 
@@ -44,15 +48,19 @@ class Observer(BarrierEvents):
         """ld, ldmatrix and the like, before the read."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
-        clock = self.clocks[w.agent]
         if order:
             for place in set(indices.tolist()):
-                known = shadow.sync_clocks.get(place)
-                if known is not None:
-                    clock.join(known)
+                published = shadow.sync_clocks.get(place)
+                if published is not None:
+                    for clock in self.learners(w):
+                        clock.join(published)
+                    self.lanes.acquired(w)
             return
-        self._check_read(w, at, shadow, indices, clock, False)
-        if (shadow.mode[offsets // 16] >= _CROOKED).any():
+        for clock, part in self.knowers(w, indices):
+            self._check_read(w, at, shadow, part, clock, False)
+        if not together:
+            self.lanes.read(w, at, shadow, indices)
+        if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
             self.report(
                 "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
             )
@@ -60,44 +68,55 @@ class Observer(BarrierEvents):
         shadow.row(agent)[indices] = now
 
     def generic_write(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool = False
+        self,
+        w: Warp,
+        at: int,
+        block: Block,
+        offsets: Array,
+        size: int,
+        order: str,
+        together: bool = False,
+        same: Callable[[], bool] | None = None,
     ) -> None:
         """st, stmatrix and the like, before the write."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
-        clock = self.clocks[w.agent]
         if order:
-            clock_copy = clock.copy()
+            clock_copy = self.known(w).copy()
             for place in set(indices.tolist()):
                 shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
         else:
-            self._check_write(w, at, shadow, indices, clock, False)
+            for clock, part in self.knowers(w, indices):
+                self._check_write(w, at, shadow, part, clock, False, same)
+            self.lanes.write(w, at, shadow, indices, together, same)
         agent, now = self.stamp(w, len(offsets), together)
         shadow.written(indices, agent, now, at, False)
-        shadow.mode[offsets // 16] = 0
-        shadow.box_column[offsets // 16] = -1
-        if order in ("release", "acq_rel"):
+        if shadow.has_boxes:
+            shadow.mode[offsets // 16] = 0
+            shadow.box_column[offsets // 16] = -1
+        if releases(order):
             self.advance(w)
 
     def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
         """One lane's atomic operation: atomics do not race with each other."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
-        clock = self.clocks[w.agent]
+        clock = self.known(w)
         if not shadow.is_atomic[indices].all():
             self._check_read(w, at, shadow, indices, clock, False)
             self._check_write(w, at, shadow, indices, clock, False)
         for place in indices.tolist():
             known = shadow.sync_clocks.setdefault(place, Clock(self.size))
-            clock.join(known)
-            known.join(clock)
+            for learner in self.learners(w):
+                learner.join(known)
+            known.join(self.known(w))
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
         shadow.is_atomic[indices] = True
 
     def atomic_order(self, w: Warp, at: int, order: str) -> None:
         """An atomic's own order: what it publishes ends here."""
-        if order in ("release", "acq_rel"):
+        if releases(order):
             self.advance(w)
 
     # ---- asynchronous copies
@@ -112,19 +131,29 @@ class Observer(BarrierEvents):
         what: str,
         barrier: MBarrier | None = None,
         generic: bool = False,
+        lanes: Array | None = None,
     ) -> AsyncWrite:
         """A copy into shared memory is issued; its bytes are nobody's until it has landed and was waited for."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
-        clock = self.clocks[w.agent]
+        clock = self.known(w)
         is_proxy = not generic and what != "cp.async"
-        self._check_write(w, at, shadow, indices, clock, is_proxy)
+        if what == "cp.async":
+            for clock, part in self.knowers(w, indices):
+                self._check_write(w, at, shadow, part, clock, False, is_copy=True)
+        else:
+            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True)
+            self.lanes.copy(w, at, shadow, indices, True)
         if barrier is not None and is_proxy:
             self._check_init_fence(w, at, barrier, clock)
+        awaited = (
+            phase_name(barrier.block, barrier.offset, barrier.phase) if barrier is not None else "a cp.async group"
+        )
         self._count += 1
-        operation = AsyncWrite(self._count, w, at, shadow, indices, what)
+        operation = AsyncWrite(self._count, w, at, shadow, indices, what, awaited)
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
+        shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
         shadow.mode[np.asarray(offsets) // 16] = 0
         shadow.box_column[np.asarray(offsets) // 16] = -1
         return operation
@@ -139,7 +168,7 @@ class Observer(BarrierEvents):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
         elif group is not None:
-            agent, clock = self.cp_agent(group[1]), group[2].number + 1
+            agent, clock = self.copies_until(group[1], group[2])
         else:
             return
         shadow.written(mine, agent, clock, operation.at, is_proxy)
@@ -148,52 +177,37 @@ class Observer(BarrierEvents):
         """A bulk store (or copy to another block) is issued: its source must be complete and fenced."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, 16)
-        self._check_read(w, at, shadow, indices, self.clocks[w.agent], True)
+        self._check_read(w, at, shadow, indices, self.known(w), True)
+        self.lanes.copy(w, at, shadow, indices, False)
         if owner is not None:
             lane, group = owner
             agent = self.agent(("bulk", w.agent, lane), "bulk")
             shadow.row(agent)[indices] = group.number + 1
 
-    def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
-        """ldmatrix: the eight rows of a matrix that lie in eight rows of a box are pieces of one column of it.
-
-        Where they are not, the code that made the addresses thinks of another swizzle than the tensor map's.
-        """
-        shadow = self.shadows[block.rank]
-        chunks = (offsets // 16).reshape(-1, 8)
-        rows, columns = shadow.box_row[chunks], shadow.box_column[chunks]
-        mixed = (columns != columns[:, :1]).any(axis=1) & (columns >= 0).all(axis=1)
-        if mixed.any() and any(len(set(found.tolist())) == 8 for found in rows[mixed]):
-            mode = Swizzle(int(shadow.mode[chunks[mixed][0, 0]] & (_CROOKED - 1)) - 1)
-            message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
-            self.report("swizzle_mismatch", w, at, message)
-
-    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
-        """Remember how (rows, columns) of 16-byte chunks were laid down, and whether the box began on the pattern.
-
-        The hardware swizzles absolute addresses: wgmma does the same and is content anywhere, plain code that swizzles
-        offsets into the tile reads other bytes unless the tile is aligned.
-        """
-        repeat = required_alignment(mode)
-        crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
-        shadow, chunks = self.shadows[block.rank], offsets // 16
-        shadow.mode[chunks] = int(mode) + 1 + (_CROOKED if crooked else 0)
-        shadow.box_row[chunks] = np.arange(chunks.shape[0])[:, None]
-        shadow.box_column[chunks] = np.arange(chunks.shape[1])[None, :]
-
     # ---- groups
 
-    def groups_waited(self, w: Warp, at: int, kind: str, lane: int, last: Group, reads_only: bool) -> None:
-        clock = self.clocks[w.agent]
-        agent = self.agent(("bulk", w.agent, lane), "bulk") if kind == "bulk" else self.cp_agent(w)
-        clock.order[agent] = max(int(clock.order[agent]), last.number + 1)
+    def groups_waited(self, w: Warp, at: int, kind: str, lane: int, waited: list[Group], reads_only: bool) -> None:
+        """Groups are complete, for bulk stores perhaps their reads only."""
+        last = waited[-1]
+        if kind == "bulk":
+            until = [(self.agent(("bulk", w.agent, lane), "bulk"), last.number + 1)]
+            if not reads_only:
+                until.append(self.store_until(w, lane, last))
+        else:
+            until = [self.copies_until(w, group) for group in {g.owner: g for g in waited}.values()]
+            self.lanes.copies_waited(w, int(self.clocks[w.agent].order[self.cp_agent(w)]), self.cp_agent(w))
+        for clock in self.learners(w):
+            for agent, number in until:
+                clock.order[agent] = max(int(clock.order[agent]), number)
 
     def cp_snapshot(self, w: Warp) -> Clock:
         """What a cp.async.mbarrier.arrive of this warp will publish."""
-        clock = self.clocks[w.agent].copy()
-        queues: dict[Any, Queue] = w.async_state.get("cp", {})
-        found = queues.get(0)
-        clock.order[self.cp_agent(w)] = (found.count if found else 0) + 1
+        clock = self.told(w).copy()
+        for found in copy_queues(w, lanes_now(w)):
+            agent, number = self.copies_until(w, found.open)
+            clock.order[agent] = number
+            if found.owner:
+                clock.order[self.cp_agent(w)] = max([0, *(g.number + 1 for g in found.closed if not g.owner)])
         return clock
 
     def cp_arrived(self, w: Warp, barrier: MBarrier, snapshot: Clock) -> None:
@@ -205,20 +219,9 @@ class Observer(BarrierEvents):
         """A wgmma reads 16-byte chunks of its block's shared memory through the asynchronous proxy."""
         shadow = self.shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
-        self._check_read(w, at, shadow, indices, self.clocks[w.agent], True)
+        self._check_read(w, at, shadow, indices, self.known(w), True)
         shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
-        laid = shadow.mode[offsets // 16]
-        laid = laid & (_CROOKED - 1)
-        wrong = (laid != 0) & (laid != int(descriptor.mode) + 1)
-        if wrong.any():
-            found = Swizzle(int(laid[wrong][0]) - 1)
-            self.report(
-                "swizzle_mismatch",
-                w,
-                at,
-                f"a wgmma descriptor says {descriptor.mode.label}, the tensor map that "
-                f"filled these bytes {found.label}",
-            )
+        self.descriptor_read(w, at, offsets, descriptor)
 
     def wgmma_issued(self, w: Warp, at: int) -> None:
         self.registers.issued(w, at)
@@ -232,15 +235,18 @@ class Observer(BarrierEvents):
     def wgmma_wait(self, w: Warp, at: int, newest: int, group: list[Warp]) -> None:
         """Groups of the warpgroup are complete: their reads of shared memory, by all four warps, are over."""
         done = self.registers.waited(w, at, newest)
-        clock = self.clocks[w.agent]
-        for other in group:
-            agent = self.wgmma_agent(other)
-            clock.order[agent] = max(int(clock.order[agent]), done)
+        for clock in self.learners(w):
+            for other in group:
+                agent = self.wgmma_agent(other)
+                clock.order[agent] = max(int(clock.order[agent]), done)
 
     # ---- ends
 
     def warp_ended(self, w: Warp) -> None:
-        """Bulk stores that nobody has waited for, or committed, when the warp leaves."""
+        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, bytes too many."""
+        for barrier in w.block.mbarriers.values() if w.block.is_done else ():
+            if barrier.tx < 0:
+                self.bytes_over(barrier)
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:

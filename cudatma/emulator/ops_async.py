@@ -6,6 +6,7 @@ Source: PTX ISA, "Asynchronous copy", "mbarrier", "membar, fence".
 from __future__ import annotations
 
 import cudatma.emulator.bulk
+import cudatma.emulator.cp_async
 import cudatma.emulator.groups
 import cudatma.emulator.mbarrier
 import cudatma.emulator.remote
@@ -74,7 +75,7 @@ def cp(e: SegmentWriter, i: Instruction) -> None:
         elif "wait_group" in names or "wait_all" in names:
             _wait_group(e, i, names)
         elif "mbarrier" in names and "arrive" in names:
-            e.line(f"bulk.arrive_after_copies(w, {e.at}, {address_of(e, i.operands[0])}, {e.mask}, {'noinc' in names})")
+            e.line(f"cp_async.arrive(w, {e.at}, {address_of(e, i.operands[0])}, {e.mask}, {'noinc' in names})")
         elif "prefetch" in names:
             _prefetch(e, i, names)
         elif "tensor" in names:
@@ -111,7 +112,7 @@ def _copy(e: SegmentWriter, i: Instruction) -> None:
         except ValueError:
             take = f"where({e.src(extra, 'pred')}, {e.splat(0, 'u32')}, {e.splat(size.bits, 'u32')})"
     to, source = address_of(e, i.operands[0]), address_of(e, i.operands[1])
-    e.line(f"bulk.copy_async(w, {e.at}, {to}, {source}, {size.bits}, {take}, {e.mask})")
+    e.line(f"cp_async.copy(w, {e.at}, {to}, {source}, {size.bits}, {take}, {e.mask})")
 
 
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -182,7 +183,6 @@ def _mode(e: SegmentWriter, i: Instruction) -> str:
 def _tensor(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     to_space, _ = _directions(e, i)
     mode = _mode(e, i)
-    e.need(mode in ("tile", "im2col"), f".{mode} is not served")
     e.need("cta_group" not in "".join(i.parts), ".cta_group is not served")
     if to_space == "global":
         address, coords = _coordinates(e, i.operands[0])
@@ -215,7 +215,6 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
         e.line("pass")
         return
     mode = _mode(e, i)
-    e.need(mode in ("tile", "im2col"), f".{mode} is not served")
     address, coords = _coordinates(e, i.operands[0])
     offsets = "[]"
     if mode == "im2col" and len(i.operands) > 1 and isinstance(i.operands[1], Vec):
@@ -278,3 +277,23 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
         e.line(f"tensor_map.copy_fence(w, {e.at}, {to}, {source}, {e.mask})")
     else:
         raise e.error("unknown form of tensormap")
+
+
+@emitter("clusterlaunchcontrol")
+def clusterlaunchcontrol(e: SegmentWriter, i: Instruction) -> None:
+    """try_cancel.async [answer], [barrier]; query_cancel of the answer as a 128-bit register."""
+    if i.parts[1] == "try_cancel":
+        to, bar = (address_of(e, operand) for operand in i.operands)
+        e.line(f"remote.try_cancel(w, {e.at}, {to}, {bar}, {e.mask}, {'multicast::cluster::all' in i.parts})")
+        return
+    answer = e.temporary(f"unpack({e.src(i.operands[1], 'b128')}.T, u32, 4)")
+    if "is_canceled" in i.parts:
+        e.dst(i.operands[0], f"{answer}[3] != 0", "pred")
+    elif "v4" in i.parts and isinstance(i.operands[0], Vec):
+        for axis, item in enumerate(i.operands[0].items):
+            if not isinstance(item, Sink):
+                e.dst(item, f"{answer}[{axis}]", "u32")
+    else:
+        named = [k for k, name in enumerate("xyz") if f"get_first_ctaid::{name}" in i.parts]
+        e.need(bool(named), "unknown form of clusterlaunchcontrol.query_cancel")
+        e.dst(i.operands[0], f"{answer}[{named[0]}]", "u32")

@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.model import Imm, Instruction, Reg, Sym, Vec
-from cudatma.emulator.types import Array
+from cudatma.emulator.types import CODES, LANES, Array
 from cudatma.emulator.writer import SegmentWriter, emitter, runtime
 
 
@@ -45,7 +45,7 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
     targets = [e.flow.target(name, i) for name in e.flow.branch_targets(i)]
     taken = _taken(e, i)
     if taken is not None:
-        e.line(f"if not {taken}.any(): return {e.segment.index + 1}")
+        e.line(f"if not count({taken}): return {e.segment.index + 1}")
         e.line(
             f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {e.segment.index + 1}, "
             f"{e.segment.reconverge})"
@@ -84,7 +84,7 @@ def leave(e: SegmentWriter, i: Instruction) -> None:
 def trap(e: SegmentWriter, i: Instruction) -> None:
     taken = _taken(e, i)
     if taken is not None:
-        e.line(f"if not {taken}.any(): return {e.segment.index + 1}")
+        e.line(f"if not count({taken}): return {e.segment.index + 1}")
     e.line("raise_trap(w)")
     e.line("return -2")
 
@@ -110,7 +110,7 @@ def call(e: SegmentWriter, i: Instruction) -> None:
     following = e.segment.index + 1
     taken = _taken(e, i)
     if taken is not None:
-        e.line(f"if not {taken}.any(): return {following}")
+        e.line(f"if not count({taken}): return {following}")
         e.line(f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {following}, {following})")
     if isinstance(callee, Sym):
         e.line(f"return call_function(w, {callee.name!r}, {names[0]}, {names[1]}, {following})")
@@ -205,6 +205,39 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Launches run one after the other here, so whatever came before is done."""
+    """Launches run one after the other here, so whatever came before is done; the hazard layer is told of the wait."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
-    e.line("pass")
+    e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
+
+
+@emitter("alloca", "stacksave", "stackrestore")
+def stack(e: SegmentWriter, i: Instruction) -> None:
+    """Local memory behind the function's own; all lanes of a warp have the same stack pointer."""
+    code = CODES[i.parts[1]]
+    if i.parts[0] == "stackrestore":
+        e.line(f"restore_stack(w, {e.src(i.operands[0], code)}, {e.mask})")
+        return
+    if i.parts[0] == "stacksave":
+        e.dst(i.operands[0], "local_address(w.allocate(0, 1))", "u64")
+        return
+    align = i.operands[2] if len(i.operands) > 2 else Imm(8)
+    e.need(isinstance(align, Imm) and 1 <= align.bits <= 1 << 16, "the alignment is an immediate of at most 65536")
+    size = e.src(i.operands[1], code)
+    bits = align.bits if isinstance(align, Imm) else 8
+    e.dst(i.operands[0], f"local_address(w.allocate(largest({size}, {e.mask}), {bits}))", "u64")
+
+
+@runtime
+def largest(value: Array, mask: Array | None) -> int:
+    """The largest value of the active lanes."""
+    return int((value if mask is None else value[mask]).max())
+
+
+@runtime
+def local_address(address: int) -> Array:
+    return np.full(LANES, address, np.uint64)
+
+
+@runtime
+def restore_stack(w: Warp, top: Array, mask: Array | None) -> None:
+    w.stack_top = min(w.stack_top, largest(top, mask))

@@ -1,17 +1,20 @@
 """Float arithmetic instructions, and those that integers and floats share: add, sub, mul, mad, neg, abs, min, max.
 
-Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions".
+Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision
+Floating Point Instructions".
 """
 
 from __future__ import annotations
 
-from cudatma.emulator.model import Instruction
-from cudatma.emulator.ops_integer import kind, operands, write_add_sub, write_mul_mad
+import cudatma.emulator.numeric
+import cudatma.emulator.rounding  # noqa: F401  (run-time helpers)
+from cudatma.emulator.model import Instruction, Operand
+from cudatma.emulator.ops_integer import kind, operands, write_add_sub, write_extreme, write_mul_mad, write_sign
 from cudatma.emulator.writer import SegmentWriter, emitter
 
-_FLOATS = {"f16", "f32", "f64", "f16x2", "bf16", "bf16x2"}
-_PAIRS = {"u16x2": "u16", "s16x2": "i16"}
+_FLOATS = {"f16", "f32", "f64", "f16x2", "f32x2", "bf16", "bf16x2"}
 _MODES = ("rn", "rz", "rm", "rp")
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def rounding(i: Instruction) -> str:
@@ -19,173 +22,188 @@ def rounding(i: Instruction) -> str:
     return next((p for p in i.parts[1:] if p in _MODES), "rn")
 
 
-def _small(e: SegmentWriter, i: Instruction, position: int) -> str:
-    """A half-precision operand as a vector that arithmetic works on: float16, or float32 for bf16."""
-    name = i.parts[-1]
-    code = "u32" if name.endswith("x2") else "u16"
-    return f"{'halves' if name.startswith('f16') else 'brains'}({e.src(i.operands[position], code)})"
+class Values:
+    """A float instruction's type: how its operands become vectors that arithmetic works on, and results go back.
 
+    f16 works on float16, bf16 on float32, packed types on vectors of all their parts.
+    """
 
-def _store_small(e: SegmentWriter, i: Instruction, text: str) -> None:
-    """Assign a float16 vector (or float32 one holding bf16 values to be rounded), with .relu and .sat."""
-    name = i.parts[-1]
-    code = "u32" if name.endswith("x2") else "u16"
-    if "sat" in i.parts:
-        text = f"clamp01({text})"
-    if "relu" in i.parts:
-        text = f"relu({text})"
-    e.dst(i.operands[0], f"({text}).view({code})" if name.startswith("f16") else f"to_bf16({text}).view({code})", code)
+    def __init__(self, e: SegmentWriter, i: Instruction) -> None:
+        self.e, self.i, self.name = e, i, i.parts[-1]
+        self.is_half, self.is_brain = self.name.startswith("f16"), self.name.startswith("bf16")
+        self.is_small = self.is_half or self.is_brain
+        self.raw = {"f64": "u64", "f32": "u32", "f32x2": "u64", "f16x2": "u32", "bf16x2": "u32"}.get(self.name, "u16")
+        self.flushes = "ftz" in i.parts and self.name != "f64"
 
+    def source(self, position: int) -> str:
+        operand = self.i.operands[position]
+        if self.name in ("f32", "f64"):
+            text = self.e.src(operand, self.name)
+        else:
+            unpack = "halves" if self.is_half else "brains" if self.is_brain else "singles"
+            text = f"{unpack}({self.e.src(operand, self.raw)})"
+        return f"flush({text})" if self.flushes else text
 
-def _finish(e: SegmentWriter, i: Instruction, text: str, code: str) -> None:
-    """Assign an f32 or f64 result, with .sat and .ftz."""
-    if "ftz" in i.parts and code == "f32":
-        text = f"flush({text})"
-    if "sat" in i.parts:
-        text = f"clamp01({text})"
-    if "relu" in i.parts:
-        text = f"relu({text})"
-    e.dst(i.operands[0], text, code)
+    def sources(self) -> list[str]:
+        return [self.source(position) for position in range(1, len(self.i.operands))]
 
-
-def _source(e: SegmentWriter, i: Instruction, position: int, code: str) -> str:
-    text = e.src(i.operands[position], code)
-    return f"flush({text})" if "ftz" in i.parts and code == "f32" else text
+    def store(self, text: str, is_canonical: bool = False) -> None:
+        """Assign a result, with .ftz, .sat and .relu. is_canonical: its NaNs are canonical already."""
+        parts = self.i.parts
+        if not is_canonical and not self.is_brain and self.name != "f64":
+            text = f"{'canon16' if self.is_half else 'canon'}({text})"
+        if self.flushes:
+            text = f"flush({text})"
+        if "sat" in parts:
+            text = f"clamp01({text})"
+        if "relu" in parts:
+            text = f"relu({text})"
+        if self.is_brain:
+            text = f"to_bf16({text})"
+        if self.name in ("f32", "f64"):
+            self.e.dst(self.i.operands[0], text, self.name)
+        else:
+            self.e.dst(self.i.operands[0], f"({text}).view({self.raw})", self.raw)
 
 
 @emitter("add", "sub", "mul")
 def arithmetic(e: SegmentWriter, i: Instruction) -> None:
     name, root = i.parts[-1], i.parts[0]
-    if name in _PAIRS:
-        e.need(root != "mul", "packed integers are not multiplied")
-        a, b = (f"pairs({e.src(o, 'u32')}, {_PAIRS[name]})" for o in i.operands[1:3])
-        e.dst(i.operands[0], f"({a} {'+' if root == 'add' else '-'} {b}).view(u32)", "u32")
-        return
     if name not in _FLOATS:
         (write_mul_mad if root == "mul" else write_add_sub)(e, i)
         return
     operands(e, i, 3)
-    symbol = {"add": "+", "sub": "-", "mul": "*"}[root]
-    mode = rounding(i)
-    if name not in ("f32", "f64"):
-        _store_small(e, i, f"{_small(e, i, 1)} {symbol} {_small(e, i, 2)}")
+    if i.parts[-2] == "f32":
+        _mixed(e, i)
         return
-    if name == "f32" and len(i.parts) > 2 and i.parts[-2] == "f32":
-        raise e.error("mixed-precision arithmetic is not served")
-    a, b = _source(e, i, 1, name), _source(e, i, 2, name)
-    if mode != "rn":
-        e.need(name == "f32", f".{mode} of f64 is not served")
-        text = (
-            f"mul32_mode({a}, {b}, {mode!r})"
-            if root == "mul"
-            else (f"add32_mode({a}, {'-' if root == 'sub' else ''}{b}, {mode!r})")
-        )
+    v = Values(e, i)
+    a, b = v.sources()
+    mode, width = rounding(i), 64 if name == "f64" else 32
+    if root == "mul" and v.is_brain:
+        v.store(f"mul_brain({a}, {b})")
+    elif mode != "rn":
+        operation = "mul" if root == "mul" else "add"
+        v.store(f"{operation}{width}_mode({a}, {'-' if root == 'sub' else ''}{b}, {mode!r})", True)
     else:
-        text = f"{a} {symbol} {b}"
-    _finish(e, i, text, name)
+        v.store(f"{a} {_SYMBOLS[root]} {b}")
 
 
-@emitter("fma", "mad")
+def _mixed(e: SegmentWriter, i: Instruction) -> None:
+    """add, sub, fma of f32 with f16 or bf16 factors: {add,sub}.f32.f16 d, a, c; fma.f32.f16 d, a, b, c."""
+    convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
+    e.need(i.parts[-1] in convert, f"f32 is not mixed with .{i.parts[-1]}")
+    small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]
+    last, mode = e.src(i.operands[-1], "f32"), rounding(i)
+    if i.parts[0] == "fma":
+        text = f"fma32_mode({small[0]}, {small[1]}, {last}, {mode!r})"
+    else:
+        text = f"add32_mode({small[0]}, {'-' if i.parts[0] == 'sub' else ''}{last}, {mode!r})"
+    e.dst(i.operands[0], f"clamp01({text})" if "sat" in i.parts else text, "f32")
+
+
+@emitter("fma", "mad", "madc")
 def fma(e: SegmentWriter, i: Instruction) -> None:
     name = i.parts[-1]
     if name not in _FLOATS:
         write_mul_mad(e, i)
         return
     operands(e, i, 4)
-    if name in ("f32", "f64"):
-        a, b, c = (_source(e, i, p, name) for p in (1, 2, 3))
-        mode = rounding(i)
-        if name == "f64":
-            e.need(mode == "rn", f".{mode} of f64 is not served")
-            text = f"fma64({a}, {b}, {c})"
-        else:
-            text = f"fma32({a}, {b}, {c})" if mode == "rn" else f"fma32_mode({a}, {b}, {c}, {mode!r})"
-        _finish(e, i, text, name)
+    if i.parts[-2] == "f32":
+        _mixed(e, i)
         return
-    function = "fma16" if name.startswith("f16") else "fma_brain"
-    _store_small(e, i, f"{function}({_small(e, i, 1)}, {_small(e, i, 2)}, {_small(e, i, 3)})")
+    v, mode = Values(e, i), rounding(i)
+    a, b, c = v.sources()
+    if v.is_small:
+        text = f"{'fma16' if v.is_half else 'fma_brain'}({a}, {b}, {c})"
+        if "oob" in i.parts:
+            raw = ", ".join(e.src(o, v.raw) for o in i.operands[1:])
+            text = f"oob_zero({text}, {raw})"
+    else:
+        function = "fma64" if name == "f64" else "fma32"
+        text = f"{function}({a}, {b}, {c})" if mode == "rn" else f"{function}_mode({a}, {b}, {c}, {mode!r})"
+    v.store(text, True)
 
 
 @emitter("neg", "abs")
 def sign(e: SegmentWriter, i: Instruction) -> None:
     """Of floats: the sign bits alone are changed."""
     operands(e, i, 2)
-    name = i.parts[-1]
-    code = kind(e, i)
-    if name not in _FLOATS:
-        text = e.src(i.operands[1], code)
-        e.dst(i.operands[0], f"-{text}" if i.parts[0] == "neg" else f"abs({text})", code)
+    if i.parts[-1] not in _FLOATS:
+        write_sign(e, i)
         return
-    raw = {"f64": "u64", "f32": "u32", "f16x2": "u32", "bf16x2": "u32"}.get(name, "u16")
-    bit = {"f64": 1 << 63, "f32": 1 << 31, "f16x2": 0x80008000, "bf16x2": 0x80008000}.get(name, 0x8000)
-    text = e.convert(_source(e, i, 1, code), code, raw)
-    text = f"{text} ^ {e.splat(bit, raw)}" if i.parts[0] == "neg" else f"{text} & {e.splat(~bit, raw)}"
-    e.dst(i.operands[0], text, raw)
+    v = Values(e, i)
+    bit = {"u64": 1 << 63, "u32": 1 << 31, "u16": 0x8000}[v.raw]
+    bit = 0x80008000 if v.name in ("f16x2", "bf16x2") else bit
+    text = f"({v.source(1)}).view({v.raw})" if v.flushes else e.src(i.operands[1], v.raw)
+    text = f"{text} ^ {e.splat(bit, v.raw)}" if i.parts[0] == "neg" else f"{text} & {e.splat(~bit, v.raw)}"
+    e.dst(i.operands[0], text, v.raw)
 
 
 @emitter("min", "max")
 def extreme(e: SegmentWriter, i: Instruction) -> None:
-    name = i.parts[-1]
-    wide = i.parts[0] == "max"
-    count = len(i.operands)
-    if name not in _FLOATS:
-        if name in _PAIRS:
-            a, b = (f"pairs({e.src(o, 'u32')}, {_PAIRS[name]})" for o in i.operands[1:3])
-            least = f"maximum({'maximum' if wide else 'minimum'}({a}, {b}), {_PAIRS[name]}(0))"
-            text = least if "relu" in i.parts else f"{'maximum' if wide else 'minimum'}({a}, {b})"
-            e.dst(i.operands[0], f"{text}.view(u32)", "u32")
-            return
-        code = kind(e, i)
-        a, b = (e.src(o, code) for o in i.operands[1:3])
-        text = f"{'maximum' if wide else 'minimum'}({a}, {b})"
-        e.dst(i.operands[0], f"maximum({text}, {e.splat(0, code)})" if "relu" in i.parts else text, code)
+    """Two or, for f32, three operands; .NaN, .abs and .xorsign.abs."""
+    if i.parts[-1] not in _FLOATS:
+        write_extreme(e, i)
         return
-    function = ("larger" if wide else "smaller") + ("_nan" if "NaN" in i.parts else "")
-    small = name not in ("f32", "f64")
-    values = [_small(e, i, p) if small else _source(e, i, p, name) for p in range(1, count)]
-    text = values[0]
-    for value in values[1:]:
+    e.need(len(i.operands) in (3, 4), "two or three operands are expected")
+    v = Values(e, i)
+    function = ("larger" if i.parts[0] == "max" else "smaller") + ("_nan" if "NaN" in i.parts else "")
+    values = [e.temporary(text) for text in v.sources()]
+    used = [f"abs({value})" for value in values] if "abs" in i.parts else values
+    text = used[0]
+    for value in used[1:]:
         text = f"{function}({text}, {value})"
     if "xorsign" in i.parts:
-        raise e.error(".xorsign is not served")
-    (_store_small(e, i, text) if small else _finish(e, i, text, name))
+        text = f"xor_sign({text}, {values[0]}, {values[1]})"
+    v.store(text)
 
 
 @emitter("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
 def special(e: SegmentWriter, i: Instruction) -> None:
-    """Special functions; sqrt and rcp in rounding modes are correctly rounded to nearest only."""
+    """Special functions; rcp and sqrt also in rounding modes."""
     operands(e, i, 2)
-    name = i.parts[-1]
-    e.need(rounding(i) == "rn", "only .rn and .approx are served")
-    root = i.parts[0]
-    if name in ("f32", "f64"):
-        a = _source(e, i, 1, name)
-        _finish(e, i, f"special_function({root!r}, {a})", name)
+    v, root, mode = Values(e, i), i.parts[0], rounding(i)
+    a = v.source(1)
+    if v.name == "f64" and "ftz" in i.parts:
+        v.store(f"upper_word({root!r}, {a})")
+    elif root == "sqrt" and mode != "rn":
+        v.store(f"sqrt{64 if v.name == 'f64' else 32}_mode({a}, {mode!r})", True)
+    elif root == "rcp" and mode != "rn":
+        one = e.splat(0x3FF0000000000000 if v.name == "f64" else 0x3F800000, v.name)
+        v.store(f"div{64 if v.name == 'f64' else 32}_mode({one}, {a}, {mode!r})", True)
     else:
-        _store_small(e, i, f"special_function({root!r}, {_small(e, i, 1)})")
+        v.store(f"special_function({root!r}, {a})")
 
 
 def write_float_div(e: SegmentWriter, i: Instruction) -> None:
-    """div of floats: .rn, .full and .approx all give the quotient to nearest."""
-    name = i.parts[-1]
-    e.need(rounding(i) == "rn", "only .rn, .full and .approx are served")
-    _finish(e, i, f"{_source(e, i, 1, name)} / {_source(e, i, 2, name)}", name)
+    """div of floats: .rn and .full give the quotient to nearest."""
+    v, mode = Values(e, i), rounding(i)
+    a, b = v.sources()
+    if mode != "rn":
+        v.store(f"div{64 if v.name == 'f64' else 32}_mode({a}, {b}, {mode!r})", True)
+    elif "approx" in i.parts:
+        v.store(f"div32_approx({a}, {b})", True)
+    else:
+        v.store(f"{a} / {b}")
+
+
+def _bits(e: SegmentWriter, operand: Operand, name: str) -> str:
+    return e.src(operand, "u32" if name == "f32" else "u64")
 
 
 @emitter("copysign")
 def copysign(e: SegmentWriter, i: Instruction) -> None:
     """d takes the sign of a and the magnitude of b."""
     name = i.parts[-1]
-    raw = "u32" if name == "f32" else "u64"
-    bit = 1 << (31 if name == "f32" else 63)
-    a, b = (e.src(o, raw) for o in i.operands[1:3])
+    raw, bit = ("u32", 1 << 31) if name == "f32" else ("u64", 1 << 63)
+    a, b = (_bits(e, o, name) for o in i.operands[1:3])
     e.dst(i.operands[0], f"({a} & {e.splat(bit, raw)}) | ({b} & {e.splat(~bit, raw)})", raw)
 
 
 @emitter("testp")
 def testp(e: SegmentWriter, i: Instruction) -> None:
     a = e.temporary(e.src(i.operands[1], i.parts[-1]))
-    tiny = "float32" if i.parts[-1] == "f32" else "float64"
+    tiny = "float32" if kind(e, i) == "f32" else "float64"
     text = {
         "finite": f"isfinite({a})",
         "infinite": f"isinf({a})",

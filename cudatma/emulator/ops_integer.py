@@ -30,7 +30,10 @@ def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
     a, b = (e.src(o, code) for o in i.operands[1:])
     root = i.parts[0]
     symbol = "+" if root.startswith("add") else "-"
-    if "sat" in i.parts:
+    if i.parts[-1] in _PAIRS:
+        part = _PAIRS[i.parts[-1]]
+        e.dst(i.operands[0], f"(pairs({a}, {part}) {symbol} pairs({b}, {part})).view(u32)", "u32")
+    elif "sat" in i.parts:
         e.dst(i.operands[0], f"saturate({a}.astype(i64) {symbol} {b}.astype(i64))", "i32")
     elif "cc" in i.parts or root in ("addc", "subc"):
         raw = unsigned(code)
@@ -40,6 +43,30 @@ def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
         e.dst(i.operands[0], value, raw)
     else:
         e.dst(i.operands[0], f"{a} {symbol} {b}", code)
+
+
+_PAIRS = {"u16x2": "u16", "s16x2": "i16"}
+
+
+def write_sign(e: SegmentWriter, i: Instruction) -> None:
+    """neg, abs of integers."""
+    code = kind(e, i)
+    text = e.src(i.operands[1], code)
+    e.dst(i.operands[0], f"-{text}" if i.parts[0] == "neg" else f"abs({text})", code)
+
+
+def write_extreme(e: SegmentWriter, i: Instruction) -> None:
+    """min, max of integers and pairs of them; .relu also takes the larger of the result and 0."""
+    operands(e, i, 3)
+    function = "maximum" if i.parts[0] == "max" else "minimum"
+    code, name = kind(e, i), i.parts[-1]
+    a, b = (e.src(o, code) for o in i.operands[1:3])
+    if name in _PAIRS:
+        a, b = f"pairs({a}, {_PAIRS[name]})", f"pairs({b}, {_PAIRS[name]})"
+    text = f"{function}({a}, {b})"
+    if "relu" in i.parts:
+        text = f"maximum({text}, {_PAIRS.get(name, code)}(0))"
+    e.dst(i.operands[0], f"{text}.view({code})" if name in _PAIRS else text, code)
 
 
 @emitter("addc", "subc")
@@ -56,14 +83,16 @@ def saturate(value: Array) -> Array:
 def with_carry(
     w: object, a: Array, b: Array, carry: Array | None, minus: bool, sets: bool, mask: Array | None
 ) -> Array:
-    """Extended-precision add or subtract; the warp's carry flag (borrow for subtract) is kept where ``.cc`` asks."""
-    step = np.zeros_like(a) if carry is None else carry.astype(a.dtype)
+    """Extended-precision add or subtract; the warp's carry flag is kept where ``.cc`` asks.
+
+    A subtraction adds the complement and 1 (or the flag), so its flag is 1 where nothing was borrowed: the 128-bit
+    division of NVIDIA's compilers looks at it with addc.
+    """
     if minus:
-        result = a - b - step
-        out = (a < b) | ((a == b) & (step != 0))
-    else:
-        result = a + b + step
-        out = (result < a) | ((result == a) & (step != 0) & (b != 0)) | ((step != 0) & (result == a) & (b + step == 0))
+        b = ~b
+    step = np.full_like(a, minus) if carry is None else carry.astype(a.dtype)
+    result = a + b + step
+    out = (result < a) | ((result == a) & (step != 0))
     if sets:
         old = w.carry  # type: ignore[attr-defined]
         w.carry = out if mask is None else np.where(mask, out, old)  # type: ignore[attr-defined]
@@ -71,8 +100,9 @@ def with_carry(
 
 
 def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
-    """mul and mad of integers: .lo, .hi, .wide."""
-    code = kind(e, i)
+    """mul, mad and madc of integers: .lo, .hi, .wide, with .sat (mad.hi.s32) and the carry forms."""
+    code, root = kind(e, i), i.parts[0]
+    operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
     e.need(bool(form), "one of .lo, .hi, .wide is expected")
     a, b = e.src(i.operands[1], code), e.src(i.operands[2], code)
@@ -85,15 +115,18 @@ def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
         text = f"{a}.astype({result}) * {b}.astype({result})"
     else:
         text = f"high_product({a}, {b})"
-    if i.parts[0] == "mad":
-        operands(e, i, 4)
-        total = f"{text} + {e.src(i.operands[3], result)}"
-        if "sat" in i.parts:
-            total = f"saturate({text}.astype(i64) + {e.src(i.operands[3], result)}.astype(i64))"
-        if "cc" in i.parts:
-            raise e.error("mad.cc is not served")
-        text = total
-    e.dst(i.operands[0], text, result)
+    if root == "mul":
+        e.dst(i.operands[0], text, result)
+    elif "cc" in i.parts or root == "madc":
+        raw = unsigned(result)
+        carry = "w.carry" if root == "madc" else "None"
+        c = e.src(i.operands[3], raw)
+        head = f"({text}).view({raw}), {c}, {carry}, False"
+        e.dst(i.operands[0], e.temporary(f"with_carry(w, {head}, {'cc' in i.parts}, {e.mask})"), raw)
+    else:
+        c = e.src(i.operands[3], result)
+        saturates = "sat" in i.parts
+        e.dst(i.operands[0], f"saturate(({text}).astype(i64) + {c})" if saturates else f"{text} + {c}", result)
 
 
 @runtime
@@ -113,7 +146,8 @@ def mul24(e: SegmentWriter, i: Instruction) -> None:
     shift = 0 if "lo" in i.parts else 16
     text = f"(({a} * {b}) >> {shift}).astype({code})"
     if i.parts[0] == "mad24":
-        text += f" + {e.src(i.operands[3], code)}"
+        c = e.src(i.operands[3], code)
+        text = f"saturate({text}.astype(i64) + {c})" if "sat" in i.parts else f"{text} + {c}"
     e.dst(i.operands[0], text, code)
 
 
@@ -138,7 +172,7 @@ def div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Integer division towards zero; by zero all bits are set (the ISA leaves it open)."""
+    """Integer division towards zero; by zero all bits are set (the ISA leaves it open, ptxas makes it so)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -148,8 +182,9 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
+    """By zero all bits are set, as the code that ptxas makes for every width does."""
     safe = np.where(b == 0, b.dtype.type(1), b)
-    return np.where(b == 0, a, a - quotient(a, safe) * safe).astype(a.dtype)
+    return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 
 
 @emitter("sad")

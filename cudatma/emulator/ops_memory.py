@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import cudatma.emulator.access
-import cudatma.emulator.atomics  # noqa: F401
-from cudatma.emulator.model import Instruction, Mem, Reg, Sink, Sym, Vec
+import cudatma.emulator.atomics
+import cudatma.emulator.windows  # noqa: F401
+from cudatma.emulator.clocks import SCOPES
+from cudatma.emulator.model import Imm, Instruction, Mem, Reg, Sink, Sym, Vec
 from cudatma.emulator.types import BYTES, CODES, unsigned
 from cudatma.emulator.writer import SegmentWriter, emitter
 
@@ -21,8 +23,12 @@ def state_space(i: Instruction) -> tuple[str, bool]:
 
 
 def order_of(i: Instruction) -> str:
-    """The memory order that an access asks for, "" for a weak one."""
-    return next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")), "")
+    """The memory order that an access asks for, with its scope where it names one: "acquire.gpu"; "" for a weak one."""
+    order = next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")), "")
+    scope = next((p for p in i.parts[1:] if p in SCOPES), "")
+    if not order:
+        return "nc" if "nc" in i.parts else ""
+    return f"{order}.{scope}" if scope else order
 
 
 def _width(e: SegmentWriter, mem: Mem) -> str:
@@ -35,7 +41,14 @@ def address_of(e: SegmentWriter, mem: object) -> str:
     if not isinstance(mem, Mem):
         raise e.error("an address in brackets is expected")
     width = _width(e, mem)
-    return e.convert(e.address(mem, width), width, "u64")
+    text = e.convert(e.address(mem, width), width, "u64")
+    return f"({text} + w.launch.param_shift)" if is_kernel_parameter(e, mem.base) else text
+
+
+def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
+    """Whether an operand names a parameter of the kernel: its address is one of the .param space."""
+    function = e.flow.function
+    return isinstance(base, Sym) and function.is_entry and any(p.name == base.name for p in function.params)
 
 
 def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | None:
@@ -49,6 +62,19 @@ def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | Non
     known = name in function.param_locals or any(p.name == name for p in (*function.params, *function.returns))
     e.need(known, f"unknown parameter `{name}`")
     return name, mem.base.offset + mem.offset
+
+
+def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str | None:
+    """The arguments that name an aligned piece of a kernel parameter; None for any other load."""
+    function = e.flow.function
+    base = mem.base
+    if space != "param" or not function.is_entry or not isinstance(base, Sym):
+        return None
+    inside = base.offset + mem.offset
+    found = next((p for p in function.params if p.name == base.name), None)
+    if found is None or inside % size or found.align % size or not 0 <= inside <= found.size_bytes - size:
+        return None
+    return f"{base.name!r}, {inside}"
 
 
 def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
@@ -69,16 +95,22 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
         raise e.error("an address in brackets is expected")
     raw = unsigned(code) if code in ("f16",) else code
     param = _param_name(e, mem, space)
-    if param:
+    fixed = _kernel_parameter(e, mem, space, BYTES[raw] * count)
+    if fixed:
+        text = f"w.launch.parameter({fixed}, {raw!r}, {count})"
+    elif param:
         text = f"ld_param(w, {param[0]!r}, {param[1]}, {raw!r}, {count}, {e.mask})"
     else:
-        head = f"w, {e.at}, {address_of(e, mem)}, {raw!r}, {count}, {e.mask}"
+        address = address_of(e, mem)
+        if space == "param" and not is_kernel_parameter(e, mem.base):
+            address = f"({address} + w.launch.param_shift)"
+        head = f"w, {e.at}, {address}, {raw!r}, {count}, {e.mask}"
         if space == "shared":
             text = f"ld_shared({head}, {remote}, {order_of(i)!r})"
         elif space == "local":
             text = f"ld_local({head})"
         elif space:
-            text = f"ld_global({head})"
+            text = f"ld_global({head}, {order_of(i)!r})"
         else:
             text = f"ld_generic({head}, {order_of(i)!r})"
     value = e.temporary(text)
@@ -97,7 +129,10 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("st")
 def st(e: SegmentWriter, i: Instruction) -> None:
-    if "async" in i.parts:
+    if "bulk" in i.parts:
+        _fill(e, i)
+        return
+    if "async" in i.parts and "shared::cluster" in i.parts:
         from cudatma.emulator.ops_async import st_async
 
         st_async(e, i)
@@ -127,9 +162,17 @@ def st(e: SegmentWriter, i: Instruction) -> None:
     elif space == "local":
         e.line(f"st_local({head})")
     elif space:
-        e.line(f"st_global({head})")
+        e.line(f"st_global({head}, {order_of(i)!r})")
     else:
         e.line(f"st_generic({head}, {order_of(i)!r})")
+
+
+def _fill(e: SegmentWriter, i: Instruction) -> None:
+    """st.bulk{.weak}{.shared::cta} [address], size, 0."""
+    value = i.operands[2]
+    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk fills with zeros alone")
+    size = e.src(i.operands[1], "u64")
+    e.line(f"remote.fill(w, {e.at}, {address_of(e, i.operands[0])}, {size}, {e.mask})")
 
 
 _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
@@ -138,32 +181,40 @@ _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
 @emitter("atom", "red")
 def atom(e: SegmentWriter, i: Instruction) -> None:
     """atom and red on scalars and vectors; results are the values before the operation."""
-    if "async" in i.parts:
+    if "async" in i.parts and "shared::cluster" in i.parts:
         from cudatma.emulator.ops_async import red_async
 
         red_async(e, i)
         return
     operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
     e.need(bool(operation), "unknown atomic operation")
-    name = i.parts[-1]
-    e.need(name in CODES and name != "b128", f"atomics on .{name} are not served")
+    name = next((p for p in reversed(i.parts) if p in CODES), "")
+    e.need(bool(name), "an atomic operation without a type")
     space, _ = state_space(i)
-    raw = unsigned(CODES[name])
+    is_wide = name == "b128"
+    raw = "u64" if is_wide else unsigned(CODES[name])
     shift = 1 if i.parts[0] == "atom" else 0
     address = address_of(e, i.operands[shift])
     sources = []
     for operand in i.operands[shift + 1 :][: 2 if operation == "cas" else 1]:
         items = operand.items if isinstance(operand, Vec) else (operand,)
-        sources.append("(" + ", ".join(e.src(item, raw) for item in items) + ",)")
+        if is_wide:
+            whole = e.temporary(e.src(operand, "b128"))
+            sources.append(f"({whole}[0], {whole}[1])")
+        else:
+            sources.append("(" + ", ".join(e.src(item, raw) for item in items) + ",)")
     text = (
         f"atomic(w, {e.at}, {address}, {space!r}, {operation!r}, {name!r}, ({', '.join(sources)},), {e.mask}, "
-        f"{order_of(i)!r})"
+        f"{order_of(i) or 'relaxed.gpu'!r}, {bool(shift) and not isinstance(i.operands[0], Sink)})"
     )
     if not shift:
         e.line(text)
         return
     value = e.temporary(text)
     to = i.operands[0]
+    if is_wide:
+        e.dst(to, f"pack128({value}[0], {value}[1])", "b128")
+        return
     for k, target in enumerate(to.items if isinstance(to, Vec) else (to,)):
         if not isinstance(target, Sink):
             e.dst(target, f"{value}[{k}]", raw)

@@ -70,7 +70,10 @@ def selp(e: SegmentWriter, i: Instruction) -> None:
 def slct(e: SegmentWriter, i: Instruction) -> None:
     code, test = kind(e, i, -2), kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:3])
-    e.dst(i.operands[0], f"where({e.src(i.operands[3], test)} >= 0, {a}, {b})", code)
+    value = e.src(i.operands[3], test)
+    if "ftz" in i.parts:
+        value = f"flush({value})"
+    e.dst(i.operands[0], f"where({value} >= 0, {a}, {b})", code)
 
 
 @emitter("cvta")
@@ -81,8 +84,9 @@ def cvta(e: SegmentWriter, i: Instruction) -> None:
     (space,) = spaces
     value = e.src(i.operands[1], "u64")
     base = {"shared": 1 << 60, "local": 1 << 61}.get(space, 0)
-    if base:
-        value = f"{value} {'-' if 'to' in i.parts else '+'} {e.splat(base, 'u64')}"
+    shift = e.splat(base, "u64") if base else "w.launch.param_shift" if space == "param" else ""
+    if shift:
+        value = f"{value} {'-' if 'to' in i.parts else '+'} {shift}"
     e.dst(i.operands[0], value, "u64")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from cudatma.emulator import sync
 from cudatma.emulator.machine import FULL, Warp
 from cudatma.emulator.model import Imm, Instruction, Pair, Sink
+from cudatma.emulator.numeric import canon
 from cudatma.emulator.ops_integer import kind
 from cudatma.emulator.types import LANES, Array
 from cudatma.emulator.writer import SegmentWriter, emitter, runtime
@@ -158,16 +159,31 @@ def reduce_lanes(operation: str, value: Array, mask: Array | None, keep_nan: boo
     active = value if mask is None else value[mask]
     if magnitude:
         active = np.abs(active)
-    is_float = value.dtype.kind == "f"
+    if value.dtype.kind == "f":
+        return np.full(LANES, _extreme(operation == "max", active, keep_nan), value.dtype)
     function = {
         "add": np.add,
-        "min": np.fmin if is_float and not keep_nan else np.minimum,
-        "max": np.fmax if is_float and not keep_nan else np.maximum,
+        "min": np.minimum,
+        "max": np.maximum,
         "and": np.bitwise_and,
         "or": np.bitwise_or,
         "xor": np.bitwise_xor,
     }[operation]
     return np.full(LANES, function.reduce(active, dtype=value.dtype), value.dtype)
+
+
+def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
+    """The least or largest of some float32, where +0 is above -0; NaN where all are, or, with .NaN, where one is."""
+    numbers = values[~np.isnan(values)]
+    if not numbers.size or (keep_nan and numbers.size < values.size):
+        found: Array = canon(np.full(1, np.nan, values.dtype))[0]
+        return found
+    found = numbers.max() if largest else numbers.min()
+    if found == 0:
+        signs = np.signbit(numbers[numbers == 0])
+        is_negative = signs.all() if largest else signs.any()
+        found = values.dtype.type(-0.0 if is_negative else 0.0)
+    return np.asarray(found)
 
 
 @emitter("elect")

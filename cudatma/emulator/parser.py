@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import re
+
 from cudatma.emulator.body import BodyParser
 from cudatma.emulator.cursor import Cursor
 from cudatma.emulator.declarations import read_variable
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.model import Function, Module, Variable
 
+_TARGET = re.compile(r"sm_\d{2,3}[af]?")
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _SPACES = {"global", "const", "shared"}
 _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
+#: A byte each fills the largest parameter space; a kernel has some hundred at most.
+_MAX_PARAMS = 4096
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
@@ -22,10 +28,16 @@ def parse(text: str) -> Module:
     """
     if not isinstance(text, str):
         raise PtxError(f"PTX text is a str, got {type(text).__name__}")
+    # Parsing makes many objects and no cycles: the collector would take a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         return _ModuleParser(text).read()
     except RecursionError:
         raise PtxError("scopes nested too deeply") from None
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _ModuleParser:
@@ -38,6 +50,8 @@ class _ModuleParser:
             self._statement()
         if self.module.version == (0, 0):
             raise PtxError("no .version directive: this is not PTX")
+        if not self.module.target:
+            raise PtxError("no .target directive: which architecture the code is for is not said")
         return self.module
 
     def _statement(self) -> None:
@@ -58,6 +72,8 @@ class _ModuleParser:
             self.module.version = (int(major), int(minor or 0))
         elif name == "target":
             self.module.target = cursor.expect_kind("word").text
+            if not _TARGET.fullmatch(self.module.target):
+                raise cursor.error(f"`.target {self.module.target[:40]}`: an architecture such as sm_90a belongs here")
             while cursor.accept(","):
                 cursor.expect_kind("word")
         elif name == "address_size":
@@ -102,6 +118,9 @@ class _ModuleParser:
             function.is_defined = False
             self.module.functions.setdefault(function.name, function)
             return
+        known = self.module.functions.get(function.name)
+        if known is not None and known.is_defined:
+            raise cursor.error(f"function `{function.name}` is defined twice")
         BodyParser(cursor, function, self.module).read()
         self.module.functions[function.name] = function
 
@@ -130,6 +149,11 @@ class _ModuleParser:
         while not cursor.accept(")"):
             if not cursor.accept(".param"):
                 raise cursor.error("parameters in .reg space are not served")
-            params.extend(read_variable(cursor, "param"))
+            for param in read_variable(cursor, "param"):
+                if any(param.name == other.name for other in params[-_MAX_PARAMS:]):
+                    raise cursor.error(f"parameter `{param.name}` stands twice")
+                params.append(param)
+            if len(params) > _MAX_PARAMS:
+                raise cursor.error(f"more than {_MAX_PARAMS} parameters")
             cursor.accept(",")
         return params

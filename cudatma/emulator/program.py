@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,20 @@ import cudatma.emulator.ops_async
 import cudatma.emulator.ops_bits
 import cudatma.emulator.ops_compare
 import cudatma.emulator.ops_control
+import cudatma.emulator.ops_convert
 import cudatma.emulator.ops_float
 import cudatma.emulator.ops_memory
 import cudatma.emulator.ops_move
+import cudatma.emulator.ops_refused
 import cudatma.emulator.ops_tensor
-import cudatma.emulator.ops_warp  # noqa: F401
-from cudatma.emulator.flow import Flow, bit_set, destinations
+import cudatma.emulator.ops_video
+import cudatma.emulator.ops_warp
+import cudatma.emulator.ops_wgmma
+import cudatma.emulator.rendezvous  # noqa: F401
+from cudatma.emulator.flow import Flow, bit_set
 from cudatma.emulator.model import Function, Instruction, Module, Variable
 from cudatma.emulator.types import LANES, NUMPY, Array
+from cudatma.emulator.unfenced import unfenced_wgmmas
 from cudatma.emulator.unwritten import unwritten_reads
 from cudatma.emulator.writer import RUNTIME, SegmentWriter, storage_classes
 
@@ -59,6 +66,11 @@ class Program:
         self._accesses: dict[int, tuple[int, int]] = {}
         self.touched = [segment.touched for segment in self.flow.segments]
 
+    @cached_property
+    def unfenced(self) -> dict[int, int]:
+        """Index of a wgmma -> its registers that some path writes with no wgmma.fence behind."""
+        return unfenced_wgmmas(self.flow)
+
     def compile_full(self, index: int) -> SegmentFunction:
         """The form of a segment for 32 active lanes."""
         found = self.full[index] = self._compile(index, masked=False)
@@ -86,7 +98,7 @@ class Program:
         """(read, written) registers of an instruction, as bit sets."""
         found = self._accesses.get(at)
         if found is None:
-            written, read = destinations(self.function.body[at])
+            written, read = self.flow.accesses[at]
             found = self._accesses[at] = (bit_set(read), bit_set(written))
         return found
 

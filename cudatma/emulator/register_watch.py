@@ -50,6 +50,7 @@ class RegisterWatch:
         if not state.is_fenced:
             self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence stands before this warp's first wgmma")
             state.is_fenced = True
+        self._check_fenced(w, at)
         instruction = w.split.frame.program.instruction(at)
         known = self._operands.get(id(instruction))
         if known is None:
@@ -61,6 +62,14 @@ class RegisterWatch:
         state.has_open = True
         w.launch.watch = watch
         w.launch.scheduler.is_polling = True
+
+    def _check_fenced(self, w: Warp, at: int) -> None:
+        program = w.split.frame.program
+        late = program.unfenced.get(at, 0)
+        if late:
+            name = program.function.register_names[late.bit_length() - 1]
+            message = f"{name} and perhaps others are written by other instructions, and no wgmma.fence stands behind"
+            self.observer.report("wgmma_missing_fence", w, at, message)
 
     def fenced(self, w: Warp) -> None:
         self._state(w).is_fenced = True

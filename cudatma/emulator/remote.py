@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator import bulk, groups
+from cudatma.emulator import access, bulk, groups
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier, find
 from cudatma.emulator.types import NUMPY, Array
@@ -63,7 +63,8 @@ def reduce(
 
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
     """cp.reduce.async.bulk between shared memories of a cluster."""
-    bulk.check_run(w, at, size, to, source)
+    size = bulk.check_run(w, at, size, to, source)
+    bulk.check_cluster(w, at)
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
     block, offset = bulk.shared_run(w, at, to, size, "destination")
     barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")
@@ -81,6 +82,45 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
         barrier.complete_tx(size)
 
     w.launch.scheduler.submit(complete)
+
+
+def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
+    """st.bulk: zeros in shared memory, multiples of 8 bytes; an ordinary store otherwise."""
+    for lane in groups.lanes(mask):
+        count = int(size[lane])
+        if count % 8 or int(to[lane]) % 8:
+            access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
+        if not count:
+            continue
+        block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "")
+        block.shared.data[offset : offset + count] = 0
+
+
+RESPONSE_BYTES = 16
+
+
+def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
+    """clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not begun.
+
+    The answer, 16 bytes in shared memory of the block or of all blocks of the cluster: the first block's index, and
+    whether there was a cluster left.
+    """
+    for lane in groups.lanes(mask):
+        origin = w.launch.take_cluster()
+        answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
+        addresses = bulk.strip(int(to[lane])), bulk.strip(int(bar[lane]))
+        everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
+        for address, barrier_address in bulk.targets_of(w, at, *addresses, everybody):
+            block, offset = bulk.shared_run(w, at, address, RESPONSE_BYTES, "destination")
+            barrier = find(w, at, barrier_address, "clusterlaunchcontrol.try_cancel")
+
+            def write(place: Array, answer: Array = answer) -> None:
+                place[:] = answer
+
+            _later(w, at, block, offset, RESPONSE_BYTES, barrier, write)
 
 
 def fence(w: Warp, at: int, kind: str) -> None:

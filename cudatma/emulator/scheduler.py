@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 IDLE_ROUNDS = 3
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
 PATIENCE = 20000
+#: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
+SPIN = 200
 
 
 class Deadlock(Exception):  # noqa: N818
@@ -43,6 +45,7 @@ class Scheduler:
         self.steps, self.step_limit = 0, step_limit
         self.progress = 0
         self.is_polling = False
+        self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
         self._completing = False
 
@@ -60,6 +63,7 @@ class Scheduler:
     def block(self, split: Split, reason: Any) -> int:
         """The running split cannot go on; whoever releases it calls wake()."""
         split.waits_for = reason
+        split.warp.guard = None
         self.ready.remove(split)
         self.blocked[id(split)] = split
         if self.launch.trace is not None:
@@ -82,6 +86,12 @@ class Scheduler:
         """The running split asked for something that is not there yet and goes on: let others run."""
         split.polls += 1
         self.is_polling = True
+
+    def spin(self, split: Split, wait: Any) -> None:
+        """The running split looked at a flag and found what it had found before. wait: has ``at`` and describe()."""
+        self.spun += SPIN
+        split.last_poll = wait
+        self.poll(split)
 
     # ---- asynchronous work
 
@@ -130,19 +140,23 @@ class Scheduler:
             if all(split.polls for split in self.ready):
                 idle = idle + 1 if seen == self.progress else 0
                 seen = self.progress
-                if idle > IDLE_ROUNDS * len(self.ready) and not (self._complete_one() or self.launch.admit()):
+                if idle > IDLE_ROUNDS * len(self.ready) and not self._help_pollers():
                     raise Deadlock([*self.blocked.values(), *self.ready])
             self._quantum(self._choose())
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
                 self._complete_one()
-            if self.steps - admitted_at > PATIENCE:
-                admitted_at = self.steps
+            if self.steps + self.spun - admitted_at > PATIENCE:
+                admitted_at = self.steps + self.spun
                 if not self._complete_one():
                     self.launch.admit()
 
-    def _release_suspended(self) -> bool:
+    def _help_pollers(self) -> bool:
+        """Do what may end the polling of all that are ready; False where nothing is left to do."""
+        return self._complete_one() or self.launch.admit() or self._release_suspended("is_joint")
+
+    def _release_suspended(self, which: str = "may_time_out") -> bool:
         """Let every suspended try_wait time out once, as hardware does; True where there is one."""
-        able = [split for split in self.blocked.values() if getattr(split.waits_for, "may_time_out", False)]
+        able = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
         for split in able:
             split.timed_out = True
             split.waits_for = None
@@ -162,6 +176,7 @@ class Scheduler:
         program, registers = split.frame.program, split.frame.registers
         share = 4096 if self.in_order or self.most_delayed else 1 + int(self.random.expovariate(0.03))
         self.is_polling = False
+        polls = split.polls
         watch = self.launch.watch
         for _ in range(share):
             self.steps += 1
@@ -189,6 +204,8 @@ class Scheduler:
                 f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
                 "an endless loop, or step_limit= is too low"
             )
+        if split.polls == polls:
+            split.polls = 0
         if split.waits_for is None and split in self.ready:
             self.ready.remove(split)
             self.ready.append(split)

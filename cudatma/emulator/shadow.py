@@ -10,27 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.clocks import Clock
+from cudatma.emulator.memory import in_units
 from cudatma.emulator.types import Array
-
-
-class Clock:
-    """What somebody has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
-    asynchronous proxy as well."""
-
-    __slots__ = ("order", "proxy")
-
-    def __init__(self, size: int) -> None:
-        self.order: Array = np.zeros(size, np.int32)
-        self.proxy: Array = np.zeros(size, np.int32)
-
-    def join(self, other: Clock) -> None:
-        np.maximum(self.order, other.order, out=self.order)
-        np.maximum(self.proxy, other.proxy, out=self.proxy)
-
-    def copy(self) -> Clock:
-        result = Clock(0)
-        result.order, result.proxy = self.order.copy(), self.proxy.copy()
-        return result
 
 
 class Shadow:
@@ -41,6 +23,7 @@ class Shadow:
 
     def __init__(self, size: int, granule: int) -> None:
         self.granule = granule
+        self._shift = granule.bit_length() - 1
         count = -(-size // granule) + 16
         self.writer: Array = np.full(count, -1, np.int32)
         self.writer_clock: Array = np.zeros(count, np.int32)
@@ -49,6 +32,8 @@ class Shadow:
         self.is_atomic: Array = np.zeros(count, bool)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
+        #: Whether tensor boxes have been laid down here, and such that begin off their swizzle's pattern.
+        self.has_boxes = self.has_crooked = False
         self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
@@ -58,10 +43,13 @@ class Shadow:
         self.reads: Array = np.zeros((0, count), np.int32)
         self.sync_clocks: dict[int, Clock] = {}
         self._steps: dict[int, Array] = {}
+        #: (warp + 1, how often its lanes have met, lane) of the last plain write and read, packed by LaneRaces.
+        self.lane_writes: Array = np.zeros(count, np.int64)
+        self.lane_reads: Array = np.zeros(count, np.int64)
 
     def granules(self, offsets: Array, size: int) -> Array:
         """Indices of the granules of accesses of ``size`` bytes at byte offsets: flat, perhaps with repetitions."""
-        first = offsets // self.granule
+        first = in_units(offsets, self._shift)
         count = max(1, size // self.granule)
         if count == 1:
             return np.asarray(first)
@@ -90,7 +78,7 @@ class Shadow:
             return None
         seen = clock.order[self.row_agents]
         late = self.reads[:count, indices] > seen[:, None]
-        if not late.any():
+        if not np.count_nonzero(late):
             return None
         row, place = (int(x[0]) for x in np.nonzero(late))
         return self.row_agents[row], int(indices[place])
@@ -106,26 +94,27 @@ class Shadow:
     def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
         """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""
         writers = self.writer[indices]
+        # Where nobody has written the clock is 0, which everybody has seen.
         late = self.writer_clock[indices] > clock.order[writers]
-        late &= writers >= 0
-        if late.any():
+        if np.count_nonzero(late):
             place = int(late.argmax())
             return int(writers[place]), int(indices[place]), False
         if proxy:
-            unfenced = (self.writer_clock[indices] > clock.proxy[writers]) & (writers >= 0) & ~self.is_async[indices]
-            if unfenced.any():
+            unfenced = (self.writer_clock[indices] > clock.proxy[writers]) & ~self.is_async[indices]
+            if np.count_nonzero(unfenced):
                 place = int(unfenced.argmax())
                 return int(writers[place]), int(indices[place]), True
         return None
 
 
 class AsyncWrite:
-    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight."""
+    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends."""
 
-    __slots__ = ("at", "indices", "number", "shadow", "warp", "what")
+    __slots__ = ("at", "awaited", "indices", "number", "shadow", "warp", "what")
 
-    def __init__(self, number: int, w: Any, at: int, shadow: Shadow, indices: Array, what: str) -> None:
+    def __init__(self, number: int, w: Any, at: int, shadow: Shadow, indices: Array, what: str, awaited: str) -> None:
         self.number, self.warp, self.at, self.shadow, self.indices, self.what = number, w, at, shadow, indices, what
+        self.awaited = awaited
 
 
 def narrowest(programs: Any) -> int:

@@ -64,7 +64,8 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
                 f"while other lanes of the warp are elsewhere",
             )
         observer.barrier_arrive(w, barrier)
-    threads = int(w.split.mask.sum())
+    # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
+    threads = int((w.alive if aligned else w.split.mask).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
@@ -204,6 +205,13 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     cluster.barrier.waiters.append(w.split)
     cluster.launch.scheduler.block(w.split, ClusterWait(cluster, at))
     return True
+
+
+def grid_wait(w: Warp) -> None:
+    """griddepcontrol.wait: the grid before this one has ended and its writes are visible."""
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.globals.grid_waited(w)
 
 
 def set_registers(w: Warp, at: int) -> None:

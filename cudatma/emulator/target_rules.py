@@ -19,6 +19,8 @@ def missing_feature(instruction: Instruction, target: Target) -> str:
         needed.append("tensormap_replace")
     if "bulk" in parts and "tensor" in parts:
         needed.append("tma")
+        modes = {"tile::gather4": "gather4", "tile::scatter4": "scatter4", "im2col::w": "im2col_w"}
+        needed += [feature for mode, feature in modes.items() if mode in parts]
     return next((feature for feature in needed if not target.has(feature)), "")
 
 

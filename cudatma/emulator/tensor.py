@@ -9,51 +9,28 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from cudatma.descriptor.spec import Im2colSpec, TiledSpec
-from cudatma.emulator import access, atomics, bulk, groups
+from cudatma.descriptor.spec import TiledSpec
+from cudatma.emulator import access, bulk, groups, tensor_values
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import find
 from cudatma.emulator.memory import RANK_SHIFT, Region
-from cudatma.emulator.tensor_box import (
-    Box,
-    BoxError,
-    convert_on_load,
-    fill_bits,
-    im2col_box,
-    read_map,
-    store_mask,
-    tiled_box,
-)
-from cudatma.emulator.types import NUMPY, Array
+from cudatma.emulator.tensor_box import CHUNK, Box, BoxError, MapSpec, gather_box, im2col_box, read_map, tiled_box
+from cudatma.emulator.tensor_rules import FOUR_ROWS, check_load, check_store
+from cudatma.emulator.types import Array
 from cudatma.emulator.writer import RUNTIME
-from cudatma.layout import Swizzle
 
 LOW = (1 << RANK_SHIFT) - 1
 _SMEM_ALIGNMENT = 128
-#: Types that tensor reductions work on. Source: PTX ISA; measured: and, or, xor trap on int64, min and max on uint16.
-_ADD = ("uint32", "int32", "uint64", "float32", "float32_ftz", "float16", "bfloat16")
-_ORDERED = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
-_BITS = ("uint32", "int32", "uint64")
-REDUCE_TYPES: dict[str, tuple[str, ...]] = {
-    "add": _ADD,
-    "min": _ORDERED,
-    "max": _ORDERED,
-    "inc": ("uint32",),
-    "dec": ("uint32",),
-    "and": _BITS,
-    "or": _BITS,
-    "xor": _BITS,
-}
-_NUMPY_OF: dict[str, Any] = {"float32_ftz": np.float32, "bfloat16": ml_dtypes.bfloat16}
+_NOTHING = np.zeros(0, np.uint8)
 
 
-def _map_at(w: Warp, at: int, address: int) -> TiledSpec | Im2colSpec:
+def _map_at(w: Warp, at: int, address: int) -> MapSpec:
     """The tensor map at a generic address."""
     if address % 64:
         access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is needed")
+    region: Region | None = None
     if address >> 60 == 1:
         block, offset = bulk.shared_run(w, at, address, 128, "tensor map")
         data: Array = block.shared.data[offset : offset + 128]
@@ -67,89 +44,52 @@ def _map_at(w: Warp, at: int, address: int) -> TiledSpec | Im2colSpec:
     spec = cache.get(raw)
     if spec is None:
         try:
-            spec = cache[raw] = read_map(raw).spec
+            spec = cache[raw] = read_map(raw, w.launch.setup.extra.get("target"))
         except BoxError as error:
-            access.trap(w, at, str(error))
+            access.trap(w, at, str(error), error.error)
     observer = w.block.cluster.observer
-    if observer is not None:
-        observer.tensor_map_read(w, at, address)
+    if observer is not None and region is not None:
+        observer.globals.map_read(w, at, region, address - region.base)
     return spec
 
 
-def _box(
-    w: Warp, at: int, spec: TiledSpec | Im2colSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str
-) -> Box:
-    """Lay out the copy or trap."""
-    if len(coords) != spec.rank:
-        access.trap(w, at, f"{len(coords)} coordinates for a tensor map of rank {spec.rank}")
+def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
+    """Lay out the copy of a box that the rules allow."""
     if (to & LOW) % _SMEM_ALIGNMENT:
-        access.trap(w, at, f"shared address {to & LOW:#x} of a tensor copy: 128-byte alignment is needed")
-    try:
-        if isinstance(spec, TiledSpec):
-            if mode != "tile":
-                raise BoxError(f"a tiled tensor map in mode .{mode}")
-            return tiled_box(spec, coords, to & LOW)
-        if not mode.startswith("im2col"):
-            raise BoxError("an im2col tensor map in tile mode")
-        return im2col_box(spec, coords, offsets, to & LOW)
-    except BoxError as error:
-        access.trap(w, at, str(error))
+        message = f"shared address {to & LOW:#x} of a tensor copy: {_SMEM_ALIGNMENT}-byte alignment is needed"
+        access.trap(w, at, message, "MISALIGNED_ADDRESS")
+    if isinstance(spec, TiledSpec):
+        if mode in FOUR_ROWS:
+            return gather_box(spec, coords, to & LOW)
+        return tiled_box(spec, coords, to & LOW)
+    return im2col_box(spec, coords, offsets, to & LOW)
 
 
-def _raw(size: int) -> np.dtype[Any]:
-    return NUMPY[f"u{8 * size}"]
-
-
-def _global(w: Warp, at: int, spec: TiledSpec | Im2colSpec, offsets: Array) -> tuple[Region, Array]:
-    """(region, element indices from the region's start) of offsets from the tensor's base; traps outside of memory."""
-    size = spec.dtype.element_bytes
+def _region(w: Warp, at: int, box: Box) -> Region | None:
+    """The memory that the box's part of the tensor lies in, None where no part does; traps outside of memory."""
+    if not box.valid.any():
+        return None
+    inside, spec = box.valid > 0, box.spec
     region = w.launch.memory.find(spec.address)
-    low = spec.address + int(offsets.min())
-    high = spec.address + int(offsets.max()) + size
+    low = spec.address + int(box.gmem[inside].min())
+    high = spec.address + int((box.gmem + box.valid)[inside].max())
     if region is None or low < region.base or high > region.end:
-        access.outside(w, at, high - size if region is not None and low >= region.base else low, size)
-    return region, offsets + (spec.address - region.base)
-
-
-def _read_global(w: Warp, at: int, box: Box) -> Array:
-    """(rows, n) raw elements: what a load delivers."""
-    spec, size = box.spec, box.element_bytes
-    result = np.full(box.gmem.shape, fill_bits(spec), _raw(size))
-    inside = box.inside
-    if inside.any():
-        region, offsets = _global(w, at, spec, box.gmem[inside])
-        result[inside] = convert_on_load(spec, _gather(region, offsets, size))
-    return result
-
-
-def _gather(region: Region, offsets: Array, size: int) -> Array:
-    if int(offsets[0]) % size == 0:
-        result: Array = region.view(f"u{8 * size}")[offsets // size]
-        return result
-    return np.ascontiguousarray(region.data[offsets[:, None] + np.arange(size)]).view(_raw(size))[:, 0]
-
-
-def _scatter(region: Region, offsets: Array, size: int, values: Array) -> None:
-    if int(offsets[0]) % size == 0:
-        region.view(f"u{8 * size}")[offsets // size] = values
-    else:
-        region.data[offsets[:, None] + np.arange(size)] = values.view(np.uint8).reshape(-1, size)
+        access.outside(w, at, high - 1 if region is not None and low >= region.base else low, 1)
+    return region
 
 
 def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Element indices into the block's shared memory; a footprint that leaves it traps."""
-    base = block.shared_base & LOW
-    offsets = box.smem - base
-    if int(box.chunks.max()) + 16 - base > block.shared.size:
-        message = (
-            f"a tensor box of {box.chunks.size * 16} bytes at {int(box.chunks.min()):#x} ends "
-            f"{int(box.chunks.max()) + 16 - base - block.shared.size} bytes past the block's shared memory"
-        )
+    """Numbers of the chunks in the block's shared memory; a footprint that leaves it traps."""
+    offsets = box.smem - (block.shared_base & LOW)
+    past = int(offsets.max()) + CHUNK - block.shared.size
+    if past > 0:
+        size, first = box.smem.size * CHUNK, int(box.smem.min())
+        message = f"a tensor box of {size} bytes at {first:#x} ends {past} bytes past the block's shared memory"
         observer = w.block.cluster.observer
         if observer is not None:
             observer.report("out_of_bounds", w, at, message)
-        access.trap(w, at, message)
-    result: Array = offsets // box.element_bytes
+        access.trap(w, at, message, "ILLEGAL_ADDRESS")
+    result: Array = offsets // CHUNK
     return result
 
 
@@ -167,30 +107,40 @@ def load(
     """Global to shared memory; each destination's barrier gets the box's own bytes."""
     spec = _map_at(w, at, map_address)
     to, bar = bulk.strip(to), bulk.strip(bar)
+    try:
+        check_load(spec, coords, mode)
+    except BoxError as error:
+        access.trap(w, at, str(error), error.error)
     box = _box(w, at, spec, coords, offsets, to, mode)
-    if box.inside.any():
-        _global(w, at, spec, box.gmem[box.inside])
+    region = _region(w, at, box)
     observer = w.block.cluster.observer
     trace = w.launch.trace
     for address, barrier_address in bulk.targets_of(w, at, to, bar, multicast):
-        block, _ = bulk.shared_run(w, at, address, 16, "destination")
+        block, offset = bulk.shared_run(w, at, address, 16, "destination")
         index = _smem_index(w, at, box, block)
         barrier = find(w, at, barrier_address, "cp.async.bulk.tensor")
         written = None
         if observer is not None:
-            chunks = box.chunks - (block.shared_base & LOW)
-            written = observer.async_write(w, at, block, chunks.reshape(-1), 16, "cp.async.bulk.tensor", barrier)
+            chunks = index * CHUNK
+            written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
             observer.swizzled(block, chunks, spec.swizzle, address & LOW)
-        mark = trace.copy_begins(w, at, block, box.expected_bytes) if trace is not None else None
+            if region is not None and region.shadow is not None:
+                until = observer.load_until(barrier)
+                for offsets_in, size in _runs(box, region):
+                    observer.globals.async_read(w, at, region, offsets_in, size, until)
+        mark = None
+        if trace is not None:
+            mark = trace.copy_begins(w, at, block, offset, box.expected_bytes, barrier)
 
         def complete(
             block: Any = block, index: Array = index, barrier: Any = barrier, written: Any = written, mark: Any = mark
         ) -> None:
-            block.shared.view(f"u{8 * box.element_bytes}")[index] = _read_global(w, at, box)
+            words = tensor_values.loaded(box, *_origin(region, spec))
+            tensor_values.shared_chunks(block.shared.data)[index] = words
             if observer is not None:
                 observer.async_written(written, barrier, None)
             if mark is not None:
-                trace.copy_ends(mark)
+                trace.ended(mark)
             barrier.complete_tx(box.expected_bytes)
 
         w.launch.scheduler.submit(complete)
@@ -202,85 +152,97 @@ def store(
     """Shared to global memory, plain or with a reduction, in the thread's bulk group."""
     spec = _map_at(w, at, map_address)
     source = bulk.strip(source)
-    box = _box(w, at, spec, coords, (), source, mode)
-    if operation and spec.dtype.name not in REDUCE_TYPES[operation]:
-        access.trap(w, at, f"reduction .{operation} on a tensor map of {spec.dtype.name}")
-    if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
-        access.trap(w, at, "a store through a 128B_ATOM_32B_FLIP_8B map")
     try:
-        mask = store_mask(box, coords)
+        check_store(spec, coords, mode, operation)
     except BoxError as error:
-        access.trap(w, at, str(error))
+        access.trap(w, at, str(error), error.error)
+    box = _box(w, at, spec, coords, (), source, mode)
+    mask = tensor_values.stored(box)
     block, _ = bulk.shared_run(w, at, source, 16, "source")
     index = _smem_index(w, at, box, block)
-    size = box.element_bytes
 
     def read() -> Array:
-        found: Array = block.shared.view(f"u{8 * size}")[index]
+        found: Array = tensor_values.shared_chunks(block.shared.data)[index]
         return found
 
-    def write(values: Array) -> None:
+    def write(words: Array) -> None:
         if not mask.any():
             return
-        offsets, kept = box.gmem[mask], values[mask]
-        region, offsets, kept = _clipped(w, at, spec, offsets, kept)
+        region = _clipped(w, at, box, mask)
         if not region.is_writable:
             access.trap(w, at, f"a tensor store into {region.name}, which is read-only")
+        offsets = box.gmem[mask] + (spec.address - region.base)
         if operation:
-            _reduce(region, offsets, kept, spec, operation)
+            tensor_values.reduce(region.data, offsets, words[mask], spec, operation)
         else:
-            _scatter(region, offsets, size, kept)
+            tensor_values.write(region.data, offsets, words[mask], box.unit_bytes)
 
-    group = groups.queue(w, "bulk", lane).open
-    chunks = (box.chunks - (block.shared_base & LOW)).reshape(-1)
-    bulk.store_later(w, at, lane, block, chunks, read, write, group)
+    group = groups.queue(w, lane).open
+    _watch_store(w, at, lane, box, mask, bool(operation), group)
+    chunks = (index * CHUNK).reshape(-1)
+    if w.block.cluster.observer is not None:
+        w.block.cluster.observer.box_stored(w, at, block, chunks, spec.swizzle)
+    # What lies outside the tensor goes nowhere: a box's padding in shared memory may hold anything.
+    used = chunks[mask.reshape(-1)] if mask.any() else chunks
+    bulk.store_later(w, at, lane, block, used, read, write, group)
 
 
-def _clipped(
-    w: Warp, at: int, spec: TiledSpec | Im2colSpec, offsets: Array, values: Array
-) -> tuple[Region, Array, Array]:
-    """Drop what 16-byte clipping writes past the last byte of the array, after a report: it is not the array's."""
+def _watch_store(w: Warp, at: int, lane: int, box: Box, mask: Array, is_reduction: bool, group: groups.Group) -> None:
+    """Tell the hazard layer which bytes of the tensor's buffer a store will write."""
+    observer = w.block.cluster.observer
+    if observer is None or not mask.any():
+        return
+    region = w.launch.memory.find(box.spec.address)
+    if region is None:
+        return
+    offsets = box.gmem[mask] + (box.spec.address - region.base)
+    inside = offsets[(offsets >= 0) & (offsets + CHUNK <= region.size)]
+    if inside.size:
+        until = observer.store_until(w, lane, group)
+        observer.globals.async_write(w, at, region, inside, CHUNK, until, is_reduction)
+
+
+def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
+    """The memory that a store goes to. What 16-byte clipping writes past its last byte is reported: it is not the
+    array's."""
+    spec, written = box.spec, box.gmem[mask]
     region = w.launch.memory.find(spec.address)
     if region is None:
-        access.outside(w, at, spec.address, 16)
-    moved = offsets + (spec.address - region.base)
-    size = spec.dtype.element_bytes
-    outside = (moved < 0) | (moved + size > region.size)
-    if outside.any():
-        past = int(moved.max()) + size - region.size
-        observer = w.block.cluster.observer
-        if past >= 16 or int(moved.min()) < 0:
-            access.outside(w, at, region.base + int(moved[outside][0]), size)
-        if observer is not None:
-            observer.report(
-                "out_of_bounds",
-                w,
-                at,
-                f"a tensor store overwrites {past} bytes past the end of {region.name}: "
-                "stores clip at 16 bytes in the innermost dimension",
-            )
-        return region, moved[~outside], values[~outside]
-    return region, moved, values
+        access.outside(w, at, spec.address, CHUNK)
+    low, high = spec.address + int(written.min()), spec.address + int(written.max()) + CHUNK
+    past = high - region.end
+    if low < region.base or past >= CHUNK:
+        access.outside(w, at, low if low < region.base else high - CHUNK, CHUNK)
+    observer = w.block.cluster.observer
+    if past > 0 and observer is not None:
+        observer.report(
+            "out_of_bounds",
+            w,
+            at,
+            f"a tensor store overwrites {past} bytes past the end of {region.name}: "
+            "stores clip at 16 bytes in the innermost dimension",
+        )
+    return region
 
 
-def _reduce(region: Region, offsets: Array, values: Array, spec: TiledSpec | Im2colSpec, operation: str) -> None:
-    """Reduce into global memory; places that a stride of 0 makes coincide are reduced one after the other."""
-    size = spec.dtype.element_bytes
-    dtype = np.dtype(_NUMPY_OF.get(spec.dtype.name) or spec.dtype.numpy)
-    while len(offsets):
-        _, first = np.unique(offsets, return_index=True)
-        here = offsets[first]
-        old = _gather(region, here, size)
-        new = atomics.apply(operation, old.view(dtype), np.ascontiguousarray(values[first]).view(dtype))
-        _scatter(region, here, size, new.view(_raw(size)))
-        rest = np.ones(len(offsets), bool)
-        rest[first] = False
-        offsets, values = offsets[rest], values[rest]
+def _runs(box: Box, region: Region) -> list[tuple[Array, int]]:
+    """(offsets in a region, bytes) of the parts of chunks that lie in the tensor, by their length."""
+    moved = box.gmem + (box.spec.address - region.base)
+    lengths = np.unique(box.valid).tolist()
+    return [(moved[box.valid == length], length) for length in lengths if length]
+
+
+def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
+    """The bytes that hold the tensor, and where it begins in them; nothing where a box lies all outside."""
+    return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
     """cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
-    _box(w, at, _map_at(w, at, map_address), coords, offsets, 0, mode)
+    try:
+        check_load(_map_at(w, at, map_address), coords, mode)
+    except BoxError as error:
+        access.trap(w, at, str(error), error.error)
 
 
 RUNTIME["tensor"] = sys.modules[__name__]

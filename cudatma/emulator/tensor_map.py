@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
+
 from cudatma.emulator import access, bulk, groups
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.types import Array
@@ -39,22 +41,41 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
         value = _set(value, 96 + 32 * ordinal, 32, new >> 4)
         value = _set(value, 224 + 4 * ordinal, 4, new >> 36)
     elif field == "elemtype":
-        # PTX numbers tf32 11; the descriptor says f32 and sets bit 80. 13 and up are the packed types.
-        value = _set(value, 80, 1, int(new == 11))
-        value = _set(value, 71, 4, 7 if new == 11 else (new - 2 if new > 12 else new))
+        # PTX numbers tf32 11 and 12; the descriptor says f32 and sets bit 80. 13 and up are the packed types.
+        value = _set(value, 80, 1, 1) if new in (11, 12) else value  # the other types leave the bit as it is (measured)
+        value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
     else:
         first, bits, minus, shift, step = _FIELDS[field]
         value = _set(value, first + step * ordinal, bits, (new - minus) >> shift)
     return value.to_bytes(MAP_BYTES, "little")
 
 
+def _is_shared(address: int) -> bool:
+    return address >> 60 == 1 or address < 1 << 32
+
+
 def _place(w: Warp, at: int, address: int) -> Array:
-    if address >> 60 == 1 or address < 1 << 32:
+    if _is_shared(address):
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         found: Array = block.shared.data[offset : offset + MAP_BYTES]
         return found
     region, offset = bulk.global_run(w, at, address, MAP_BYTES)
     return region.data[offset : offset + MAP_BYTES]
+
+
+def _watch(w: Warp, at: int, address: int, together: bool) -> None:
+    """Tell the hazard layer that a tensor map is edited. together: by several lanes in one instruction."""
+    observer = w.block.cluster.observer
+    if observer is None:
+        return
+    if _is_shared(address):
+        block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
+        observer.generic_write(w, at, block, np.array([offset]), MAP_BYTES, "", together)
+        return
+    region = w.launch.memory.find(address)
+    if region is not None:
+        chunks = np.arange(0, MAP_BYTES, 16) + (address - region.base)
+        observer.globals.write(w, at, region, chunks, 16, "", lambda: False, together)
 
 
 def replace(
@@ -63,24 +84,28 @@ def replace(
     """tensormap.replace.tile.FIELD."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
-    for lane in groups.lanes(mask):
+    lanes = groups.lanes(mask)
+    for lane in lanes:
         place = _place(w, at, int(addresses[lane]))
+        _watch(w, at, int(addresses[lane]), len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
         place[:] = bytearray(new)
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.tensor_map_written(w, at, int(addresses[lane]))
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
     """tensormap.cp_fenceproxy: a warp copies 128 bytes from shared to global memory and releases them."""
+    w.meetings += 1
     lane = groups.lanes(mask)[0]
+    for address in (int(to[lane]), int(source[lane])):
+        if address % MAP_BYTES:
+            access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
+    if w.block.cluster.observer is not None and _is_shared(int(source[lane])):
+        block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
+        w.block.cluster.observer.generic_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
     data = _place(w, at, int(source[lane])).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
+    _watch(w, at, int(to[lane]), True)
     region.data[offset : offset + MAP_BYTES] = data
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.tensor_map_released(w, at, int(to[lane]))
 
 
 RUNTIME["tensor_map"] = sys.modules[__name__]

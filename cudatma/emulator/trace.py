@@ -1,168 +1,185 @@
-"""The pipeline of one run as Chrome trace JSON (opens in Perfetto) and as an SVG picture.
+"""What happened when in one schedule: copies in flight, waits, barrier phases, products.
 
-Time is the scheduler's step counter. Rows: one a warp (its waits and wgmmas), one a block for TMA in flight, one for
-each barrier's phases.
+A Trace is handed to launch(trace=...); the machine tells it what happens, and it writes a Chrome trace (trace_chrome)
+or a picture (trace_svg). Time is the scheduler's step counter.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
+
+from cudatma.emulator.trace_chrome import chrome_trace
+from cudatma.emulator.trace_svg import picture
 
 if TYPE_CHECKING:
+    from cudatma.emulator.cluster import Block, Dim
+    from cudatma.emulator.launch import Launch
     from cudatma.emulator.machine import Split, Warp
     from cudatma.emulator.mbarrier import MBarrier
 
 #: More events than this are dropped; a trace is for looking at.
 MAX_EVENTS = 200_000
-_COLOURS = {
-    "copy": "#3b82c4",
-    "wait": "#d9822b",
-    "phase": "#8f6bb3",
-    "wgmma": "#3c9d5d",
-    "mma": "#3c9d5d",
-    "store": "#2aa198",
-}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Event:
-    """One bar of the picture. end: None while it is open; kind: a key of the colours."""
+    """Something that began and ended, in steps.
 
-    row: tuple[str, str]
-    name: str
+    kind: "copy" (into shared memory), "store" (out of it), "wait", "acquire" (a wait that passed), "phase" (of an
+    mbarrier), "mma" or "wgmma" (``count`` instructions in a row), "hazard", "warp" (its life).
+    block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy.
+    barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had behind it.
+    offset, size_bytes: in shared memory. end: None where the schedule ended before it did.
+    """
+
     kind: str
+    name: str
+    block: Dim
+    warp: int | None
     begin: int
     end: int | None = None
+    barrier: int = -1
+    phase: int = 0
+    offset: int = 0
+    size_bytes: int = 0
+    line: int = 0
+    source: str = ""
+    count: int = 1
+    issuer: tuple[Dim, int] | None = None
 
 
 class Trace:
-    """Hand one to launch(trace=...); it keeps the events of the last schedule that ran."""
+    """Keeps the events of the last schedule that ran, or of the first one that showed a hazard.
+
+    kernel, schedule, seed: which run it was. steps: how long it took. events: in the order in which they began.
+    """
 
     def __init__(self) -> None:
+        self.kernel, self.schedule, self.seed = "", 0, 0
         self.events: list[Event] = []
-        self._open_waits: dict[int, Event] = {}
+        self.dropped = 0
         self._clock: Any = None
-        self._phase_begin: dict[tuple[str, str], int] = {}
-
-    def begin(self, launch: Any) -> None:
-        """A schedule starts: forget the one before."""
-        self.events.clear()
-        self._open_waits.clear()
-        self._phase_begin.clear()
-        self._clock = launch.scheduler
+        self._waits: dict[Split, Event] = {}
+        self._products: dict[Warp, Event] = {}
+        self._lives: dict[Warp, Event] = {}
+        self._phase_begin: dict[tuple[Dim, int], int] = {}
 
     @property
-    def _now(self) -> int:
+    def steps(self) -> int:
+        """Length of the run so far."""
         return int(self._clock.steps) if self._clock is not None else 0
+
+    # ---- what the machine tells
+
+    def begin(self, launch: Launch) -> None:
+        """A schedule starts: forget the one before."""
+        self.kernel, self._clock = launch.program.function.name, launch.scheduler
+        self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
+        self.dropped = 0
+        for kept in (self.events, self._waits, self._products, self._lives, self._phase_begin):
+            kept.clear()
 
     def _add(self, event: Event) -> Event:
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
+        else:
+            self.dropped += 1
         return event
 
-    def copy_begins(self, w: Warp, at: int, block: Any, size: int) -> Event:
-        """An asynchronous copy is issued."""
-        line = w.split.frame.program.instruction(at).line
-        row = (f"block {block.index}", "TMA")
-        return self._add(Event(row, f"{size} bytes (PTX line {line})", "copy", self._now))
+    def _at(self, kind: str, name: str, w: Warp, at: int) -> Event:
+        """An event at an instruction of a warp."""
+        program = w.split.frame.program
+        instruction = program.instruction(at)
+        event = Event(kind, name, w.block.index, w.index, self.steps, line=instruction.line)
+        event.source = program.module.source_of(instruction)
+        return self._add(event)
 
-    def copy_ends(self, event: Event) -> None:
-        event.end = self._now
+    def copy_begins(self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier) -> Event:
+        """An asynchronous copy into a block's shared memory is issued; ended() says when it has landed."""
+        event = self._at("copy", f"{size} bytes", w, at)
+        event.issuer, event.block = (w.block.index, w.index), block.index
+        event.offset, event.size_bytes = offset, size
+        event.barrier, event.phase = barrier.offset, barrier.phase
+        return event
+
+    def store_begins(self, w: Warp, at: int, block: Block, offset: int, size: int) -> Event:
+        """An asynchronous store or reduction out of a block's shared memory is issued."""
+        event = self._at("store", f"{size} bytes", w, at)
+        event.issuer, event.offset, event.size_bytes = (w.block.index, w.index), offset, size
+        return event
+
+    def ended(self, event: Event) -> None:
+        """A copy or a store is complete."""
+        event.end = self.steps
 
     def phase(self, barrier: MBarrier) -> None:
         """A barrier's phase ended."""
-        row = (f"block {barrier.block.index}", f"mbarrier {barrier.offset + 0x400:#x}")
-        begin = self._phase_begin.get(row, 0)
-        self._add(Event(row, f"phase {barrier.phase - 1}", "phase", begin, self._now))
-        self._phase_begin[row] = self._now
+        key = (barrier.block.index, barrier.offset)
+        name, begin = f"phase {barrier.phase - 1}", self._phase_begin.get(key, 0)
+        event = Event("phase", name, key[0], None, begin, self.steps, barrier.offset, barrier.phase - 1)
+        self._phase_begin[key] = self.steps
+        self._add(event)
 
     def instant(self, w: Warp, at: int, name: str) -> None:
-        """Something of a warp that takes one step."""
-        row = (f"block {w.block.index}", f"warp {w.index}")
-        self._add(Event(row, name, name, self._now, self._now + 1))
+        """A tensor-core instruction; those in a row, with no wait between them, are one event."""
+        event = self._products.get(w)
+        if event is None or event.kind != name:
+            event = self._products[w] = self._at(name, name, w, at)
+            event.count = 0
+        event.count += 1
+        event.end = self.steps + 1
+
+    def acquired(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        """A wait on a barrier passes: the warp goes on with what the phase before the present one brought."""
+        self.woken(w.split)
+        self._products.pop(w, None)
+        event = self._at("acquire", "passes", w, at)
+        event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
 
     def blocked(self, split: Split, reason: Any) -> None:
-        """A split begins to wait."""
-        row = (f"block {split.warp.block.index}", f"warp {split.warp.index}")
-        name = reason.describe() if reason is not None else "waits"
-        self._open_waits[id(split)] = self._add(Event(row, name, "wait", self._now))
+        """A split begins to wait. One whose wait timed out, and that asks again, has not stopped waiting."""
+        w, barrier = split.warp, getattr(reason, "barrier", None)
+        self._products.pop(w, None)
+        offset = int(getattr(barrier, "offset", -1))
+        before = self._waits.get(split)
+        if before is not None and before.end is None and (before.barrier, before.line) == (offset, self._line(split)):
+            return
+        event = self._at("wait", reason.describe() if reason is not None else "waits", w, getattr(reason, "at", 0))
+        if barrier is not None and offset >= 0:
+            event.barrier, event.phase = offset, int(barrier.phase)
+        self._waits[split] = event
+
+    def _line(self, split: Split) -> int:
+        at = getattr(split.waits_for, "at", 0)
+        return int(split.frame.program.instruction(at).line)
 
     def woken(self, split: Split) -> None:
-        event = self._open_waits.pop(id(split), None)
+        event = self._waits.pop(split, None)
         if event is not None:
-            event.end = self._now
+            event.end = self.steps
+
+    def warp_begins(self, w: Warp) -> None:
+        self._lives[w] = self._add(Event("warp", f"warp {w.index}", w.block.index, w.index, self.steps))
+
+    def warp_ends(self, w: Warp) -> None:
+        if w in self._lives:
+            self._lives[w].end = self.steps
+
+    def hazard(self, kind: str, block: Dim, warp: int) -> None:
+        """Something is wrong with what a warp just did."""
+        self._add(Event("hazard", kind, block, warp, self.steps, self.steps))
 
     # ---- output
 
-    def _closed(self) -> list[Event]:
-        last = max([e.end or e.begin for e in self.events], default=0) + 1
-        return [
-            Event(e.row, e.name, e.kind, e.begin, last if e.end is None else max(e.end, e.begin + 1))
-            for e in self.events
-        ]
-
     def to_json(self) -> str:
-        """Chrome's trace format: one complete event a bar, processes are blocks, threads are rows."""
-        processes: dict[str, int] = {}
-        threads: dict[tuple[str, str], int] = {}
-        out: list[dict[str, Any]] = []
-        for event in self._closed():
-            pid = processes.setdefault(event.row[0], len(processes) + 1)
-            tid = threads.setdefault(event.row, len(threads) + 1)
-            duration = (event.end or event.begin) - event.begin
-            out.append(
-                {
-                    "name": event.name,
-                    "cat": event.kind,
-                    "ph": "X",
-                    "ts": event.begin,
-                    "dur": duration,
-                    "pid": pid,
-                    "tid": tid,
-                }
-            )
-        for name, pid in processes.items():
-            out.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
-        for (block, name), tid in threads.items():
-            row = {"name": "thread_name", "ph": "M", "pid": processes[block], "tid": tid, "args": {"name": name}}
-            out.append(row)
-        return json.dumps({"traceEvents": out, "displayTimeUnit": "ns"})
+        """Chrome trace JSON, for ui.perfetto.dev or chrome://tracing; one step is one microsecond."""
+        return chrome_trace(self)
 
-    def to_svg(self, width: int = 1200, blocks: int = 1) -> str:
-        """A picture of the first blocks: one row a warp, TMA and barrier; a bar's title tells what it is."""
-        events = self._closed()
-        shown = list(dict.fromkeys(e.row[0] for e in events))[:blocks]
-        events = [e for e in events if e.row[0] in shown]
-        rows = sorted({e.row for e in events}, key=lambda r: (shown.index(r[0]), not r[1].startswith("TMA"), r[1]))
-        last = max([e.end or 0 for e in events], default=1)
-        left, height = 150, 22
-        scale = (width - left - 10) / max(1, last)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height * (len(rows) + 2)}" '
-            'font-family="sans-serif" font-size="12">',
-            f'<rect width="{width}" height="{height * (len(rows) + 2)}" fill="#ffffff"/>',
-        ]
-        legend = (("copy", "TMA in flight"), ("wait", "waits"), ("phase", "barrier phase"), ("wgmma", "MMA"))
-        for number, (kind, text) in enumerate(legend):
-            x = left + 140 * number
-            parts.append(
-                f'<rect x="{x}" y="5" width="12" height="12" fill="{_COLOURS[kind]}"/>'
-                f'<text x="{x + 18}" y="15">{text}</text>'
-            )
-        for number, row in enumerate(rows):
-            y = height * (number + 1) + 4
-            parts.append(f'<text x="4" y="{y + 14}">{escape(row[1])}</text>')
-            for event in events:
-                if event.row == row:
-                    left_edge = left + event.begin * scale
-                    wide = max(1.0, ((event.end or event.begin) - event.begin) * scale)
-                    parts.append(
-                        f'<rect x="{left_edge:.1f}" y="{y}" width="{wide:.1f}" height="{height - 6}" '
-                        f'fill="{_COLOURS.get(event.kind, "#777777")}" stroke="#ffffff" stroke-width="0.5">'
-                        f"<title>{escape(event.name)}</title></rect>"
-                    )
-        parts.append("</svg>")
-        return "\n".join(parts)
+    def to_svg(self, width: int = 1200, blocks: int = 1, window: tuple[int, int] | None = None) -> str:
+        """A picture of the first ``blocks`` blocks that copy something.
+
+        width: in pixels. window: (first, last) step to show; by default the beginning, as much as can be read.
+        Raises ArgumentError for an empty window or a picture that is too narrow.
+        """
+        return picture(self, width, blocks, window)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatma.emulator.flow import Flow, bit_set, destinations
+from cudatma.emulator.flow import Flow, bit_set
 
 #: Opcodes that compilers let carry undefined values along: copies, packings, accumulators that are multiplied by 0.
 _CARRIERS = {"mov", "wgmma", "mma", "selp", "prmt", "cvt", "bfi", "shfl"}
@@ -13,7 +13,7 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
     body = flow.function.body
     written = []
     for segment in flow.segments:
-        written.append(bit_set(r for i in body[segment.start : segment.stop] for r in destinations(i)[0]))
+        written.append(bit_set(r for written, _ in flow.accesses[segment.start : segment.stop] for r in written))
     before = [0] * len(flow.segments)
     changed = True
     while changed:
@@ -28,7 +28,7 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
     for segment in flow.segments:
         known = before[segment.index]
         for at in range(segment.start, segment.stop):
-            targets, sources = destinations(body[at])
+            targets, sources = flow.accesses[at]
             if body[at].guard is None and body[at].parts[0] not in _CARRIERS:
                 for register in sources:
                     if not known >> register & 1:

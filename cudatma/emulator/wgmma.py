@@ -13,9 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from cudatma.emulator import access, fragments
+from cudatma.emulator import access, fragments, sparse
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.memory import SHARED_START
+from cudatma.emulator.tensorcore import Mma, product_of
 from cudatma.emulator.types import Array
 from cudatma.emulator.writer import RUNTIME
 from cudatma.layout import Swizzle, swizzle
@@ -74,9 +75,8 @@ def read_matrix(
 ) -> tuple[Array, Array]:
     """(extent, depth) numbers of rows first .. first + extent - 1, and the offsets of the chunks that were read."""
     descriptor = MatrixDescriptor.read(bits)
-    size = fragments.ELEMENT_BITS[kind] // 8
     total = first + extent
-    pattern = chunk_pattern(descriptor, total, depth * size, mn_major)
+    pattern = chunk_pattern(descriptor, total, depth * fragments.ELEMENT_BITS[kind] // 8, mn_major)
     pattern = pattern[:, first // 8 :] if mn_major else pattern[first:]
     start = descriptor.start
     # The pattern's phase is that of absolute address bits; base_offset shifts it where the tile is not aligned to it.
@@ -103,18 +103,22 @@ def read_matrix(
 def mma_async(
     w: Warp,
     at: int,
-    shape: tuple[int, int, int],
-    kinds: tuple[str, str, str],
+    form: Mma,
     a: object,
     b: Array,
     d: tuple[Array, ...],
     scale_d: Array,
-    signs: tuple[int, int],
+    sign: int,
     transposes: tuple[bool, bool],
+    metadata: tuple[Array, int] | None = None,
 ) -> Array:
-    """(registers, 32) raw bits of this warp's 16 rows of D = A B + D. a: fragment registers or a descriptor vector."""
-    _, n, k = shape
-    d_kind, a_kind, b_kind = kinds
+    """(registers, 32) raw bits of this warp's 16 rows of D = A B + D.
+
+    a: fragment registers or a descriptor vector; sign: of the product; metadata: of a sparse A, with the selector.
+    """
+    _, n, k = form.shape
+    stored = k // 2 if form.sparse else k
+    d_kind, a_kind, b_kind, _ = form.kinds
     observer = w.block.cluster.observer
     if not w.split.is_full:
         access.trap(w, at, "wgmma by a part of a warp")
@@ -124,10 +128,11 @@ def mma_async(
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
     chunks = [(b_bits, b_chunks)]
     if isinstance(a, tuple):
-        left = fragments.gather_a(a, WARP_ROWS, k, a_kind)
+        left = fragments.gather_a(a, WARP_ROWS, stored, a_kind)
     else:
         a_bits = int(np.asarray(a)[0])
-        left, a_chunks = read_matrix(w, at, a_bits, WARP_ROWS * (w.index % 4), WARP_ROWS, k, a_kind, transposes[0])
+        first = WARP_ROWS * (w.index % 4)
+        left, a_chunks = read_matrix(w, at, a_bits, first, WARP_ROWS, stored, a_kind, transposes[0])
         chunks.append((a_bits, a_chunks))
     if observer is not None:
         for bits, offsets in chunks:
@@ -135,9 +140,13 @@ def mma_async(
         observer.wgmma_issued(w, at)
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "wgmma")
-    total = (signs[0] * signs[1]) * (left @ right.T)
+    if metadata is not None:
+        left = sparse.expand(left, *metadata, a_kind)
+    total = sign * product_of(left, right.T, form.logic)
     if scale_d[0]:
         total = total + fragments.gather_c(d, WARP_ROWS, n, d_kind)
+    if form.saturates:
+        total = np.clip(total, -(2**31), 2**31 - 1)
     return fragments.scatter_c(total, d_kind)
 
 

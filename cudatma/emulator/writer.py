@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.flow import Flow, Segment, destinations, registers_of
-from cudatma.emulator.model import Imm, Instruction, Mem, Module, Not, Operand, Reg, Sink, Sym, Vec
+from cudatma.emulator.forms import unknown_modifier
+from cudatma.emulator.model import MEMBERS, Imm, Instruction, Mem, Module, Not, Operand, Reg, Sink, Sym, Vec
 from cudatma.emulator.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
 
 Emitter = Callable[["SegmentWriter", Instruction], None]
+Helper = TypeVar("Helper", bound=Callable[..., Any])
 
 #: Opcode root -> the function that writes its Python.
 EMITTERS: dict[str, Emitter] = {}
@@ -42,7 +44,7 @@ def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
     return register
 
 
-def runtime(function: Callable[..., Any]) -> Callable[..., Any]:
+def runtime(function: Helper) -> Helper:
     """Make a helper callable from generated code under its own name."""
     RUNTIME[function.__name__] = function
     return function
@@ -69,6 +71,12 @@ def storage_classes(flow: Flow) -> list[str]:
         )
         for i, kind in enumerate(function.registers)
     ]
+
+
+#: What the hazard layer is told of: it wants to know which lanes a guard lets through.
+_WATCHED = {
+    *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
+}
 
 
 class SegmentWriter:
@@ -172,8 +180,10 @@ class SegmentWriter:
     def special(self, name: str, code: str) -> str:
         if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
             return self.convert(f"w.clock({name!r})", "u64", code)
-        from cudatma.emulator.special import WIDTHS
+        from cudatma.emulator.special import CONSTANTS, WIDTHS
 
+        if name in CONSTANTS:
+            return self.splat(CONSTANTS[name], code)
         if name == "is_explicit_cluster":
             return "w.special['is_explicit_cluster']"
         if name not in WIDTHS:
@@ -242,7 +252,12 @@ class SegmentWriter:
         except PtxError:
             raise
         except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
-            raise self.error(f"operands that do not fit the instruction ({error})") from error
+            raise self._misfit() from error
+
+    def _misfit(self) -> PtxError:
+        """Operands or modifiers that an emitter stumbled over."""
+        count = len(self.current.operands) if self.current else 0
+        return self.error(f"{count} operands that do not fit the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
         """Write one instruction of the segment for its error alone."""
@@ -252,8 +267,8 @@ class SegmentWriter:
             self._instruction(self.current)
         except PtxError as error:
             return error
-        except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
-            return self.error(f"operands that do not fit the instruction ({error})")
+        except (IndexError, KeyError, ValueError, StopIteration, AttributeError):
+            return self._misfit()
         return None
 
     def _write(self) -> str:
@@ -261,6 +276,8 @@ class SegmentWriter:
         ended = False
         for at in range(self.segment.start, self.segment.stop):
             self.at, self.current = at, body[at]
+            if self.masked and at == self.segment.start and body[at].is_joint:
+                self._meet(body[at])
             ended = self._instruction(body[at])
         if not ended:
             following = self.segment.next[0] if self.segment.next else -1
@@ -269,11 +286,25 @@ class SegmentWriter:
         loads = [f"    r{i} = R[{i}]" for i in self.loaded]
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
 
+    def _meet(self, instruction: Instruction) -> None:
+        """Let lanes that have parted come together for an instruction that they execute together (rendezvous.py)."""
+        root, operands = instruction.parts[0], instruction.operands
+        members = "None"
+        if root in MEMBERS and operands:
+            members = self.src(operands[-1], "u32")
+        elif instruction.parts[:2] == ("bar", "warp") and operands:
+            members = self.src(operands[0], "u32")
+        held = self.temporary(f"meet(w, {self.at}, {members})")
+        self.line(f"if {held}: return {held}")
+
     def _instruction(self, instruction: Instruction) -> bool:
         """Write one instruction; True where it has returned on every path."""
         root = instruction.parts[0]
         if root not in EMITTERS:
             raise self.error(f"unknown instruction `{instruction.opcode}`")
+        stranger = unknown_modifier(instruction)
+        if stranger:
+            raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._store_back()
             EMITTERS[root](self, instruction)
@@ -290,11 +321,15 @@ class SegmentWriter:
                 self.known.add(written)
                 self.line(f"r{written} = {self.zero(written)}")
         self.mask = self.temporary(f"m & {predicate}" if self.masked else predicate)
-        self.line(f"if {self.mask}.any():")
+        self.line(f"if count({self.mask}):")
         self.indent, self.guarded = self.indent + 1, True
         before = len(self.lines)
+        if root in _WATCHED:
+            self.line(f"w.guard = {self.mask}")
         EMITTERS[root](self, instruction)
-        if len(self.lines) == before:
+        if root in _WATCHED:
+            self.line("w.guard = None")
+        elif len(self.lines) == before:
             self.line("pass")
         self.indent, self.guarded = self.indent - 1, False
         self.mask = self.base_mask

@@ -6,6 +6,7 @@ A kernel is added with one line below. Nothing is imported until a kernel's spec
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,18 +32,29 @@ class KernelSpec(Protocol):
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
     """One kernel. ``template``: path below ptx_templates/. ``source``: ``"module:function"``, a function that gives the
-    representative specs for a Target, none where the target cannot run the kernel."""
+    representative specs for a Target, none where the target cannot run the kernel. ``emulated``: the same for a
+    function that gives a Sample, of a Target and of sizes that its keyword arguments name."""
 
     name: str
     template: str
     source: str
     summary: str
+    emulated: str = ""
 
     def specs(self, target: str | Target) -> list[KernelSpec]:
         """The representative specs for a target, in a fixed order. TargetError for an unknown name."""
-        module, _, function = self.source.partition(":")
-        found: Any = getattr(importlib.import_module(module), function)
-        return list(found(get_target(target)))
+        return list(_named(self.source)(get_target(target)))
+
+    @property
+    def sample(self) -> Callable[..., Any] | None:
+        """``sample(target, **sizes) -> Sample``: the kernel with made-up operands; None where it has none."""
+        return _named(self.emulated) if self.emulated else None
+
+
+def _named(place: str) -> Any:
+    """The function at ``"module:function"``."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 REGISTRY: dict[str, KernelEntry] = {
@@ -53,9 +65,28 @@ REGISTRY: dict[str, KernelEntry] = {
             "kernels/marlin_portable.cu.j2",
             "cudatma.kernels.marlin.config:dump_specs",
             "W4A16 GEMM, mma.sync, fed by TMA or cp.async",
+            "cudatma.kernels.marlin.sample:sample",
         ),
         KernelEntry(
-            "tile_copy", "kernels/tile_copy.cu.j2", "cudatma.kernels.tile_copy:dump_specs", "pipelined 2D copy"
+            "marlin_wgmma",
+            "kernels/marlin_wgmma.cu.j2",
+            "cudatma.kernels.marlin.wgmma_config:dump_specs",
+            "W4A16 GEMM for many tokens, wgmma, fed by TMA",
+            "cudatma.kernels.marlin.sample:wgmma_sample",
+        ),
+        KernelEntry(
+            "marlin_strip",
+            "kernels/marlin_strip.cu.j2",
+            "cudatma.kernels.marlin.strip_config:dump_specs",
+            "W4A16 GEMM for few tokens, mma.sync, fed by TMA",
+            "cudatma.kernels.marlin.sample:strip_sample",
+        ),
+        KernelEntry(
+            "tile_copy",
+            "kernels/tile_copy.cu.j2",
+            "cudatma.kernels.tile_copy:dump_specs",
+            "pipelined 2D copy",
+            "cudatma.kernels.tile_copy:sample",
         ),
     )
 }

@@ -1,14 +1,31 @@
-"""A pipelined copy of a 2D array, box by box: what its template needs to know. examples/tile_copy.py launches it."""
+"""A pipelined copy of a 2D array, box by box: what its template needs to know, and the public function.
+
+The smallest whole kernel: a spec, a template, and a function that makes the tensor maps and launches.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.backend import backend_for
+from cudatma.build import emulated_target, load_kernel
+from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError
+from cudatma.kernels.sample import Sample
+from cudatma.launch import Kernel
 from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.target import Target
+from cudatma.target import Target, detect
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Report
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
+#: Two on each multiprocessor of an H200; every block walks over the boxes.
+BLOCKS, THREADS = 264, 64
 _MAX_BOX = 256
 _TMA_ALIGNMENT_BYTES = 16
 
@@ -73,6 +90,83 @@ class TileCopySpec:
         self.ring.check_fits(target)
 
 
+def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None, *, backend: str | None = None) -> Any:
+    """Copy a 2D array (rows, columns) into another of the same shape and dtype by TMA; returns the destination.
+
+    source, destination: CuPy, torch, DLPack or ``__cuda_array_interface__`` on one device; NumPy on the emulator. Rows
+    are contiguous, their pitch and length multiples of 16 bytes, elements 1, 2, 4 or 8 bytes. stages: boxes in flight.
+    stream: None is the current stream of the arrays' library. backend: as in marlin_gemm; there is no reference.
+
+    Raises ArgumentError, DescriptorError, TargetError, CompileError, DriverError, HazardError (emulator).
+    """
+    backend = backend_for("tile_copy", backend)
+    if backend == "reference":
+        raise ArgumentError("backend", backend, "auto, cuda, emulator", "numpy.copyto copies host arrays")
+    pair = _check_pair(source, destination)
+    if not pair[0].size_elems:
+        return destination
+    device = pair[0].device
+    if (device is None) != (backend == "emulator"):
+        where = "the host" if device is None else f"device {device}"
+        raise ArgumentError("source.device", where, "the host with backend 'emulator', a CUDA device with 'cuda'")
+    target = emulated_target() if device is None else detect(device)
+    kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
+    kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
+    return destination
+
+
+def prepare(source: Any, destination: Any, target: Target, stages: int = 4) -> tuple[Kernel, int, tuple[Any, ...], int]:
+    """The kernel for two arrays that fit each other, its grid, arguments and dynamic shared memory."""
+    info = describe(source, "source")
+    spec = TileCopySpec(info.dtype.itemsize, stages=stages)
+    spec.check_target(target)
+    load, store = (TensorMap.from_array(a, (spec.box_rows, spec.box_columns)) for a in (source, destination))
+    check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
+    tiles_y, tiles_x = -(-info.shape[0] // spec.box_rows), -(-info.shape[1] // spec.box_columns)
+    kernel = load_kernel(TEMPLATE, spec, target)
+    return kernel, min(BLOCKS, tiles_x * tiles_y), (load, store, tiles_x, tiles_y), spec.smem_bytes
+
+
+def _check_pair(source: Any, destination: Any) -> tuple[ArrayInfo, ArrayInfo]:
+    """Both arrays, described. ArgumentError unless they fit each other and share no byte."""
+    here, there = describe(source, "source"), describe(destination, "destination")
+    if len(here.shape) != 2:
+        raise ArgumentError("source.shape", here.shape, "two dimensions")
+    if (here.shape, here.dtype, here.device) != (there.shape, there.dtype, there.device):
+        got = f"{there.shape} of {there.dtype} on {_place(there)}"
+        raise ArgumentError("destination", got, f"as the source: {here.shape} of {here.dtype} on {_place(here)}")
+    if there.readonly:
+        raise ArgumentError("destination", "a read-only array", "a writable array")
+    if overlaps(here, there):
+        raise ArgumentError("destination", "memory that overlaps the source", "memory of its own")
+    return here, there
+
+
+def _place(info: ArrayInfo) -> str:
+    return "the host" if info.device is None else f"device {info.device}"
+
+
 def dump_specs(target: Target) -> list[TileCopySpec]:
     """The instance that stands for all in dumps and compile checks; none where the target has no TMA."""
     return [TileCopySpec(4)] if target.has("tma") else []
+
+
+def sample(
+    target: Target, *, rows: int = 300, columns: int = 200, dtype: str = "float32", stages: int = 4, blocks: int = 2
+) -> Sample:
+    """A copy of a random array, for `cudatma emulate tile_copy`. blocks: at most so many walk over the boxes."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    if min(rows, columns, blocks) < 1:
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+    source = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
+    destination = np.zeros_like(source)
+    kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
+
+    def run(**options: Any) -> Report:
+        return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
+
+    title = f"tile copy, {rows} x {columns} {kind}, {min(grid, blocks)} blocks of {THREADS} threads"
+    return Sample(title, kernel, run, lambda: float((source != destination).mean()), 0.0)

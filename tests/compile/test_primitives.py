@@ -9,6 +9,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +28,7 @@ OPS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 COMPLETE = "mbarrier::complete_tx::bytes"
 FUNCTION = re.compile(r"^__device__ __forceinline__ \w+ (\w+)\(", re.MULTILINE)
 #: Functions that are C++ around other primitives, or no asm at all.
-NOT_AN_INSTRUCTION = {"shared_address", "mbarrier_wait_parity"}
+NOT_AN_INSTRUCTION = {"shared_address", "mbarrier_wait_parity", "matrix_descriptor"}
 
 
 def expected_instructions(target: str) -> dict[str, str]:
@@ -71,6 +72,7 @@ def expected_instructions(target: str) -> dict[str, str]:
         "movmatrix_trans": "movmatrix.sync.aligned.m8n8.trans.b16",
         "mma_m16n8k16_f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma_m16n8k16_bf16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        "laneid": "mov.u32",
         "elect_sync": "elect.sync",
         "bar_sync": "bar.sync",
         "bar_arrive": "bar.arrive",
@@ -88,12 +90,18 @@ def expected_instructions(target: str) -> dict[str, str]:
     if has("cluster"):
         table["cluster_ctarank"] = "mov.u32"
         table["mapa_shared_cluster"] = "mapa.shared::cluster.u32"
-        table["mbarrier_arrive_shared_cluster"] = "mbarrier.arrive.release.cluster.shared::cluster.b64"
+        table["mbarrier_arrive_shared_cluster"] = "mbarrier.arrive.shared::cluster.b64"
+        table["mbarrier_arrive_release_cluster"] = "mbarrier.arrive.release.cluster.shared::cluster.b64"
         table["barrier_cluster_arrive"] = "barrier.cluster.arrive.release.aligned"
         table["barrier_cluster_wait"] = "barrier.cluster.wait.acquire.aligned"
     if has("setmaxnreg"):
         table["setmaxnreg_inc"] = "setmaxnreg.inc.sync.aligned.u32"
         table["setmaxnreg_dec"] = "setmaxnreg.dec.sync.aligned.u32"
+    if has("wgmma"):
+        table |= {f"wgmma_{what}": f"wgmma.{what}.sync.aligned" for what in ("fence", "commit_group", "wait_group")}
+        for n, kind in product((8, 16, 32, 64, 96, 128, 192, 256), ("f16", "bf16")):
+            mma = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}"
+            table |= {f"wgmma_m64n{n}k16_f32_{kind}{suffix}": mma for suffix in ("", "_ss")}
     if has("tensormap_replace"):
         wide = ("global_address", "global_stride")
         narrow = ("rank", "box_dim", "global_dim", "element_stride")

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from ptx_of import ptx_of_template
 
-from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
+from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
-from cudatma.kernels.marlin.problem import ProblemStruct, fill_problem, schedule
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.emulated import prepare
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
-
-TEMPLATE = "kernels/marlin_portable.cu.j2"
 
 
 def run_marlin(
@@ -25,48 +25,23 @@ def run_marlin(
     target: str = "sm_90a",
     processors: int = 132,
     feeds: Feeds | None = None,
-    spec: MarlinSpec | None = None,
+    spec: AnyMarlinSpec | None = None,
     bias: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
     """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card."""
     chosen = get_target(target)
     k, n = w.shape
-    m = x.shape[0]
     feeds = feeds or Feeds()
-    spec = spec or choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), m, chosen, processors, feeds).spec
-    plan = schedule(spec, m, n, k, processors)
-    out = np.full((m, n), np.nan).astype(x.dtype)
-    problem = ProblemStruct()
-    fill_problem(problem, spec, plan, m, n, k, w.groups)
-    problem.activation_pitch, problem.output_pitch = x.strides[0] // 2, n
-    problem.output_vectors = int(n % 8 == 0)
-    partials = np.full(max(1, plan.partial_blocks) * spec.partial_bytes + 16, 0x7F, np.uint8)
-    flags = np.zeros(max(1, plan.partial_blocks) * spec.warps_m * spec.warps_n, np.uint32)
-    maps: list[Any] = []
-    if spec.feed_weight == "tma":
-        maps.append(create_weight_tma_desc(w.qweight, spec.block_k // 64, backend="codec"))
-    if spec.has_stage_scales and spec.feed_scale == "tma":
-        for table in [w.scales, w.zeros] if spec.has_stage_zeros else [w.scales]:
-            maps.append(
-                create_scale_tma_desc(table, spec.block_n, spec.groups_per_stage, whole_column=False, backend="codec")
-            )
-    if spec.feed_activation == "tma":
-        maps.append(create_activation_tma_desc(x, spec.block_m, backend="codec"))
-
-    def pointer(array: Any) -> Any:
-        return 0 if array is None else array.view(np.uint8) if array.dtype.itemsize == 1 else array
-
-    args = [
-        *maps,
-        *(pointer(a) for a in (w.qweight, w.scales, w.zeros, x, w.perm, bias, out)),
-        partials,
-        flags,
-        bytes(problem),
-    ]
-    module = load(ptx_of_template(TEMPLATE, spec, target))
-    report = module.launch(spec.entry, plan.blocks, spec.threads, args, shared_bytes=spec.smem_bytes, **options)
-    assert not flags.any()
+    out = np.full((x.shape[0], n), np.nan).astype(x.dtype)
+    rows = check_input(x, w)
+    layer = Layer(k, n, w.group_size, not w.symmetric, w.dtype)
+    spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
+    work = schedule(spec, rows.rows, n, k, processors)
+    addend = None if bias is None else describe(bias)
+    launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
+    report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)
+    assert not launch.flags.any()
     return out, report
 
 

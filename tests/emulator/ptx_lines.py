@@ -41,33 +41,47 @@ def kernel(body: str, params: int = 4, declarations: str = "") -> EmulatedModule
     )
 
 
+def register(kind: str, number: int) -> str:
+    """The register of a kind's width with a number."""
+    return {8: "%h", 16: "%h", 32: "%r", 64: "%d"}[_BITS[kind]] + str(number)
+
+
+def run(body: str, results: list[str], sources: list[tuple[str, Any]]) -> list[Any]:
+    """The results (as raw unsigned integers) that ``body`` makes on 32 lanes.
+
+    sources: (PTX type, 32 raw unsigned values) of registers 1, 2, ...; results: PTX types of registers 20, 21, ...;
+    the registers' names say their width: %h 8 and 16 bits, %r 32, %d 64.
+    """
+    lines = []
+    for k, (kind, _) in enumerate(sources):
+        move = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[_BITS[kind]]
+        lines += [*_place(k, _BITS[kind]), f"ld.global.{move} {register(kind, k + 1)}, [%d42];"]
+    lines.append(body)
+    for k, kind in enumerate(results):
+        lines += _place(len(sources) + k, _BITS[kind])
+        lines.append(f"st.global.b{_BITS[kind]} [%d42], {register(kind, 20 + k)};")
+    arrays = [np.asarray(values, dtype=f"u{_BITS[kind] // 8}") for kind, values in sources]
+    out = [np.zeros(32, f"u{_BITS[kind] // 8}") for kind in results]
+    kernel("\n".join(lines), len(arrays) + len(out)).launch("k", 1, 32, (*arrays, *out), schedules=1)
+    return out
+
+
+def _place(parameter: int, bits: int) -> list[str]:
+    """Lines that put the address of the lane's element of a parameter into %d42."""
+    return [
+        f"ld.param.u64 %d40, [p{parameter}];",
+        f"mul.wide.u32 %d41, %r63, {bits // 8};",
+        "add.u64 %d42, %d40, %d41;",
+    ]
+
+
 def apply(opcode: str, result: str, sources: list[tuple[str, Any]], tail: str = "") -> Any:
     """The result (as raw unsigned integers) of ``opcode d, a, b, ...{, tail}`` on 32 lanes.
 
     result: PTX type of d; sources: (PTX type, 32 raw unsigned values) of each operand.
     """
-    lines, names = [], []
-    for k, (kind, _) in enumerate(sources):
-        bits = _BITS[kind]
-        name = {8: "%h", 16: "%h", 32: "%r", 64: "%d"}[bits] + str(k + 1)
-        move = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[bits]
-        lines += [
-            f"ld.param.u64 %d40, [p{k}];",
-            f"mul.wide.u32 %d41, %r63, {bits // 8};",
-            "add.u64 %d42, %d40, %d41;",
-            f"ld.global.{move} {name}, [%d42];",
-        ]
-        names.append(name)
-    out_bits = _BITS[result]
-    to = {8: "%h", 16: "%h", 32: "%r", 64: "%d"}[out_bits] + "20"
-    lines.append(f"{opcode} {to}, {', '.join(names)}{', ' + tail if tail else ''};")
-    lines += [
-        f"ld.param.u64 %d40, [p{len(sources)}];",
-        f"mul.wide.u32 %d41, %r63, {out_bits // 8};",
-        "add.u64 %d42, %d40, %d41;",
-        f"st.global.b{out_bits} [%d42], {to};",
-    ]
-    arrays = [np.asarray(values, dtype=f"u{_BITS[kind] // 8}") for kind, values in sources]
-    out = np.zeros(32, f"u{out_bits // 8}")
-    kernel("\n".join(lines), len(sources) + 1).launch("k", 1, 32, (*arrays, out), schedules=1)
+    names = [register(kind, k + 1) for k, (kind, _) in enumerate(sources)]
+    (out,) = run(
+        f"{opcode} {register(result, 20)}, {', '.join(names)}{', ' + tail if tail else ''};", [result], sources
+    )
     return out

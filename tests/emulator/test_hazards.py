@@ -198,7 +198,8 @@ def test_a_failing_schedule_can_be_replayed() -> None:
 
 def test_raise_names_everything_that_was_found() -> None:
     module = module_of("#define BUG_PROXY\n" + RELAY)
-    with pytest.raises(HazardError, match=r"missing_proxy_fence.*\n.*PTX line \d+ \(kernel.cu:\d+\)"):
+    pattern = r"missing_proxy_fence.*\n.*PTX line \d+ \(kernel.cu:\d+, inlined at kernel.cu:\d+\)"
+    with pytest.raises(HazardError, match=pattern):
         module.launch("relay", 1, 128, (np.zeros(1280, np.uint32), np.zeros(1280, np.uint32), 5), shared_bytes=3120)
 
 

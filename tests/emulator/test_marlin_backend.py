@@ -47,7 +47,10 @@ def test_against_float64(
     y = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
-    assert np.array_equal(marlin_gemm(x, weight, bias=bias, backend="emulator", feed="cp_async"), y)
+    by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator", feed="cp_async")
+    assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
+    if m <= 32:  # the same kernel, whatever the feed; more tokens by TMA are wgmma's where there is one
+        assert np.array_equal(by_threads, y)
 
 
 def test_a_given_out_is_filled_and_nothing_beside_it() -> None:

@@ -202,6 +202,20 @@ def test_mma(name: str, dtype: Any) -> None:
     assert np.abs(d - wanted).max() < 1e-5
 
 
+@pytest.mark.parametrize("source", ["registers", "shared"])
+@pytest.mark.parametrize("n", [8, 24, 256])
+@pytest.mark.parametrize(("name", "dtype"), [("f16", np.dtype(np.float16)), ("bf16", BFLOAT16)])
+def test_wgmma(name: str, dtype: Any, n: int, source: str) -> None:
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=(64, 16)).astype(dtype), rng.normal(size=(n, 16)).astype(dtype)
+    c = rng.normal(size=(64, n)).astype(np.float32)
+    d = np.zeros_like(c)
+    module = probe("wgmma", probes.Wgmma(name, n, source))
+    assert module.launch("wgmma", 1, 128, (a.view(np.uint16), b.view(np.uint16), c, d)).is_clean
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T + c
+    assert np.abs(d - wanted).max() < 1e-5
+
+
 def test_cp_async() -> None:
     source = np.random.default_rng(0).integers(0, 256, 128 * 16, dtype=np.uint8)
     counts = (np.arange(128) % 17).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The Marlin kernel's source for three specs that together use every part of the template, as text that is reviewed."""
+"""The Marlin kernels' sources for specs that together use every part of the templates, as text that is reviewed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cudatma.kernels.marlin.plan import TEMPLATE
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.render import render
 from cudatma.target import get_target
 
@@ -37,7 +38,7 @@ SPECS = {
 def test_the_source(golden: Golden, name: str, target: str) -> None:
     spec = SPECS[name]
     spec.check_target(get_target(target))
-    golden(f"marlin_{name}_{target}.cu", render(TEMPLATE, spec, target))
+    golden(f"marlin_{name}_{target}.cu", render(spec.template, spec, target))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -45,8 +46,39 @@ def test_both_targets_run_the_same_kernel(name: str) -> None:
     """Only the primitives that are at hand differ; so what the SM120 form computes can be checked on another card."""
 
     def kernel(target: str) -> str:
-        _, found, text = render(TEMPLATE, SPECS[name], target).partition("// ---- The problem's types")
+        _, found, text = render(SPECS[name].template, SPECS[name], target).partition("// ---- The problem's types")
         assert found
         return text
 
     assert kernel("sm_90a") == kernel("sm_120a")
+
+
+#: Few tokens: half a row of weights, groups that end inside of a 64-deep block; whole rows, scales in the epilogue.
+STRIPS = {
+    "odd_zeros": StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
+    "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("name", STRIPS)
+def test_the_strip_source(golden: Golden, name: str, target: str) -> None:
+    spec = STRIPS[name]
+    spec.check_target(get_target(target))
+    golden(f"marlin_strip_{name}_{target}.cu", render(spec.template, spec, target))
+
+
+#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg.
+WGMMA = {
+    "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, steps=4, in_flight=1),
+    "wide_multicast": WgmmaSpec(
+        "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WGMMA)
+def test_the_wgmma_source(golden: Golden, name: str) -> None:
+    spec = WGMMA[name]
+    spec.check_target(get_target("sm_90a"))
+    golden(f"marlin_wgmma_{name}_sm_90a.cu", render(spec.template, spec, "sm_90a"))

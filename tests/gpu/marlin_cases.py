@@ -38,8 +38,7 @@ from marlin_operands import (
 from cudatma import detect, marlin_gemm
 from cudatma.build import load_kernel
 from cudatma.kernels.marlin.config import Feeds, Layer, choose, parse_feeds
-from cudatma.kernels.marlin.plan import TEMPLATE
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,9 +145,9 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), feeds) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[MarlinSpec]:
+def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
-    found: dict[MarlinSpec, None] = {}
+    found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
         o = job.options
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
@@ -168,7 +167,7 @@ def precompile(jobs: Iterable[Job]) -> int:
     target = detect()
     specs = specs_of(jobs, target, context.device(0).multiprocessors)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda spec: load_kernel(TEMPLATE, spec, target), specs))
+        list(pool.map(lambda spec: load_kernel(spec.template, spec, target), specs))
     return len(specs)
 
 

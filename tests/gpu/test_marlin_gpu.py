@@ -28,7 +28,10 @@ from cudatma import ArgumentTypeError, MarlinLinear, marlin_gemm
 from cudatma.build import compile as compile_kernel
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels.marlin import config, plan
+from cudatma.kernels.marlin import config, plan, strip_config, wgmma_config
+from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.render import render
 from cudatma.target import Target, detect, get_target
 
@@ -50,6 +53,17 @@ SM120_JOBS = [
     Job(1000, 136, Options("bfloat16", -1, False, act_order=True), ("tma",), (16, 100)),
     Job(333, 77, Options("float16", 64, False, bias=True), ("tma",), (8, 64)),
 ]
+
+
+#: For the portable kernel with tokens for which another one is chosen.
+PORTABLE_JOBS = [
+    Job(2048, 2048, Options(), ("tma",), (1, 8, 16, 17, 32, 64, 100, 128, 333, 1024)),
+    Job(8192, 12288, Options(), ("tma",), (1, 16, 32, 64, 333)),
+    Job(1000, 136, Options("bfloat16", 32, False), ("tma",), (100,)),
+    Job(1000, 136, Options("bfloat16", -1, False, bias=True), ("tma",), (100,)),
+]
+WGMMA_SPECS = wgmma_config.dump_specs(TARGET)
+STRIP_SPECS = strip_config.dump_specs(TARGET)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,6 +94,39 @@ def check_job(job: Job) -> None:
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_against_float64(job: Job) -> None:
     check_job(job)
+
+
+@pytest.mark.parametrize("job", PORTABLE_JOBS, ids=str)
+def test_the_portable_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    monkeypatch.setattr(plan, "choose", config.choose_portable)
+    check_job(job)
+
+
+@pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
+def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
+    """With few tokens and with tails, tiles shared by blocks and not; small rows, and more tiles than blocks."""
+    monkeypatch.setattr(plan, "choose", lambda *_: Choice(spec, 1))
+    options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
+    for k, n, tokens in (
+        (1000, 136, (1, spec.block_m - 3)),
+        (4096, 2056, (7, 2 * spec.block_m + 5)),
+        (512, 20000, (700,)),
+    ):
+        check_job(Job(k, n, options, ("tma",), tokens))
+
+
+@pytest.mark.parametrize("spec", STRIP_SPECS, ids=lambda spec: spec.entry)
+def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> None:
+    """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
+    monkeypatch.setattr(plan, "choose", lambda *_: Choice(spec, spec.blocks_per_sm))
+    options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
+    for k, n, tokens in (
+        (1000, 136, (1, spec.block_m - 3)),
+        (4096, 2056, (7, 2 * spec.block_m + 5)),
+        (200, 40000, (5,)),
+        (9000, 4097, (3, spec.block_m)),
+    ):
+        check_job(Job(k, n, options, ("tma",), tokens))
 
 
 @pytest.mark.parametrize("job", SM120_JOBS, ids=str)

@@ -52,6 +52,7 @@ def differences(out: Any, wanted: Any) -> Any:
     [
         (4096, 1024, 16, True, Options()),
         (2048, 2048, 333, True, Options("bfloat16", 64, False)),
+        (8192, 8192, 1024, True, Options()),
         (512, 128 * 132, 1, False, Options(group_size=-1)),
     ],
 )
@@ -128,7 +129,9 @@ def test_a_workspace_of_ones_own() -> None:
     assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
 
 
-@pytest.mark.parametrize(("feed", "m", "k"), [("tma", 16, 2048), ("cp_async", 100, 2048), ("tma", 3, 1001)])
+@pytest.mark.parametrize(
+    ("feed", "m", "k"), [("tma", 16, 2048), ("tma", 100, 2048), ("cp_async", 100, 2048), ("tma", 3, 1001)]
+)
 def test_graph_capture(feed: str, m: int, k: int) -> None:
     weight, bias = make_weight(k, 1024), activations((1024,), "float16", 5)
     layer = MarlinLinear(weight.packed, bias, feed=FEEDS[feed])

@@ -263,6 +263,21 @@ def test_mma(target: Target, kind: str, dtype: np.dtype[Any]) -> None:
         assert np.abs(download(d) - wanted).max() <= tolerance
 
 
+@pytest.mark.parametrize("source", ["registers", "shared"])
+@pytest.mark.parametrize("n", [8, 24, 256])
+@pytest.mark.parametrize(("kind", "dtype"), [("f16", np.dtype(np.float16)), ("bf16", BFLOAT16)])
+def test_wgmma(target: Target, kind: str, dtype: np.dtype[Any], n: int, source: str) -> None:
+    if not target.has_wgmma:
+        pytest.skip(f"{target.name} has no wgmma")
+    random = np.random.default_rng(n)
+    a, b = (random.integers(-8, 9, shape).astype(dtype) for shape in ((64, 16), (n, 16)))
+    c = random.integers(-99, 99, (64, n)).astype(np.float32)
+    d = poisoned((64, n), np.float32)
+    args = (upload(a.view(np.uint16)), upload(b.view(np.uint16)), upload(c), d)
+    kernel("wgmma", probes.Wgmma(kind, n, source), target).launch(1, 128, args)
+    assert (download(d) == c + a.astype(np.float64) @ b.astype(np.float64).T).all()
+
+
 def test_cp_async_fills_with_zeros_and_tells_group_and_barrier(target: Target) -> None:
     source = np.random.default_rng(6).integers(1, 256, (128, 16), dtype=np.uint8)
     sizes = (np.arange(128) % 17).astype(np.uint32)
@@ -347,6 +362,25 @@ def test_multicast_reaches_both_blocks_of_a_cluster(target: Target) -> None:
     probe = probes.Multicast(load.expected_bytes, 8)
     kernel("multicast", probe, target).launch(2, 128, (load, dump), cluster=2, shared_bytes=2 * load.footprint_bytes)
     assert (download(dump) == source).all()
+
+
+@pytest.mark.parametrize("depth", [128, 640, 4096])
+@pytest.mark.parametrize("spec", [probes.WgmmaGemm(), probes.WgmmaGemm(1, 64, 3), probes.WgmmaGemm(cluster=2)], ids=str)
+def test_a_wgmma_gemm_out_of_a_tma_ring(target: Target, spec: probes.WgmmaGemm, depth: int) -> None:
+    if not target.has_wgmma:
+        pytest.skip(f"{target.name} has no wgmma")
+    m, n = 3 * spec.block_m, 4 * spec.block_n
+    rng = np.random.default_rng(depth)
+    a, b = (rng.normal(size=(rows, depth)).astype(np.float16) for rows in (m, n))
+    d = poisoned((m, n), np.float32)
+    boxes = ((upload(a), (spec.share_m, 64), "128B"), (upload(b), (spec.block_n, 64), "128B"))
+    maps = [TensorMap.from_array(array, box, swizzle=mode) for array, box, mode in boxes]
+    args = (*maps, TensorMap.from_array(d, (64, spec.block_n)), depth // spec.block_k)
+    grid = (n // spec.block_n, m // spec.block_m)
+    gemm = kernel("wgmma_gemm", spec, target)
+    gemm.launch(grid, spec.threads, args, cluster=spec.cluster, shared_bytes=spec.smem_bytes)
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    assert np.abs(download(d) - wanted).max() < 1e-6 * depth + 1e-4
 
 
 @pytest.mark.parametrize("programmatic", [False, True])

@@ -20,7 +20,7 @@ from benchmarks import bars, feed_code, feeds, first_call, harness, host_cost, m
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.sass_loops import natural_loops
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
+from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.target import get_target
 from tools import bench
 from tools.readme_tables import table_text
@@ -327,14 +327,16 @@ def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: p
     assert report.commit(tmp_path) == head[:12]
     (tmp_path / "file").write_text("2")
     assert report.commit(tmp_path) == f"{head[:12]}+changes"
-    (tmp_path / ".git" / "HEAD").write_text("nonsense")
     monkeypatch.setenv(report.COMMIT_VARIABLE, "abc123")
     assert report.commit(tmp_path) == "abc123"
+    monkeypatch.delenv(report.COMMIT_VARIABLE)
+    (tmp_path / ".git" / "HEAD").write_text("nonsense")
+    assert report.commit(tmp_path) == "unknown"
 
 
 # ---- Scripts --------------------------------------------------------------------------------------------------------
 
-NAMES = {"feed_code", "feeds", "first_call", "host_cost", "marlin", "read_floor"}
+NAMES = {"emulator", "feed_code", "feeds", "first_call", "host_cost", "marlin", "read_floor"}
 
 
 def test_the_scripts_are_found_with_a_summary() -> None:
@@ -523,7 +525,7 @@ def test_producer_slots_scale_with_the_copies() -> None:
 
 def spec_of(feed: str, m: int = 16) -> Any:
     layer = Layer(8192, 28672, 128, False, "float16")
-    return choose(layer, m, get_target("sm_90a"), 132, parse_feeds(feeds.FEEDS[feed])).spec
+    return choose_portable(layer, m, get_target("sm_90a"), 132, parse_feeds(feeds.FEEDS[feed])).spec
 
 
 def test_copies_of_a_stage() -> None:

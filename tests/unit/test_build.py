@@ -21,6 +21,7 @@ from cudatma.cache import Cache
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
+    BackendWarning,
     CacheError,
     CompileError,
     DriverError,
@@ -226,6 +227,17 @@ def test_a_failed_compilation_keeps_its_artifacts_and_is_tried_again(templates: 
     assert build._building == {}
 
 
+def test_a_template_that_ptxas_makes_slow_is_an_error(templates: Path) -> None:
+    """setmaxnreg without launch bounds is ignored: a warning in a user's source, an error in our template."""
+    slow = TEMPLATE.replace("{ x[", '{ asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); x[', 1)
+    (templates / "kernel.cu.j2").write_text(slow)
+    with pytest.raises(CompileError, match=r"setmaxnreg.*ignored") as caught:
+        load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+    assert caught.value.folder is not None
+    assert "Potential Performance Loss" in (Path(caught.value.folder) / "log.txt").read_text()
+    assert len(compile_kernel(slow, Spec(), "sm_90a").warnings) == 1
+
+
 def test_a_damaged_entry_is_compiled_again(templates: Path, compilations: list[str]) -> None:
     folder = load_kernel("kernel.cu.j2", Spec(), "sm_90a").folder
     assert folder is not None
@@ -395,8 +407,38 @@ def test_backends(
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDATMA_BACKEND", variable)
-    automatic = "cuda" if usable else "reference"
+    automatic = "cuda" if usable else "emulator"
     assert backend.selected_backend(explicit) == (automatic if expected == "auto" else expected)
+
+
+@pytest.mark.parametrize(
+    ("explicit", "variable", "warned"),
+    [(None, "", "no usable NVIDIA GPU"), ("auto", "", "no usable"), (None, "reference", "CUDATMA_BACKEND"),
+     ("emulator", "", ""), ("reference", "", ""), (None, "cuda", "")],
+)  # fmt: skip
+def test_a_function_says_that_it_computes_on_the_cpu_unless_asked_to(
+    explicit: str | None, variable: str, warned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_has_usable_card", lambda: False)
+    monkeypatch.setenv("CUDATMA_BACKEND", variable)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        backend.backend_for("some_function", explicit, stacklevel=1)
+    assert [(w.category, w.filename) for w in caught] == [(BackendWarning, __file__)] * bool(warned)
+    for warning in caught:
+        assert warned in str(warning.message)
+        assert "filterwarnings" in str(warning.message)
+
+
+def test_it_is_said_once_in_a_process() -> None:
+    code = (
+        "import numpy as np, cudatma.backend as b\nb._has_usable_card = lambda: False\n"
+        "b.backend_for('f', None)\nb.backend_for('f', None)\nb.backend_for('g', None)\n"
+    )
+    environment = {**os.environ, "CUDATMA_BACKEND": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr.count("f computes on the CPU") == 1
+    assert done.stderr.count("g computes on the CPU") == 1
 
 
 def test_unknown_backends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cudatma import compiler
 from cudatma.compiler import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version, require_nvrtc_for
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError
-from cudatma.ptxas_log import log_warnings
+from cudatma.ptxas_log import log_warnings, performance_losses
 from cudatma.target import TARGETS, get_target
 
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -134,6 +134,8 @@ def test_warnings_of_a_log() -> None:
     ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x
     """
     assert [line.split(":")[0].strip() for line in log_warnings(log)] == ["kernel.cu(1)", "ptxas info"]
+    (loss,) = performance_losses(log)
+    assert "serialized" in loss
 
 
 @pytest.mark.parametrize(

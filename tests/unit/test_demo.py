@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,31 @@ def test_relative_error() -> None:
     assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)
 
 
-def test_without_a_card_the_emulator_runs_the_kernel(
-    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_card_the_emulator_runs_the_kernel_and_draws_its_pipeline(
+    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
-    monkeypatch.setattr(demo, "selected_backend", lambda wanted: "reference")
+    monkeypatch.setattr(demo, "selected_backend", lambda wanted: "emulator")
     monkeypatch.setattr(demo, "TOKENS", (3,))
-    assert demo.main(["--json"]) == 0
+    assert demo.main(["--json", "--out", str(tmp_path / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["backend"] == "emulator"
     assert 0 < found["results"][0]["error"] <= demo.ERROR_LIMIT
+    picture, trace = map(Path, found["pictures"])
+    assert picture == tmp_path / "out" / "marlin_pipeline.svg"
+    assert "ring of stages" in picture.read_text()
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_the_text_names_progress_errors_and_the_picture(
+    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "TOKENS", (1,))
+    assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "100%" in captured.err
+    assert "relative error" in captured.out
+    assert str(tmp_path / "marlin_pipeline.svg") in captured.out.replace("\n", "")
 
 
 def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cudatma.descriptor import Im2colSpec, TiledSpec, check_load, check_reduce, check_store
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
+from cudatma.layout import Interleave
 
 
 def tiled(**change: Any) -> TiledSpec:
@@ -63,7 +64,7 @@ def test_loads_refuse() -> None:
 def test_im2col_offsets(rank: int, most: int) -> None:
     spec, coords = im2col(rank), (0,) * rank
     check_load(spec, coords, (most,) * (rank - 2))
-    check_load(spec, (3, *coords[1:]))
+    refuses(lambda: check_load(spec, (3, *coords[1:])), "coords[0]")  # an H200 traps, in im2col mode too
     for wrong in (-1, most + 1):
         refuses(lambda: check_load(spec, coords, (0,) * (rank - 3) + (wrong,)), f"offsets[{rank - 3}]")  # noqa: B023
     refuses(lambda: check_load(spec, coords, (0,) * (rank - 1)), "offsets")
@@ -100,7 +101,31 @@ def test_stores_that_end_inside_a_chunk() -> None:
     check_store(tiled(dims=(104, 64)))
     column = replace(im2col(), dims=(60, 14, 9, 4), channels_per_pixel=56)
     check_store(column, (0, 0, 0, 0))
-    refuses(lambda: check_store(column, (4, 0, 0, 0)), "dims[0]")
+    refuses(lambda: check_store(column, (8, 0, 0, 0)), "dims[0]")
+
+
+def test_im2col_begins_inside_of_the_bounding_box() -> None:
+    spec = replace(im2col(), lower_corner=(-1, 0), upper_corner=(0, -2))  # w from -1 to 13, h from 0 to 6
+    for w, h in ((-1, 0), (13, 6)):
+        check_load(spec, (0, w, h, 9))
+    for w, h, field in ((-2, 0, "coords[1]"), (14, 0, "coords[1]"), (0, -1, "coords[2]"), (0, 7, "coords[2]")):
+        refuses(lambda: check_load(spec, (0, w, h, 0)), field)  # noqa: B023
+    sliced = replace(spec, dims=(14, 9, 8, 4), channels_per_pixel=8, interleave=Interleave.B16)
+    check_load(sliced, (13, 6, 99, 0))
+    refuses(lambda: check_load(sliced, (14, 6, 0, 0)), "coords[0]")
+
+
+def test_im2col_stores_need_a_bounding_box_inside_of_the_tensor() -> None:
+    inside = replace(im2col(), lower_corner=(1, 0), upper_corner=(0, -2))
+    check_store(inside, (0, 1, 0, 0))
+    refuses(lambda: check_store(replace(inside, lower_corner=(1, -1)), (0, 1, 0, 0)), "lower_corner[1]")
+    refuses(lambda: check_reduce(replace(inside, upper_corner=(1, 0)), "add", (0, 1, 0, 0)), "upper_corner[0]")
+
+
+def test_dimensions_that_no_access_reaches() -> None:
+    check_load(tiled(dims=(256, 1 << 31)), (0, 0))
+    refuses(lambda: check_load(tiled(dims=(256, (1 << 31) + 1)), (0, 0)), "dims[1]")
+    refuses(lambda: check_store(tiled(dims=(256, 1 << 32)), (0, 0)), "dims[1]")
 
 
 def test_directions() -> None:
@@ -114,10 +139,10 @@ def test_directions() -> None:
     refuses(lambda: check_load(six, (0, 0)), "swizzle")
 
 
-# PTX ISA, cp.reduce.async.bulk.tensor, as letters in the order of TYPES: y is legal.
+# PTX ISA, cp.reduce.async.bulk.tensor, as letters in the order of TYPES: y is legal; add on float64 as measured.
 TYPES = ["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16"]
 LEGAL = {
-    "add": "..yyy.yy.y",
+    "add": "..yyy.yyyy",
     "min": "..yyyyy..y",
     "max": "..yyyyy..y",
     "inc": "..y.......",

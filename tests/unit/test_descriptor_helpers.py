@@ -18,6 +18,7 @@ from cudatma.descriptor import (
     check_cluster,
     create_activation_tma_desc,
     create_scale_tma_desc,
+    create_weight_tile_tma_desc,
     create_weight_tma_desc,
     multicast_mask,
     tile_counts,
@@ -41,6 +42,16 @@ def test_weights() -> None:
     assert (spec.dtype.name, spec.dims, spec.strides_bytes, spec.box) == ("uint64", (256, 96), (2048,), (256, 4))
     assert made.expected_bytes == made.footprint_bytes == 4 * 2048
     assert (made.device, made.address) == (0, 1 << 34)
+
+
+def test_whole_tiles_of_weights() -> None:
+    """6 rows of 16 blocks; a load brings 2 x 4 of them."""
+    made = create_weight_tile_tma_desc(device_array((96, 2048), "uint8"), 16, 4, 2, backend="codec", target="sm_90a")
+    spec = made.spec
+    assert isinstance(spec, TiledSpec)
+    assert (spec.dtype.name, spec.dims, spec.strides_bytes) == ("uint64", (256, 16, 6), (2048, 16 * 2048))
+    assert spec.box == (256, 4, 2)
+    assert made.expected_bytes == made.footprint_bytes == 8 * 2048
 
 
 def test_scales_and_zero_points() -> None:
@@ -74,6 +85,9 @@ def test_activations() -> None:
         (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 0), "box[1]"),
         (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 257), "box[1]"),
         (lambda: create_weight_tma_desc(device_array((4, 2048), "uint8"), 100, target="sm_120a"), "box"),
+        (lambda: create_weight_tile_tma_desc(device_array((4, 2048), "uint8"), 3, 1, 1), "k64"),
+        (lambda: create_weight_tile_tma_desc(device_array((4, 2048), "uint8"), 0, 1, 1), "k64"),
+        (lambda: create_weight_tile_tma_desc(device_array((4, 1024), "uint8"), 2, 1, 1), "qweight.shape"),
         (lambda: create_scale_tma_desc(device_array((4, 64), "float32"), 64), "scales.dtype"),
         (lambda: create_scale_tma_desc(device_array((4, 4, 64), "float16"), 64), "scales.shape"),
         (lambda: create_scale_tma_desc(device_array((64,), "float16"), 64, 2), "block_groups"),

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin import config
-from cudatma.kernels.marlin.config import Feeds, Layer, choose, dump_specs, parse_feeds
+from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_portable, dump_specs, parse_feeds
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, GROUP_SIZES
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import TARGETS, Target, get_target
 
 KIB = 1024
@@ -35,15 +36,26 @@ calls = st.tuples(layers, tokens, st.sampled_from(RUNNING), processors, feeds)
 
 @settings(max_examples=400)
 @given(calls)
-def test_a_choice_fits_99_kib_and_its_target(call: tuple[Layer, int, Target, int, Feeds]) -> None:
+def test_a_portable_choice_fits_99_kib_and_its_target(call: tuple[Layer, int, Target, int, Feeds]) -> None:
     layer, _, target, _, feed = call
-    spec = choose(*call).spec
+    spec = choose_portable(*call).spec
     assert spec.smem_bytes <= 99 * KIB
     assert spec.blocks_per_sm * (spec.smem_bytes + KIB) <= target.smem_per_sm_bytes
     assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads a multiprocessor"
     spec.check_target(target)
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert (spec.feed_weight, spec.feed_scale, spec.feed_activation) == (feed.weight, feed.scale, feed.activation)
+
+
+@given(calls)
+def test_every_choice_serves_its_layer_and_fits_its_target(call: tuple[Layer, int, Target, int, Feeds]) -> None:
+    layer, m, target, _, feed = call
+    spec = choose(*call).spec
+    spec.check_target(target)
+    assert spec.blocks_per_sm * (spec.smem_bytes + KIB) <= target.smem_per_sm_bytes
+    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+    assert (spec.feed_weight, spec.feed_scale, spec.feed_activation) == (feed.weight, feed.scale, feed.activation)
+    assert isinstance(spec, WgmmaSpec) == (target.has_wgmma and m > 32 and feed == Feeds())
 
 
 @given(calls)
@@ -60,7 +72,8 @@ def test_a_choice_can_be_scheduled(call: tuple[Layer, int, Target, int, Feeds]) 
     choice = choose(*call)
     made = schedule(choice.spec, m, layer.n, layer.k, count * choice.blocks_per_sm)
     assert made.tiles_m * choice.spec.block_m >= m
-    assert made.tiles_n * choice.spec.block_n >= layer.n
+    assert made.tiles_n * choice.spec.block_n * choice.spec.cluster >= layer.n
+    assert made.blocks % choice.spec.cluster == 0
 
 
 @given(layers, st.sampled_from(RUNNING), processors)
@@ -72,7 +85,7 @@ def test_few_tokens_get_small_tiles(layer: Layer, target: Target, count: int) ->
 
 def test_a_target_without_setmaxnreg_gets_a_tile_that_needs_none() -> None:
     layer, plain = Layer(8192, 28672, 128, False, "float16"), get_target("sm_90")
-    assert choose(layer, 1024, get_target("sm_90a"), 132, Feeds()).spec.consumer_registers > 0
+    assert choose_portable(layer, 1024, get_target("sm_90a"), 132, Feeds()).spec.consumer_registers > 0
     if all(plain.has(f) for f in ("shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol")):
         assert choose(layer, 1024, plain, 132, Feeds()).spec.consumer_registers == 0
 

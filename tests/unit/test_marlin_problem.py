@@ -15,14 +15,24 @@ from hypothesis import strategies as st
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.render import render
 
 SPECS = [
     MarlinSpec("float16", 128, False, *tile, 3)
     for tile in ((8, 128, 256, 1, 4, 1), (16, 64, 256, 1, 2, 2), (64, 256, 128, 1, 8, 1), (128, 256, 64, 1, 8, 1))
 ]
+WGMMA = [
+    WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 6),
+    WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, cluster=2, consumer_registers=232),
+]
 problems = st.tuples(
-    st.sampled_from(SPECS), st.integers(1, 3000), st.integers(1, 9000), st.integers(1, 6000), st.integers(1, 400)
+    st.sampled_from([*SPECS, *WGMMA]),
+    st.integers(1, 3000),
+    st.integers(1, 9000),
+    st.integers(1, 6000),
+    st.integers(1, 400),
 )
 
 
@@ -40,7 +50,7 @@ class Cut:
     """A problem as the device sees it: what fill_problem() wrote, and the grid."""
 
     problem: Any
-    blocks: int
+    shares: int
     plan: Schedule
 
     @property
@@ -58,7 +68,7 @@ class Cut:
             taken = min(depth - k, end - unit)
             found.append(Piece(tile, k, k + taken))
             unit += taken
-        whole = range(self.problem.stream_tiles + share, self.tiles, self.blocks)
+        whole = range(self.problem.stream_tiles + share, self.tiles, self.problem.shares)
         return found + [Piece(tile, 0, depth) for tile in whole]
 
     def contributors(self, share: int, piece: Piece) -> list[int]:
@@ -70,18 +80,19 @@ class Cut:
         return list(range(share + 1, last + 1))
 
 
-def cut(spec: MarlinSpec, m: int, n: int, k: int, resident: int) -> Cut:
+def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
     plan, problem = schedule(spec, m, n, k, resident), ProblemStruct()
     fill_problem(problem, spec, plan, m, n, k, ceil_div(k, 128))
-    return Cut(problem, plan.blocks, plan)
+    assert plan.blocks == plan.shares * spec.cluster
+    return Cut(problem, plan.shares, plan)
 
 
 def every_piece(made: Cut) -> list[tuple[int, Piece]]:
-    return [(share, piece) for share in range(made.blocks) for piece in made.pieces(share)]
+    return [(share, piece) for share in range(made.shares) for piece in made.pieces(share)]
 
 
 @given(problems)
-def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[StagedTile, int, int, int, int]) -> None:
     made = cut(*case)
     counts = np.zeros((made.tiles, made.problem.k_iterations), int)
     for _, piece in every_piece(made):
@@ -91,51 +102,51 @@ def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[MarlinSpec, int
 
 
 @given(problems)
-def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[StagedTile, int, int, int, int]) -> None:
     made = cut(*case)
-    assert 1 <= made.blocks <= case[-1]
-    assert all(made.pieces(share) for share in range(made.blocks))
+    assert case[0].cluster <= made.plan.blocks <= max(case[-1], case[0].cluster)
+    assert all(made.pieces(share) for share in range(made.shares))
 
 
 @given(problems)
-def test_the_longest_share(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_the_longest_share(case: tuple[StagedTile, int, int, int, int]) -> None:
     """Divided: nobody waits for more than one stage. Whole: it takes no longer than dividing, partial sums included."""
     spec, m, n, k, resident = case
     made = cut(*case)
-    work = [sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.blocks)]
-    units = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * ceil_div(k, spec.block_k)
-    least = ceil_div(units, resident)
+    work = [sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.shares)]
+    units = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n * spec.cluster) * ceil_div(k, spec.block_k)
+    least = ceil_div(units, max(1, resident // spec.cluster))
     if made.plan.stream_tiles:
         assert max(work) - min(work) <= 1
         assert max(work) == least
     else:
-        stage_bytes = spec.block_n * spec.block_k / 2 + spec.block_m * spec.block_k * 2
+        stage_bytes = spec.block_n * spec.block_k / 2 + spec.block_m * spec.block_k * 2 / spec.cluster
         assert max(work) <= least + spec.block_m * spec.block_n * 4 / stage_bytes
 
 
 @given(problems)
 def test_a_tile_is_divided_among_two_at_most_where_there_is_a_full_wave(
-    case: tuple[MarlinSpec, int, int, int, int],
+    case: tuple[StagedTile, int, int, int, int],
 ) -> None:
     made = cut(*case)
-    if made.tiles >= case[-1] and made.plan.stream_tiles:
+    if made.tiles >= case[-1] // case[0].cluster and made.plan.stream_tiles:
         assert made.problem.stream_units >= made.problem.k_iterations
 
 
 @given(problems)
-def test_a_contribution_is_the_first_piece_of_its_share(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_a_contribution_is_the_first_piece_of_its_share(case: tuple[StagedTile, int, int, int, int]) -> None:
     """So a share needs one slot in the workspace, and writes it before it waits for anybody."""
     made = cut(*case)
-    for share in range(made.blocks):
+    for share in range(made.shares):
         pieces = made.pieces(share)
         assert all(piece.k_begin == 0 for piece in pieces[1:])
     divided = [share for share, piece in every_piece(made) if piece.k_begin > 0]
-    assert all(share < made.plan.partial_blocks for share in divided)
+    assert all((share + 1) * case[0].cluster <= made.plan.partial_blocks for share in divided)
 
 
 @given(problems)
 def test_an_owner_holds_a_tiles_first_stage_as_the_last_piece_of_its_line(
-    case: tuple[MarlinSpec, int, int, int, int],
+    case: tuple[StagedTile, int, int, int, int],
 ) -> None:
     made = cut(*case)
     for share, piece in every_piece(made):
@@ -145,7 +156,7 @@ def test_an_owner_holds_a_tiles_first_stage_as_the_last_piece_of_its_line(
 
 
 @given(problems)
-def test_owners_collect_from_exactly_the_contributors(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_owners_collect_from_exactly_the_contributors(case: tuple[StagedTile, int, int, int, int]) -> None:
     """And these have lower block numbers: they were dispatched before the block that waits for them."""
     made = cut(*case)
     wanted: dict[int, list[int]] = {}
@@ -156,20 +167,20 @@ def test_owners_collect_from_exactly_the_contributors(case: tuple[MarlinSpec, in
         if piece.k_begin == 0:
             collected = made.contributors(share, piece)
             assert collected == wanted.pop(piece.tile, [])
-            assert all(made.blocks - 1 - other < made.blocks - 1 - share for other in collected)
+            assert all(made.shares - 1 - other < made.shares - 1 - share for other in collected)
     assert not wanted, "contributions that nobody collects"
 
 
 @settings(max_examples=40)
 @given(problems, st.integers(0, 2**32))
-def test_the_collected_sums_are_the_tiles_sums(case: tuple[MarlinSpec, int, int, int, int], seed: int) -> None:
+def test_the_collected_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, int, int], seed: int) -> None:
     """Blocks run in the order of their numbers, as far as each can; integers, so that equal means equal."""
     made = cut(*case)
     values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
     results: dict[int, int] = {}
     slots: dict[int, int] = {}
-    for block in range(made.blocks):
-        share = made.blocks - 1 - block
+    for block in range(made.shares):
+        share = made.shares - 1 - block
         for piece in made.pieces(share):
             total = int(values[piece.tile, piece.k_begin : piece.k_end].sum())
             if piece.k_begin > 0:
@@ -183,7 +194,7 @@ def test_the_collected_sums_are_the_tiles_sums(case: tuple[MarlinSpec, int, int,
 
 
 @given(problems)
-def test_positions_of_tiles_are_a_permutation(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, int, int]) -> None:
     """Bands of raster_m token tiles, channel by channel, as parts/marlin_work.cuh.j2 numbers them."""
     problem = cut(*case).problem
     seen = set()
@@ -196,7 +207,7 @@ def test_positions_of_tiles_are_a_permutation(case: tuple[MarlinSpec, int, int, 
 
 
 @given(problems)
-def test_what_the_device_is_told(case: tuple[MarlinSpec, int, int, int, int]) -> None:
+def test_what_the_device_is_told(case: tuple[StagedTile, int, int, int, int]) -> None:
     spec, m, n, k, _ = case
     problem = cut(*case).problem
     assert (problem.m, problem.n, problem.k) == (m, n, k)
@@ -207,9 +218,10 @@ def test_what_the_device_is_told(case: tuple[MarlinSpec, int, int, int, int]) ->
     assert (problem.k_iterations - 1) * spec.block_k < k <= problem.k_iterations * spec.block_k
 
 
-def test_the_struct_is_laid_out_as_the_device_reads_it() -> None:
-    """Member for member as parts/marlin_constants.cuh.j2 declares them, without hidden padding."""
-    source = render("kernels/marlin_portable.cu.j2", SPECS[0], "sm_90a")
+@pytest.mark.parametrize("spec", [SPECS[0], WGMMA[0]], ids=lambda spec: spec.entry)
+def test_the_struct_is_laid_out_as_the_device_reads_it(spec: Any) -> None:
+    """Member for member as parts/marlin_problem.cuh.j2 declares them, without hidden padding."""
+    source = render(spec.template, spec, "sm_90a")
     body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
     members = [
         (name.strip(), {"u32": 4, "u64": 8}[kind])

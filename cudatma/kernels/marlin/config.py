@@ -1,17 +1,20 @@
-"""Which instance of the Marlin kernel serves a problem: a short table of tiles, measured on an H200, and one rule.
+"""Which kernel serves a problem, and for the portable one which tile: a short table, measured on an H200, and one rule.
 
-docs/performance/marlin_portable.md holds the measurements that the table comes from.
+docs/performance/marlin_portable.md holds the measurements that the table comes from. wgmma_config has the other table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, parse_feeds
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_config import choose_strip, strip_serves
+from cudatma.kernels.marlin.wgmma_config import choose_wgmma, wgmma_serves
 from cudatma.target import Target
+
+__all__ = ["Choice", "Feeds", "Layer", "choose", "choose_portable", "dump_specs", "parse_feeds"]
 
 KIB = 1024
 #: Shared memory of a block that every target has (SM120: 99 KiB).
@@ -24,34 +27,6 @@ _WIDE_FROM_STAGES = 16
 #: (most tokens, bytes): with fewer bytes of weights for each multiprocessor, a second resident block only adds partial
 #: sums. More tokens give it more to do.
 _SECOND_BLOCK_FROM_BYTES = ((16, 400 * KIB), (2**31 - 1, 160 * KIB))
-
-
-@dataclass(frozen=True, slots=True)
-class Feeds:
-    """How each operand reaches shared memory: ``"tma"``, ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
-
-    weight: str = "tma"
-    scale: str = "tma"
-    activation: str = "tma"
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec."""
-
-    k: int
-    n: int
-    group_size: int
-    has_zeros: bool
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
-
-    spec: MarlinSpec
-    blocks_per_sm: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +56,21 @@ _TILES: tuple[tuple[int, _Tile, _Tile], ...] = (
 _WITHOUT_SETMAXNREG = _Tile(64, 256, 128, 1, 8, 1)
 
 
-def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
-    """``"tma"``, ``"cp_async"``, or a mapping with any of weight, scale, activation (the others by TMA).
-
-    Raises ArgumentError for an unknown name or way.
-    """
-    if isinstance(feed, str):
-        if feed not in FEEDS:
-            raise ArgumentError("feed", feed, ", ".join(FEEDS))
-        return Feeds(feed, feed, feed)
-    if not isinstance(feed, Mapping):
-        raise ArgumentTypeError("feed", type(feed).__name__, "a name, or a mapping from operand to name")
-    for operand, way in feed.items():
-        if operand not in ("weight", "scale", "activation"):
-            raise ArgumentError("feed", operand, "weight, scale, activation")
-        if way not in (ACTIVATION_FEEDS[:-1] if operand == "activation" else FEEDS):
-            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(FEEDS))
-    return Feeds(**feed)
-
-
-def choose(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice:
+def choose(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
     """The spec for ``m`` tokens on a card, and how many blocks of it to run. Deterministic; looks at no device."""
+    if strip_serves(layer, m, target, multiprocessors, feeds):
+        return choose_strip(layer, m, target, multiprocessors)
+    if wgmma_serves(m, target, feeds):
+        return choose_wgmma(layer, m, target, multiprocessors)
+    return choose_portable(layer, m, target, multiprocessors, feeds)
+
+
+def choose_portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[MarlinSpec]:
+    """The same among the portable kernel's instances."""
     tile = _pick(layer, m, multiprocessors)
     if tile.consumer_registers and not target.has_setmaxnreg:
         tile = _WITHOUT_SETMAXNREG
-    all_tma = feeds.weight == feeds.scale == feeds.activation == "tma"
-    blocks = tile.blocks_per_sm if all_tma else min(2, tile.blocks_per_sm)
+    blocks = tile.blocks_per_sm if feeds.all_tma else min(2, tile.blocks_per_sm)
     fitting = target.smem_per_sm_bytes // (_PORTABLE_SMEM_BYTES * 3 // 4)
     if blocks > fitting:
         # One block alone on the multiprocessor: it gets the warps that the others would have brought.
@@ -156,7 +120,7 @@ def _with_stages(tile: _Tile, layer: Layer, blocks: int, target: Target, feeds: 
 
 
 def dump_specs(target: Target) -> list[MarlinSpec]:
-    """The instances that stand for all in dumps, goldens and compile checks: each tile, and each feature once."""
+    """The portable instances that stand for all in dumps and compile checks: each tile, and each feature once."""
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     processors = 132
@@ -172,5 +136,5 @@ def dump_specs(target: Target) -> list[MarlinSpec]:
         (large, 64, Feeds(activation="plain")),
         (large, 64, Feeds(activation="gather")),
     ]
-    specs = [choose(layer, m, target, processors, feeds).spec for layer, m, feeds in cases]
+    specs = [choose_portable(layer, m, target, processors, feeds).spec for layer, m, feeds in cases]
     return list(dict.fromkeys(specs))

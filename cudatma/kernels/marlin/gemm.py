@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cudatma.arrays import empty_like_library, stream_handle
-from cudatma.backend import selected_backend
+from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.config import Feeds, parse_feeds
 from cudatma.kernels.marlin.host import host_array
@@ -42,8 +41,9 @@ def marlin_gemm(
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
     None. bias: (N,) or None. stream: None is the current stream of x's library.
     feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation.
-    backend: ``"cuda"``; for host arrays ``"reference"`` (NumPy) or ``"emulator"`` (the generated kernel itself, slowly,
-    its hazards raised); ``"auto"``: the card, or the reference where there is none. None: $CUDATMA_BACKEND, else auto.
+    backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
+    ``"reference"`` (NumPy); ``"auto"``: the card, or the emulator where there is none, as a BackendWarning says.
+    None: $CUDATMA_BACKEND, else auto.
     workspace: partial sums for this launch; None: the stream's own. A graph should be launched on the stream that it
     was captured on, or be given a workspace of its own.
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
@@ -79,10 +79,8 @@ def _first(
     feeds = parse_feeds(feed)
     if type(programmatic) is not bool:
         raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
-    chosen = selected_backend(backend)
+    chosen = backend_for("marlin_gemm", backend, stacklevel=3)
     if chosen != "cuda":
-        if backend is None and isinstance(x, np.ndarray):
-            warnings.warn(f"marlin_gemm computes on the CPU ({chosen})", RuntimeWarning, stacklevel=3)
         return _on_host(x, w, out, bias, feeds, chosen)
     rows = check_input(x, w)
     device = rows.info.device

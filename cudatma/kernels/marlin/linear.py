@@ -73,16 +73,16 @@ class MarlinLinear:
         return MarlinLinear(weight, _upload(self.bias, weight.device or 0), feed=self.feed)
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """x (..., K) -> (..., N); options: those of marlin_gemm."""
+        """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
         return marlin_gemm(x, self.weight, out, self.bias, stream, feed=self.feed, **options)
 
     def warm_up(self, tokens: Iterable[int], stream: Any = None) -> None:
         """Compile and load what batches of these sizes need, and make the stream's workspace.
 
-        For use before a graph capture, or so that no request waits for a compiler. The CPU reference needs none of it.
+        For use before a graph capture, or so that no request waits for a compiler. On the CPU there is nothing to do.
         """
         if self.weight.device is None:
-            if selected_backend() == "reference":
+            if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device

@@ -8,19 +8,24 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build import known_kernel, load_kernel
-from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
+from cudatma.descriptor import (
+    TensorMap,
+    create_activation_tma_desc,
+    create_scale_tma_desc,
+    create_weight_tile_tma_desc,
+    create_weight_tma_desc,
+)
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
+from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.launch import Kernel
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
-
-TEMPLATE = "kernels/marlin_portable.cu.j2"
 
 
 def resolve_feeds(feeds: Feeds, w: PackedWeight, pitch_bytes: int) -> Feeds:
@@ -32,7 +37,7 @@ def resolve_feeds(feeds: Feeds, w: PackedWeight, pitch_bytes: int) -> Feeds:
 
 def configure(
     w: PackedWeight, m: int, device: int, feeds: Feeds, stream: int | None = None
-) -> tuple[Kernel, MarlinSpec, Schedule]:
+) -> tuple[Kernel, AnyMarlinSpec, Schedule]:
     """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule.
 
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
@@ -41,15 +46,16 @@ def configure(
     k, n = w.shape
     processors = context.device(device).multiprocessors
     choice = choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), m, target, processors, feeds)
-    known = known_kernel(TEMPLATE, choice.spec, target)
+    spec = choice.spec
+    known = known_kernel(spec.template, spec, target)
     if stream is not None and (known is None or not known.is_loaded(device)):
         refuse_in_capture(device, stream, "a stream that has its kernel loaded")
-    kernel = known or load_kernel(TEMPLATE, choice.spec, target)
+    kernel = known or load_kernel(spec.template, spec, target)
     kernel.load(device)
-    resident = kernel.occupancy(choice.spec.threads, choice.spec.smem_bytes, device)
+    resident = kernel.occupancy(spec.threads, spec.smem_bytes, device)
     if resident < 1:
-        raise ArgumentError("device", device, f"a card that holds a block of {choice.spec.entry}")
-    return kernel, choice.spec, schedule(choice.spec, m, n, k, processors * min(choice.blocks_per_sm, resident))
+        raise ArgumentError("device", device, f"a card that holds a block of {spec.entry}")
+    return kernel, spec, schedule(spec, m, n, k, processors * min(choice.blocks_per_sm, resident))
 
 
 class Plan:
@@ -87,7 +93,7 @@ class Plan:
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()
-        fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups)
+        fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups, programmatic=programmatic)
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
         maps, activation_map = tensor_maps(w, x, spec, target)
@@ -96,6 +102,7 @@ class Plan:
             self.schedule.blocks,
             spec.threads,
             [*maps, *pointers, problem],
+            cluster=spec.cluster if spec.cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
             programmatic=programmatic,
             device=device,
@@ -130,17 +137,32 @@ class Plan:
             self._plan.launch(stream)
 
 
-def tensor_maps(w: PackedWeight, x: Rows, spec: MarlinSpec, target: Target) -> tuple[list[Any], int | None]:
+def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> tuple[list[Any], int | None]:
     """The maps in the order of the kernel's parameters, and the index of the activations' (None if they need none)."""
     maps: list[Any] = []
     if spec.feed_weight == "tma":
-        maps.append(create_weight_tma_desc(w.qweight, spec.block_k // 64, target=target))
+        maps.extend(_weight_maps(w, spec, target))
     if spec.has_stage_scales and spec.feed_scale == "tma":
         tables = [w.scales, w.zeros] if spec.has_stage_zeros else [w.scales]
         for table in tables:
             rows = spec.groups_per_stage
-            maps.append(create_scale_tma_desc(table, spec.block_n, rows, whole_column=False, target=target))
+            maps.append(create_scale_tma_desc(table, spec.scale_row, rows, whole_column=False, target=target))
     if spec.feed_activation != "tma":
         return maps, None
-    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m, target=target))
+    # Each block of a cluster loads a part of the tokens for all.
+    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, target=target))
     return maps, len(maps) - 1
+
+
+def _weight_maps(w: PackedWeight, spec: AnyMarlinSpec, target: Target) -> list[TensorMap]:
+    """A whole tile a box, and where strips begin inside of a 64-channel row half a row; the portable kernel loads the
+    blocks of 64 channels one by one."""
+    depth, blocks = spec.block_k // 64, ceil_div(w.shape[0], 64)
+    if isinstance(spec, MarlinSpec):
+        return [create_weight_tma_desc(w.qweight, depth, target=target)]
+    maps = []
+    if rows := spec.block_n // 64:
+        maps.append(create_weight_tile_tma_desc(w.qweight, blocks, depth, rows, target=target))
+    if spec.block_n % 64:
+        maps.append(create_weight_tile_tma_desc(w.qweight, blocks, depth, 1, half_rows=True, target=target))
+    return maps

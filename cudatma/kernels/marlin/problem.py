@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.stage import StagedTile
 
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
@@ -14,14 +14,19 @@ _MAX_UNITS = 2**31 - 1
 #: Tokens of a band that is walked through before the next channel tile: both operands of a wave stay in L2.
 _RASTER_TOKENS = 2048
 
+#: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
+#: many weights. docs/performance/marlin_strip.md
+_EARLY_STAGES = 2
+
 
 class ProblemStruct(ctypes.Structure):
-    """``cudatma::Problem`` of parts/marlin_constants.cuh.j2, member for member."""
+    """``cudatma::Problem`` of parts/marlin_problem.cuh.j2, member for member."""
 
     _fields_ = (
         *((name, _U32) for name in ("m", "n", "k", "tiles_m", "tiles_n", "raster_m", "k_iterations")),
         *((name, _U32) for name in ("weight_rows", "weight_row_blocks", "scale_rows", "scale_pitch")),
-        *((name, _U32) for name in ("stream_tiles", "stream_units", "stream_extra", "output_vectors", "padding")),
+        *((name, _U32) for name in ("stream_tiles", "stream_units", "stream_extra", "output_vectors", "shares")),
+        *((name, _U32) for name in ("early_stages", "padding")),
         ("activation_pitch", _U64),
         ("output_pitch", _U64),
     )
@@ -31,8 +36,9 @@ class ProblemStruct(ctypes.Structure):
 class Schedule:
     """How many blocks work, and which tiles they share.
 
-    blocks: grid size. stream_tiles: tiles whose depth is divided among all blocks; the rest is dealt out whole.
-    partial_blocks: blocks that need a slot in the workspace (0: no tile is divided).
+    blocks: grid size. A tile is what a cluster of ``cluster`` blocks computes at a time, side by side in N.
+    stream_tiles: tiles whose depth is divided among all clusters; the rest is dealt out whole.
+    shares: clusters. partial_blocks: blocks that need a slot in the workspace (0: no tile is divided).
     """
 
     blocks: int
@@ -40,6 +46,11 @@ class Schedule:
     tiles_n: int
     k_iterations: int
     stream_tiles: int
+    cluster: int = 1
+
+    @property
+    def shares(self) -> int:
+        return self.blocks // self.cluster
 
     @property
     def stream_units(self) -> int:
@@ -54,35 +65,54 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def schedule(spec: MarlinSpec, m: int, n: int, k: int, resident_blocks: int) -> Schedule:
-    """Cut an (m, n, k) problem for ``resident_blocks`` blocks that run at the same time.
+def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int) -> Schedule:
+    """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
     Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay. Else it is divided by
-    depth together with one full wave, so that every block gets the same number of stages and no share is shorter than
+    depth together with one full wave, so that every cluster gets the same number of stages and no share is shorter than
     a tile (unless there is less than one wave altogether).
     """
-    tiles_m, tiles_n, k_iterations = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n), ceil_div(k, spec.block_k)
-    tiles = tiles_m * tiles_n
+    if not spec.partial_bytes:  # a kernel that divides no tile: a block each, in waves where there are more
+        return Schedule(
+            ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n),
+            ceil_div(m, spec.block_m),
+            ceil_div(n, spec.block_n),
+            ceil_div(k, spec.block_k),
+            0,
+        )
+    cluster = spec.cluster
+    resident = max(1, resident_blocks // cluster)
+    tiles_m, tiles_n = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n * cluster)
+    tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    waves, rest = divmod(tiles, resident_blocks)
-    whole_stages = ceil_div(tiles, resident_blocks) * k_iterations
+    waves, rest = divmod(tiles, resident)
+    whole_stages = ceil_div(tiles, resident) * k_iterations
     # Partial sums go out and come in again: that takes about as long as stages of as many bytes.
-    division_stages = spec.partial_bytes // (spec.weight_stage_bytes + spec.activation_stage_bytes)
-    if whole_stages <= ceil_div(tiles * k_iterations, resident_blocks) + division_stages:
-        return Schedule(min(resident_blocks, tiles), tiles_m, tiles_n, k_iterations, 0)
-    if waves:
-        return Schedule(resident_blocks, tiles_m, tiles_n, k_iterations, rest + resident_blocks)
-    # Fewer blocks often take no longer: the longest share stays the same, and fewer tiles are divided.
-    units = rest * k_iterations
-    blocks = ceil_div(units, ceil_div(units, resident_blocks))
-    return Schedule(blocks, tiles_m, tiles_n, k_iterations, rest)
+    division_stages = spec.partial_bytes // (spec.weight_stage_bytes + spec.activation_stage_bytes // cluster)
+    if whole_stages <= ceil_div(tiles * k_iterations, resident) + division_stages:
+        shares, stream_tiles = min(resident, tiles), 0
+    elif waves:
+        shares, stream_tiles = resident, rest + resident
+    else:
+        # Fewer shares often take no longer: the longest stays the same, and fewer tiles are divided.
+        units = rest * k_iterations
+        shares, stream_tiles = ceil_div(units, ceil_div(units, resident)), rest
+    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)
 
 
 def fill_problem(
-    problem: ProblemStruct, spec: MarlinSpec, plan: Schedule, m: int, n: int, k: int, scale_rows: int
+    problem: ProblemStruct,
+    spec: StagedTile,
+    plan: Schedule,
+    m: int,
+    n: int,
+    k: int,
+    scale_rows: int,
+    *,
+    programmatic: bool = False,
 ) -> None:
-    """Write everything but the pitches, which change from call to call."""
+    """Write everything but the pitches, which change from call to call. programmatic: a dependent launch."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
     problem.raster_m = max(1, _RASTER_TOKENS // spec.block_m)
@@ -90,4 +120,6 @@ def fill_problem(
     problem.weight_rows = ceil_div(n, 64) * problem.weight_row_blocks
     problem.scale_rows, problem.scale_pitch = scale_rows, 64 * ceil_div(n, 64)
     problem.stream_tiles = plan.stream_tiles
-    problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.blocks)
+    problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
+    problem.shares = plan.shares
+    problem.early_stages = _EARLY_STAGES if programmatic else 0

@@ -7,22 +7,22 @@ A warp dequantises its own weights into operand A's registers and reads activati
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from cudatma.dtypes import ActivationType, activation_type
+from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
 from cudatma.target import Target
+
+__all__ = ["ACTIVATION_FEEDS", "FEEDS", "GROUP_SIZES", "MarlinSpec"]
 
 FEEDS = ("tma", "cp_async")
 #: plain: element loads, for a pitch that is no multiple of 16 bytes; gather: plain, through GPTQ's permutation of K.
 ACTIVATION_FEEDS = (*FEEDS, "plain", "gather")
-GROUP_SIZES = (32, 64, 128, -1)
-#: Bytes of one 64 x 64 block of packed weights (layout version 1).
-BLOCK64_BYTES = 2048
-_MAX_BOX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class MarlinSpec:
+class MarlinSpec(StagedTile):
     """One instance of ``kernels/marlin_portable.cu.j2``.
 
     dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results.
@@ -58,6 +58,9 @@ class MarlinSpec:
     blocks_per_sm: int = 1
     consumer_registers: int = 0
 
+    template: ClassVar[str] = "kernels/marlin_portable.cu.j2"
+    cluster: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         activation_type(self.dtype)
         one_of = {
@@ -81,8 +84,8 @@ class MarlinSpec:
         for field in ("block_m", "stages"):
             if type(getattr(self, field)) is not int:
                 raise ArgumentError(field, getattr(self, field), "an int")
-        if self.block_m % 8 or not 8 <= self.block_m <= _MAX_BOX:
-            raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {_MAX_BOX}")
+        if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
+            raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {MAX_BOX}")
         if self.block_m % self.warps_m or self.warp_m not in (8, 16, 32, 48, 64, 128):
             raise ArgumentError("warps_m", self.warps_m, "one that leaves a warp 8, 16, 32, 48, 64 or 128 tokens")
         if self.warp_n not in (16, 32, 64):
@@ -117,20 +120,16 @@ class MarlinSpec:
         return f"marlin_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
 
     @property
-    def activation(self) -> ActivationType:
-        return activation_type(self.dtype)
-
-    @property
-    def is_bf16(self) -> bool:
-        return self.dtype == "bfloat16"
-
-    @property
     def warp_m(self) -> int:
         return self.block_m // self.warps_m
 
     @property
     def warp_n(self) -> int:
         return self.block_n // self.warps_n
+
+    @property
+    def warp_tiles(self) -> int:
+        return self.warps_m * self.warps_n
 
     @property
     def consumer_warps(self) -> int:
@@ -147,52 +146,8 @@ class MarlinSpec:
         return 32 * self.producer_warps
 
     @property
-    def threads(self) -> int:
-        return 32 * self.consumer_warps + self.producer_threads
-
-    @property
     def all_tma(self) -> bool:
         return self.feed_weight == self.feed_scale == self.feed_activation == "tma"
-
-    @property
-    def has_stage_scales(self) -> bool:
-        """Whole-column scales are read once, in the epilogue; all others travel with their stage."""
-        return self.group_size != -1
-
-    @property
-    def stage_group_size(self) -> int:
-        """Depths that share a scale inside a stage; 0 where stages carry no scales."""
-        return self.group_size if self.has_stage_scales else 0
-
-    @property
-    def has_stage_zeros(self) -> bool:
-        return self.has_zeros and self.has_stage_scales
-
-    @property
-    def groups_per_stage(self) -> int:
-        """Rows of the scale table that a stage brings; a group deeper than the stage is brought again by the next."""
-        return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
-
-    @property
-    def weight_stage_bytes(self) -> int:
-        return self.block_n * self.block_k // 2
-
-    @property
-    def activation_stage_bytes(self) -> int:
-        return self.block_m * self.block_k * 2
-
-    @property
-    def scale_stage_bytes(self) -> int:
-        return self.groups_per_stage * self.block_n * 2 if self.has_stage_scales else 0
-
-    @property
-    def zero_stage_bytes(self) -> int:
-        return self.groups_per_stage * self.block_n if self.has_stage_zeros else 0
-
-    @property
-    def zero_slot_bytes(self) -> int:
-        """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
-        return -(-self.zero_stage_bytes // 128) * 128
 
     @property
     def transaction_bytes(self) -> int:
@@ -227,52 +182,11 @@ class MarlinSpec:
     def _stage_feeds(self) -> list[str]:
         return [self.feed_weight, self.feed_activation] + ([self.feed_scale] if self.has_stage_scales else [])
 
-    # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of each array. Activations first: their 128-byte swizzle wants 1024-byte alignment."""
-        warp_tiles = self.warps_m * self.warps_n
-        parts = (
-            ("activations", self.activation_stage_bytes * self.stages),
-            ("weights", self.weight_stage_bytes * self.stages),
-            ("scales", self.scale_stage_bytes * self.stages),
-            ("zeros", self.zero_slot_bytes * self.stages),
-            ("output_staging", warp_tiles * self.staging_bytes),
-            ("depth_reduction", (self.warps_k - 1) * warp_tiles * self.warp_m * self.warp_n * 4),
-            ("full_barriers", 8 * self.stages),
-            ("empty_barriers", 8 * self.stages),
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("output_staging", self.warp_tiles * self.staging_bytes),
+            ("depth_reduction", (self.warps_k - 1) * self.warp_tiles * self.warp_m * self.warp_n * 4),
         )
-        layout, offset = [], 0
-        for name, size in parts:
-            layout.append((name, offset, size))
-            offset += size
-        return layout
-
-    def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
-        held = [
-            (f"activations {self.block_m} x {self.block_k} {self.dtype}, 128B swizzle", self.activation_stage_bytes),
-            (f"weights {self.block_n} x {self.block_k} int4, packed layout 1", self.weight_stage_bytes),
-            (f"scales {self.groups_per_stage} x {self.block_n} {self.dtype}", self.scale_stage_bytes),
-            (f"zero points {self.groups_per_stage} x {self.block_n} uint8", self.zero_stage_bytes),
-        ]
-        return [(what, size) for what, size in held if size]
-
-    @property
-    def notes(self) -> list[str]:
-        """What the opening comment of the generated source says beside the fields."""
-        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
-        parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
-        return [
-            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a block takes {self.smem_bytes} B.",
-            "One stage holds",
-            *held,
-            "Shared memory, by offset",
-            *parts,
-        ]
-
-    def smem_offset(self, name: str) -> int:
-        return next(offset for part, offset, _ in self.smem_layout() if part == name)
 
     @property
     def staging_pitch_bytes(self) -> int:
@@ -284,19 +198,9 @@ class MarlinSpec:
         return 8 * self.staging_pitch_bytes
 
     @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
-
-    @property
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
         return max(1, 16 // (self.warp_m // 8 * self.warp_n // 16))
-
-    @property
-    def partial_bytes(self) -> int:
-        """fp32 partial tile that one block may leave in the workspace."""
-        return self.block_m * self.block_n * 4
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

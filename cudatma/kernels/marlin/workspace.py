@@ -12,7 +12,7 @@ from typing import Any
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError, check
 from cudatma.kernels.marlin.problem import Schedule
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.stage import StagedTile
 
 #: Most fp32 partial sums that the blocks of one multiprocessor leave: a tile of 128 tokens x 256 channels.
 _PARTIALS_PER_SM_BYTES = 128 * 256 * 4
@@ -70,10 +70,10 @@ class MarlinWorkspace:
                 # The interpreter or the driver is shutting down, which frees the memory as well.
                 self._pointer = 0
 
-    def require_room(self, spec: MarlinSpec, schedule: Schedule) -> None:
+    def require_room(self, spec: StagedTile, schedule: Schedule) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
         partials = schedule.partial_blocks * spec.partial_bytes
-        flags = schedule.partial_blocks * spec.warps_m * spec.warps_n * 4
+        flags = schedule.partial_blocks * spec.warp_tiles * 4
         if partials > self.partials_bytes or flags > self.flags_bytes:
             raise LaunchError(
                 "workspace",

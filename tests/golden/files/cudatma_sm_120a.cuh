@@ -1,4 +1,4 @@
-// cudatma.cuh: TMA, mbarrier, ldmatrix and mma.sync primitives for sm_120a.
+// cudatma.cuh: TMA, mbarrier, ldmatrix, mma.sync and wgmma primitives for sm_120a.
 // Written by `cudatma header`. One function is one PTX instruction and named after it.
 #pragma once
 
@@ -374,6 +374,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 
 }  // namespace cudatma
 namespace cudatma {
+
+// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
 
 // [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
 __device__ __forceinline__ bool elect_sync() {
@@ -1329,6 +1336,10 @@ __device__ __forceinline__ void cp_async_bulk_tensor_5d_store_hint(
         : "memory");
 }
 
+}  // namespace cudatma
+namespace cudatma {
+}  // namespace cudatma
+namespace cudatma {
 }  // namespace cudatma
 namespace cudatma {
 

@@ -295,6 +295,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 }  // namespace cudatma
 namespace cudatma {
 
+// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 // [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
@@ -356,7 +363,10 @@ constexpr u32 PRODUCER_THREADS = 128;
 constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
 constexpr u32 GROUPS_PER_STAGE = 4;
 
-constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp
+constexpr u32 CLUSTER = 1;                      // blocks that work on one share
+constexpr u32 WARP_TILES = WARPS_M * WARPS_N;   // parts of a tile with a flag of their own
+constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp ...
+constexpr u32 C_STRIDE = 16;                    // ... and the channels from one to the next
 constexpr u32 N8 = WARP_M / 8;                  // 8-token fragments of a warp
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
@@ -381,27 +391,30 @@ constexpr u32 EMPTY_BARRIERS = 81688;
 constexpr u32 STAGING_PITCH_BYTES = 48;
 constexpr u32 STAGING_BYTES = 384;
 
+// ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 struct Problem {
     u32 m, n, k;
-    u32 tiles_m, tiles_n;      // output tiles
+    u32 tiles_m, tiles_n;      // output tiles, each of one block or cluster
     u32 raster_m;              // token tiles that are visited before the next channel tile, so that L2 serves both operands
     u32 k_iterations;          // stages that one tile takes
     u32 weight_rows;           // rows of the packed weight (64 x 64 blocks)
     u32 weight_row_blocks;     // 64-deep blocks of one 64-channel row
     u32 scale_rows;            // groups
     u32 scale_pitch;           // channels of a row of scales, padded
-    u32 stream_tiles;          // the first tiles, whose depth is divided among all blocks
-    u32 stream_units;          // stages that every block takes of them ...
-    u32 stream_extra;          // ... and the number of blocks that take one more
+    u32 stream_tiles;          // the first tiles, whose depth is divided among all shares
+    u32 stream_units;          // stages that every share takes of them ...
+    u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
+    u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
+    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
 };
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block
-// (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that first piece is a contribution to the
-// tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
+// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
+// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that
+// first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
 // and collected late. Owners wait only for blocks with a lower blockIdx (the share number counts down), which were
 // dispatched before them: no wait can starve a block that has not started.
 
@@ -431,7 +444,7 @@ struct WorkQueue {
         }
         if (tile >= tiles) return false;
         piece = Piece{tile, 0, problem.k_iterations};
-        tile += gridDim.x;
+        tile += problem.shares;
         return true;
     }
 };
@@ -509,6 +522,10 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 }
 __device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
 __device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
 // ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
 // The same boxes in 16-byte pieces: every piece has its own address and its own bounds check.
 __device__ __forceinline__ void load_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n,
@@ -552,7 +569,7 @@ __device__ __forceinline__ void load_activations(u32 smem, const u16* activation
         cp_async_16(target, source + (valid ? depth : 0), valid * 2);
     }
 }
-// ---- Partial sums: between the warps that split a stage's depth, and between the blocks that split a tile -----------
+// ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
 
@@ -565,6 +582,98 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
 }
 
+// Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
+__device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
+    return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void contribute(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
+                                           u32 lane) {
+    float4* sums = partial_sums(partials, slot, warp_tile, lane);
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n)
+            sums[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
+    __syncwarp();
+    if (lane == 0) {   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+        __threadfence();
+        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + slot * WARP_TILES + warp_tile) : "memory");
+    }
+}
+
+// The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
+// arrive in: the result is the same bits every time. It clears the flags for the next launch.
+__device__ __forceinline__ void collect(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
+                                        u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
+    u32 last = share;   // the last share with a part of this tile
+    while (units_missing > 0) {
+        ++last;
+        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
+    }
+    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
+        u32 ready = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
+        } while (ready == 0);
+        *flag = 0;   // its writer comes back in a later launch at the earliest
+    }
+    __syncwarp();
+#pragma unroll 2
+    for (u32 other = share + 1; other <= last; ++other) {
+        const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c)
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) {
+                const float4 sum = __ldcg(sums + (c * N8 + n) * 32);
+                acc[c][n][0] += sum.x;
+                acc[c][n][1] += sum.y;
+                acc[c][n][2] += sum.z;
+                acc[c][n][3] += sum.w;
+            }
+    }
+}
+// ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
+// channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
+__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
+                                               u32 channel0, u32 lane) {
+    const u32 group = lane >> 2;
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) {
+        const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
+        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            acc[c][n][0] += bias_low;
+            acc[c][n][1] += bias_low;
+            acc[c][n][2] += bias_high;
+            acc[c][n][3] += bias_high;
+        }
+    }
+}
+
+// Eight channels of one token leave shared memory for the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, u32 smem, u32 token, u32 channel) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    if (token >= problem.m || channel >= problem.n) return;
+    u16* target = output + token * problem.output_pitch + channel;
+    if (problem.output_vectors && channel + 8 <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last channels
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i)
+            if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+    }
+}
+// ---- Partial sums between the warps that split a stage's depth --------------------------------------------------------
 // The warps with the same channels and tokens meet at a named barrier of their own: the first adds up what the others
 // leave in shared memory. Returns whether this warp goes on with the sum.
 __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 warp_tile, u32 warp_k, u32 lane) {
@@ -598,81 +707,13 @@ __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 wa
     bar_sync(1 + warp_tile, 32 * WARPS_K);   // they are read: the next tile may overwrite them
     return warp_k == 0;
 }
-// Workspace: for every share one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile.
-__device__ __forceinline__ float4* partial_sums(float4* partials, u32 share, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
-    return partials + (u64)(share * WARPS_M * WARPS_N + warp_tile) * WARP_FRAGMENTS + lane;
-}
-
-__device__ __forceinline__ void contribute(const Accumulators& acc, float4* partials, u32* flags, u32 share, u32 warp_tile,
-                                           u32 lane) {
-    float4* slot = partial_sums(partials, share, warp_tile, lane);
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-            slot[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
-    __syncwarp();
-    if (lane == 0) {   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        __threadfence();
-        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + share * WARPS_M * WARPS_N + warp_tile) : "memory");
-    }
-}
-
-// The owner of a tile adds the other blocks' sums in the order of their shares, whatever order they arrive in: the
-// result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void collect(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                        u32 units_missing, u32 warp_tile, u32 lane) {
-    u32 last = share;   // the last share with a part of this tile
-    while (units_missing > 0) {
-        ++last;
-        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
-    }
-    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = flags + other * WARPS_M * WARPS_N + warp_tile;
-        u32 ready = 0;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        } while (ready == 0);
-        *flag = 0;   // its writer comes back in a later launch at the earliest
-    }
-    __syncwarp();
-#pragma unroll 2
-    for (u32 other = share + 1; other <= last; ++other) {
-        const float4* slot = partial_sums(partials, other, warp_tile, lane);
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                const float4 sum = __ldcg(slot + (c * N8 + n) * 32);
-                acc[c][n][0] += sum.x;
-                acc[c][n][1] += sum.y;
-                acc[c][n][2] += sum.z;
-                acc[c][n][3] += sum.w;
-            }
-    }
-}
-
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
                                              const u16* scales, u32 smem, u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
     constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
     const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
-    const u32 group = lane >> 2;
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        const u32 low = channel0 + 16 * c + group, high = low + 8;
-        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
-        }
-    }
+    scale_and_bias(acc, problem, bias, scales, channel0, lane);
 #pragma unroll
     for (u32 n = 0; n < N8; ++n) {
         __syncwarp();   // the rows of the previous 8 tokens are read
@@ -686,20 +727,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         for (u32 vector = lane; vector < 8 * VECTORS_PER_TOKEN; vector += 32) {
             const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
             const u32 token = token0 + 8 * n + row, channel = channel0 + 8 * column;
-            uint4 values;
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                         : "r"(staging + row * STAGING_PITCH_BYTES + column * 16) : "memory");
-            if (token >= problem.m || channel >= problem.n) continue;
-            u16* target = output + token * problem.output_pitch + channel;
-            if (problem.output_vectors && channel + 8 <= problem.n) {
-                *(uint4*)target = values;
-            } else {   // a row that is not 16-byte aligned, or the last channels
-                const u32 words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-                for (u32 i = 0; i < 8; ++i)
-                    if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
-            }
+            store_vector(problem, output, staging + row * STAGING_PITCH_BYTES + column * 16, token, channel);
         }
     }
 }
@@ -792,10 +820,6 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
-__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
-
 // One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 row, u32 step) {
     ActivationFragments b;
@@ -868,7 +892,7 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     __syncthreads();
     griddepcontrol_launch_dependents();   // the next kernel may come in and prefetch its weights
 
-    const u32 share = gridDim.x - 1 - blockIdx.x;
+    const u32 share = problem.shares - 1 - blockIdx.x;
     u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 
     if (warp_index >= CONSUMER_WARPS) {
@@ -913,7 +937,7 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
             continue;
         }
         if (piece.k_end < problem.k_iterations)
-            collect(acc, problem, partials, flags, share, problem.k_iterations - piece.k_end, warp.tile, lane);
+            collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
         store_result(acc, problem, output, bias, scales, smem, warp.tile, token0, channel0, lane);
     }
 }

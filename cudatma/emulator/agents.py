@@ -1,0 +1,206 @@
+"""Who touches memory in a cluster, numbered, and what each warp, and each of its lanes, knows of the others.
+
+Source: PTX ISA, "Memory Consistency Model": causality order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator.clocks import Clock, LaneClocks, joined, lane_bits
+from cudatma.emulator.groups import Group
+from cudatma.emulator.machine import Warp
+from cudatma.emulator.mbarrier import MBarrier
+from cudatma.emulator.types import LANES, Array
+
+if TYPE_CHECKING:
+    from cudatma.emulator.cluster import Cluster
+    from cudatma.emulator.launch import Launch
+
+_SPARE_AGENTS = 512
+#: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory.
+_OWN_AGENTS = 5
+
+
+def lanes_now(w: Warp) -> int:
+    """The lanes that execute the running instruction, as bits."""
+    return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
+
+
+class Agents:
+    """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
+
+    def __init__(self, launch: Launch, cluster: Cluster) -> None:
+        self.launch, self.cluster = launch, cluster
+        blocks = len(cluster.blocks)
+        self.warps = blocks * (-(-launch.threads // LANES))
+        self.size = _OWN_AGENTS * self.warps + 2 * launch.threads * blocks + _SPARE_AGENTS
+        self.clocks = [Clock(self.size) for _ in range(self.warps)]
+        for agent, clock in enumerate(self.clocks):
+            clock.order[[agent, 3 * self.warps + agent]] = 1
+        self._parted: dict[int, LaneClocks] = {}
+        self._agents: dict[Any, int] = {}
+        self._agent_names: dict[int, str] = {}
+        self._met: dict[int, int] = {}
+        self._unmet_from: dict[int, int] = {}
+
+    # ---- agents
+
+    def agent(self, key: Any, name: str) -> int:
+        """The number of an agent that is no warp; made when it is first asked for."""
+        found = self._agents.get(key)
+        if found is None:
+            own = _OWN_AGENTS * self.warps
+            found = own + len(self._agents) % (self.size - own)
+            self._agents[key] = found
+            self._agent_names[found] = name
+        return found
+
+    def barrier_agent(self, barrier: MBarrier) -> int:
+        return self.agent(("barrier", barrier.block.rank, barrier.offset), "barrier")
+
+    def wgmma_agent(self, w: Warp) -> int:
+        return self.warps + w.agent
+
+    def cp_agent(self, w: Warp) -> int:
+        return 2 * self.warps + w.agent
+
+    def leader_agent(self, w: Warp) -> int:
+        """What single lanes of a warp do, and what its lanes do together in one instruction."""
+        return 3 * self.warps + w.agent
+
+    # what waiting for a copy makes known: (agent, clock)
+
+    def store_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
+        """(agent, clock) that wait_group gives for what the bulk stores of a group write."""
+        return self.agent(("bulk writes", w.agent, lane), "bulk"), group.number + 1
+
+    def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """The same of a cp.async group."""
+        agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
+        return agent, group.number + 1
+
+    def load_until(self, barrier: MBarrier) -> tuple[int, int]:
+        """The same of what completes in the barrier's running phase."""
+        return self.barrier_agent(barrier), barrier.phase + 1
+
+    def flag_agent(self, w: Warp) -> int:
+        """The warp's strong writes to global memory: what it publishes there is known apart from what comes before."""
+        return 4 * self.warps + w.agent
+
+    def is_own(self, agent: int) -> bool:
+        """Whether the agent is a warp, or one kind of its accesses."""
+        return agent < _OWN_AGENTS * self.warps
+
+    def advance(self, w: Warp) -> None:
+        """What the warp does from here on is not covered by what it has published."""
+        own = [w.agent, self.leader_agent(w)]
+        for clock in self.every_clock(w):
+            clock.order[own] += 1
+
+    def every_clock(self, w: Warp) -> list[Clock]:
+        """What all lanes of a warp know, and what some know beyond it; of its own accesses all know the same."""
+        parted = self._parted.get(w.agent)
+        if parted is None:
+            return [self.clocks[w.agent]]
+        return [self.clocks[w.agent], *(clock for _, clock in parted.parts)]
+
+    # ---- what the lanes of a warp know
+
+    def known(self, w: Warp) -> Clock:
+        """What all lanes that execute the instruction know: what accesses of theirs are checked against."""
+        parted = self._parted.get(w.agent)
+        if parted is None:
+            return self.clocks[w.agent]
+        if parted.meetings != w.meetings:
+            del self._parted[w.agent]
+            return parted.merge()
+        return parted.known(lanes_now(w))
+
+    def told(self, w: Warp) -> Clock:
+        """What any of the executing lanes knows: what they publish by arriving."""
+        known = self.known(w)
+        parted = self._parted.get(w.agent)
+        for _, clock in parted.groups(lanes_now(w)) if parted is not None else ():
+            if clock is not known:
+                known = joined(known, clock)
+        return known
+
+    def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
+        """(clock, granules) of an access: each lane's part of it is checked against what that lane knows."""
+        known = self.known(w)
+        parted = self._parted.get(w.agent)
+        groups = parted.groups(lanes_now(w)) if parted is not None else ()
+        if parted is None or len(groups) < 2:
+            return [(known, indices)]
+        lanes = np.flatnonzero([lanes_now(w) >> lane & 1 for lane in range(32)])
+        each = lanes.repeat(len(indices) // len(lanes))
+        if len(each) != len(indices):
+            return [(known, indices)]
+        return [(clock, indices[(bits >> each & 1).astype(bool)]) for bits, clock in groups]
+
+    def learners(self, w: Warp) -> list[Clock]:
+        """The clocks that take what the executing lanes acquire; lanes elsewhere learn it when the warp meets."""
+        parted = self._parted.get(w.agent)
+        if parted is not None and parted.meetings != w.meetings:
+            del self._parted[w.agent]
+            parted.merge()
+            parted = None
+        if parted is None:
+            if w.split.is_full and w.guard is None:
+                return [self.clocks[w.agent]]
+            lanes, alive = lanes_now(w), lane_bits(w.alive)
+            if lanes & alive == alive:
+                return [self.clocks[w.agent]]
+            parted = self._parted[w.agent] = LaneClocks(self.clocks[w.agent], w.meetings)
+            return parted.learners(lanes, alive)
+        return parted.learners(lanes_now(w), lane_bits(w.alive))
+
+    def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
+        """(agent, clock) of an access by so many lanes.
+
+        What several lanes do on their own is published by one of them only after the lanes have met; what one lane
+        does, or all do in one warp-wide instruction (together), at once.
+        """
+        clock = self.clocks[w.agent]
+        if lanes == 1 or together:
+            agent = self.leader_agent(w)
+            return agent, int(clock.order[agent])
+        if self._met.get(w.agent) != w.meetings:
+            self._met[w.agent] = w.meetings
+            self.advance(w)
+            self._unmet_from[w.agent] = int(clock.order[w.agent])
+        return w.agent, int(clock.order[w.agent])
+
+    def published(self, w: Warp, alone: bool) -> Clock:
+        """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
+        known = self.told(w).copy()
+        if alone:
+            self.without_unmet(w, known)
+        self.advance(w)
+        return known
+
+    def without_unmet(self, w: Warp, known: Clock) -> Clock:
+        """Take back what lanes did that have not met since: a single lane does not publish it."""
+        if self._met.get(w.agent) == w.meetings:
+            least = self._unmet_from[w.agent] - 1
+            known.order[w.agent] = min(int(known.order[w.agent]), least)
+            known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)
+        return known
+
+    def kind_of(self, agent: int) -> str:
+        """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
+        if self.is_own(agent):
+            return ("warp", "wgmma", "cp", "warp", "warp")[agent // self.warps]
+        return self._agent_names[agent]
+
+    def who(self, agent: int) -> str:
+        kind = self.kind_of(agent)
+        if not self.is_own(agent):
+            return {"bulk": "a bulk store", "cp": "a cp.async of some lanes"}.get(kind, "an asynchronous copy")
+        per = self.warps // len(self.cluster.blocks)
+        number = agent % self.warps
+        text = f"warp {number % per}" + (f" of block rank {number // per}" if len(self.cluster.blocks) > 1 else "")
+        return {"warp": text, "wgmma": f"a wgmma of {text}", "cp": f"a cp.async of {text}"}[kind]

@@ -1,0 +1,113 @@
+"""The few SVG elements that pictures of traces are made of, and their colours. No identifier, time or order varies."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape, quoteattr
+
+INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
+HAZARD = "#c62828"
+#: One a stage, again from the beginning where there are more. They differ for colour-blind readers too.
+STAGE_COLOURS = (
+    *("#3b6fb6", "#d9772b", "#3b8f5a", "#a8489b", "#178f97", "#c2434d"),
+    *("#7a6cc4", "#8b7a2e", "#4f6d7a", "#b3567d", "#5c8a2f", "#7d5a45"),
+)
+#: How strong a stage's colour is where its copies are in flight, and where a warp works on it.
+FLYING, WORKING = 0.16, 0.4
+#: What belongs to no stage.
+NEUTRAL = "#66738a"
+HATCH = "cudatma-wait"
+_FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
+#: Mean advance of a character, as a part of the font's size.
+_ADVANCE = 0.6
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is."""
+    return len(text) * size * _ADVANCE
+
+
+def tint(colour: str, strength: float) -> str:
+    """A colour mixed with white; strength 1 leaves it as it is."""
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - channel) * strength):02x}" for channel in channels)
+
+
+def stage_colour(number: int | None) -> str:
+    return NEUTRAL if number is None else STAGE_COLOURS[number % len(STAGE_COLOURS)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+class Svg:
+    """Collects elements in drawing order. Coordinates are pixels."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.top: list[str] = []
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        *,
+        title: str = "",
+        radius: float = 0,
+        is_crisp: bool = False,
+    ) -> None:
+        """A rectangle. title: shown when the pointer rests on it. is_crisp: not smoothed, for those that touch."""
+        place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
+        more = f' rx="{_number(radius)}"' if radius else ""
+        more += ' shape-rendering="crispEdges"' if is_crisp else ""
+        end = f"><title>{escape(title)}</title></rect>" if title else "/>"
+        self.parts.append(f'<rect {place} fill="{fill}"{more}{end}')
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 12,
+        fill: str = INK,
+        anchor: str = "start",
+        bold: bool = False,
+        is_on_top: bool = False,
+    ) -> None:
+        """A line of text; is_on_top: over whatever is drawn later."""
+        weight = ' font-weight="bold"' if bold else ""
+        side = f' text-anchor="{anchor}"' if anchor != "start" else ""
+        place = f'x="{_number(x)}" y="{_number(y)}" font-size="{size:g}" fill="{fill}"'
+        layer = self.top if is_on_top else self.parts
+        layer.append(f"<text {place}{side}{weight}>{escape(text)}</text>")
+
+    def line(self, x: float, y: float, to_x: float, to_y: float, stroke: str, *, width: float = 1) -> None:
+        ends = f'x1="{_number(x)}" y1="{_number(y)}" x2="{_number(to_x)}" y2="{_number(to_y)}"'
+        self.parts.append(f'<line {ends} stroke="{stroke}" stroke-width="{width:g}"/>')
+
+    def circle(self, x: float, y: float, radius: float, fill: str) -> None:
+        self.parts.append(f'<circle cx="{_number(x)}" cy="{_number(y)}" r="{radius:g}" fill="{fill}"/>')
+
+    def flag(self, x: float, y: float, title: str) -> None:
+        """A red triangle whose tip is at (x, y)."""
+        corners = f"{_number(x)},{_number(y)} {_number(x - 6)},{_number(y - 11)} {_number(x + 6)},{_number(y - 11)}"
+        self.parts.append(f'<polygon points="{corners}" fill="{HAZARD}"><title>{escape(title)}</title></polygon>')
+
+    def document(self, width: float, height: float, title: str) -> str:
+        """The picture on a panel of its own, so that it can be read on white and on dark pages."""
+        size = f'width="{_number(width)}" height="{_number(height)}"'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_number(width)} {_number(height)}" '
+            f'font-family="{_FONT}" role="img" aria-label={quoteattr(title)}>',
+            f"<title>{escape(title)}</title>",
+            f'<defs><pattern id="{HATCH}" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><rect width="6" height="6" fill="#f3f4f7"/>'
+            '<rect width="2" height="6" fill="#aab2c0"/></pattern></defs>',
+            f'<rect x="0.5" y="0.5" width="{_number(width - 1)}" height="{_number(height - 1)}" rx="10" '
+            f'fill="{PANEL}" stroke="{BORDER}"/>',
+        )
+        return "\n".join([*head, *self.parts, *self.top, "</svg>"]) + "\n"

@@ -1,0 +1,68 @@
+"""What a choice of configuration starts from, and what it gives: feeds, layer, choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
+from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+
+#: Either kernel's spec; StagedTile holds what they have in common.
+AnyMarlinSpec: TypeAlias = MarlinSpec | StripSpec | WgmmaSpec
+Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """How each operand reaches shared memory: ``"tma"``, ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
+
+    weight: str = "tma"
+    scale: str = "tma"
+    activation: str = "tma"
+
+    @property
+    def all_tma(self) -> bool:
+        return self.weight == self.scale == self.activation == "tma"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec."""
+
+    k: int
+    n: int
+    group_size: int
+    has_zeros: bool
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[Spec]):
+    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
+
+    spec: Spec
+    blocks_per_sm: int
+
+
+def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
+    """``"tma"``, ``"cp_async"``, or a mapping with any of weight, scale, activation (the others by TMA).
+
+    Raises ArgumentError for an unknown name or way.
+    """
+    if isinstance(feed, str):
+        if feed not in FEEDS:
+            raise ArgumentError("feed", feed, ", ".join(FEEDS))
+        return Feeds(feed, feed, feed)
+    if not isinstance(feed, Mapping):
+        raise ArgumentTypeError("feed", type(feed).__name__, "a name, or a mapping from operand to name")
+    for operand, way in feed.items():
+        if operand not in ("weight", "scale", "activation"):
+            raise ArgumentError("feed", operand, "weight, scale, activation")
+        if way not in (ACTIVATION_FEEDS[:-1] if operand == "activation" else FEEDS):
+            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(FEEDS))
+    return Feeds(**feed)

@@ -1,0 +1,170 @@
+"""What a stage of the ring holds, and where it stands in shared memory: alike in both Marlin kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudatma.dtypes import ActivationType, activation_type
+
+GROUP_SIZES = (32, 64, 128, -1)
+#: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
+MAX_BOX = 256
+
+
+class StagedTile:
+    """A block's tile of block_m tokens, block_n channels and block_k depths a stage. Base of the kernels' specs.
+
+    dtype, group_size, has_zeros: as in MarlinSpec. template: the kernel's. cluster: blocks that work side by side in N.
+    warp_tiles: parts of a tile that have a flag of their own in the workspace.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
+
+        @property
+        def template(self) -> str: ...
+        @property
+        def entry(self) -> str: ...
+        @property
+        def dtype(self) -> str: ...
+        @property
+        def group_size(self) -> int: ...
+        @property
+        def has_zeros(self) -> bool: ...
+        @property
+        def block_m(self) -> int: ...
+        @property
+        def block_n(self) -> int: ...
+        @property
+        def block_k(self) -> int: ...
+        @property
+        def stages(self) -> int: ...
+        @property
+        def cluster(self) -> int: ...
+        @property
+        def blocks_per_sm(self) -> int: ...
+        @property
+        def warp_tiles(self) -> int: ...
+        @property
+        def consumer_warps(self) -> int: ...
+        @property
+        def producer_warps(self) -> int: ...
+
+    # What a reader of the generated source finds as named constants.
+
+    @property
+    def activation(self) -> ActivationType:
+        return activation_type(self.dtype)
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.consumer_warps + self.producer_warps)
+
+    @property
+    def has_stage_scales(self) -> bool:
+        """Whole-column scales are read once, in the epilogue; all others travel with their stage."""
+        return self.group_size != -1
+
+    @property
+    def stage_group_size(self) -> int:
+        """Depths that share a scale inside a stage; 0 where stages carry no scales."""
+        return self.group_size if self.has_stage_scales else 0
+
+    @property
+    def has_stage_zeros(self) -> bool:
+        return self.has_zeros and self.has_stage_scales
+
+    @property
+    def groups_per_stage(self) -> int:
+        """Rows of the scale table that a stage brings; a group deeper than the stage is brought again by the next."""
+        return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
+
+    @property
+    def scale_row(self) -> int:
+        """Channels of one row of a stage's scales."""
+        return self.block_n
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.block_n * self.block_k // 2
+
+    @property
+    def activation_stage_bytes(self) -> int:
+        return self.block_m * self.block_k * 2
+
+    @property
+    def scale_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.scale_row * 2 if self.has_stage_scales else 0
+
+    @property
+    def zero_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.scale_row if self.has_stage_zeros else 0
+
+    @property
+    def zero_slot_bytes(self) -> int:
+        """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
+        return -(-self.zero_stage_bytes // 128) * 128
+
+    @property
+    def partial_bytes(self) -> int:
+        """fp32 partial tile that one block may leave in the workspace."""
+        return self.block_m * self.block_n * 4
+
+    # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of what the epilogue needs."""
+        raise NotImplementedError
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of each array. Activations first: their 128-byte swizzle wants 1024-byte alignment."""
+        parts = (
+            ("activations", self.activation_stage_bytes * self.stages),
+            ("weights", self.weight_stage_bytes * self.stages),
+            ("scales", self.scale_stage_bytes * self.stages),
+            ("zeros", self.zero_slot_bytes * self.stages),
+            *self.epilogue_parts(),
+            ("full_barriers", 8 * self.stages),
+            ("empty_barriers", 8 * self.stages),
+        )
+        layout, offset = [], 0
+        for name, size in parts:
+            layout.append((name, offset, size))
+            offset += size
+        return layout
+
+    def smem_offset(self, name: str) -> int:
+        return next(offset for part, offset, _ in self.smem_layout() if part == name)
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        held = [
+            (f"activations {self.block_m} x {self.block_k} {self.dtype}, 128B swizzle", self.activation_stage_bytes),
+            (f"weights {self.block_n} x {self.block_k} int4, packed layout 1", self.weight_stage_bytes),
+            (f"scales {self.groups_per_stage} x {self.scale_row} {self.dtype}", self.scale_stage_bytes),
+            (f"zero points {self.groups_per_stage} x {self.scale_row} uint8", self.zero_stage_bytes),
+        ]
+        return [(what, size) for what, size in held if size]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the opening comment of the generated source says beside the fields."""
+        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
+        parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
+        return [
+            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a block takes {self.smem_bytes} B.",
+            "One stage holds",
+            *held,
+            "Shared memory, by offset",
+            *parts,
+        ]

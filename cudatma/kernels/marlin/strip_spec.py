@@ -1,0 +1,143 @@
+"""What the Marlin template for few tokens needs to know: one frozen dataclass, every rule stated once.
+
+Few tokens are bound by the weight's bytes. So a block keeps a strip of channels for the whole depth, as many as fill
+the card once: no tile is divided among blocks, nothing but the weight's stream decides, and a block's warps add up
+their sums in shared memory. The product is transposed, as in the portable kernel: channels are the rows of the mma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
+from cudatma.target import Target
+
+#: Channels of one strip: two 16-channel fragments, which a warp keeps.
+STRIP_CHANNELS = 32
+#: A box of scales has at most 256 channels.
+MAX_STRIPS = 8
+_MAX_WARPS = 16
+_SCALE_ROW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StripSpec(StagedTile):
+    """One instance of ``kernels/marlin_strip.cu.j2``. Every operand comes by TMA.
+
+    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
+    block_m: tokens, 8, 16 or 32. strips: of 32 channels, that a block computes; each has warps_k warps, which divide
+    the depth of a stage. block_k: depth of a stage. stages: depth of the ring.
+    """
+
+    dtype: str
+    group_size: int
+    has_zeros: bool
+    block_m: int
+    strips: int
+    block_k: int
+    warps_k: int
+    stages: int
+    weight_policy: str = "evict_first"
+    blocks_per_sm: int = 1
+
+    template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
+    cluster: ClassVar[int] = 1
+    feed_weight: ClassVar[str] = "tma"
+    feed_scale: ClassVar[str] = "tma"
+    feed_activation: ClassVar[str] = "tma"
+
+    def __post_init__(self) -> None:
+        activation_type(self.dtype)
+        one_of = {
+            "group_size": GROUP_SIZES,
+            "block_m": (8, 16, 32),
+            "strips": tuple(range(1, MAX_STRIPS + 1)),
+            "block_k": (128, 256, 512, 1024),
+            "warps_k": (1, 2, 4, 8, 16),
+            "weight_policy": ("evict_first", "evict_normal"),
+            "blocks_per_sm": (1, 2),
+        }
+        for field, allowed in one_of.items():
+            if getattr(self, field) not in allowed:
+                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        if type(self.stages) is not int or not 2 <= self.stages <= 16:
+            raise ArgumentError("stages", self.stages, "2 to 16")
+        if self.consumer_warps > _MAX_WARPS:
+            raise ArgumentError("strips * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
+        if self.block_k // 64 % self.warps_k:
+            why = "each warp takes whole 64-deep blocks"
+            raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
+
+    # What a reader of the generated source finds as named constants.
+
+    @property
+    def entry(self) -> str:
+        scales = "column" if self.group_size == -1 else f"g{self.group_size}"
+        zeros = "_zeros" if self.has_zeros else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_k{self.warps_k}_s{self.stages}"
+        blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}"
+
+    @property
+    def block_n(self) -> int:
+        return STRIP_CHANNELS * self.strips
+
+    @property
+    def whole_rows(self) -> int:
+        """64-channel rows of packed weights that lie in a block's strips as a whole."""
+        return self.strips // 2
+
+    @property
+    def has_half_row(self) -> bool:
+        """An odd number of strips begins or ends in the midst of a 64-channel row."""
+        return self.strips % 2 == 1
+
+    @property
+    def consumer_warps(self) -> int:
+        return self.strips * self.warps_k
+
+    @property
+    def producer_warps(self) -> int:
+        return 1
+
+    @property
+    def warp_tiles(self) -> int:
+        return self.consumer_warps
+
+    @property
+    def k64_per_warp(self) -> int:
+        return self.block_k // 64 // self.warps_k
+
+    @property
+    def scale_row(self) -> int:
+        """Channels of one row of a stage's scales: whole 64-channel rows, whose order is permuted inside."""
+        return _SCALE_ROW * (self.whole_rows + self.has_half_row)
+
+    @property
+    def transaction_bytes(self) -> int:
+        """Bytes a stage's full barrier expects. No box is ever partial for the count: what lies outside is filled."""
+        return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Nothing goes through the workspace."""
+        return 0
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        fragments = 2 * self.block_m // 8
+        return (("depth_reduction", (self.warps_k - 1) * self.strips * fragments * 32 * 16),)
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        for feature in ("tma", "shared_cta_destination", "mma_sync", "griddepcontrol"):
+            target.require(feature, "the Marlin kernel for few tokens")
+        if self.smem_bytes > target.smem_per_block_bytes:
+            raise ArgumentError(
+                "stages",
+                self.stages,
+                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
+            )

@@ -1,0 +1,105 @@
+"""Which instance of the wgmma kernel serves a problem: a short table of tiles, measured on an H200.
+
+docs/performance/marlin_wgmma.md holds the measurements that the table comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cudatma.kernels.marlin.layer import Choice, Feeds, Layer
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import Target
+
+KIB = 1024
+#: Up to so many tokens the portable kernel is faster: wgmma with few columns runs at half of mma.sync's rate.
+_PORTABLE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Fields of WgmmaSpec; stages: at most, fewer where scales and zero points take their room."""
+
+    block_m: int
+    block_k: int
+    stages: int
+    stack: int = 1
+    steps: int = 2
+    in_flight: int = 1
+    consumer_registers: int = 0
+    cluster: int = 1
+    warpgroups: int = 2
+
+
+_256 = _Tile(256, 64, 5, steps=1, in_flight=3, consumer_registers=232)
+_128 = _Tile(128, 128, 4, steps=1, in_flight=3)
+#: (most tokens, bytes, tile for layers with fewer bytes of weights for each multiprocessor, tile for others).
+_TILES: tuple[tuple[int, int, _Tile, _Tile], ...] = (
+    (64, 400 * KIB, _Tile(64, 256, 4), _Tile(64, 128, 6, stack=2)),
+    (128, 400 * KIB, _128, _Tile(128, 64, 7, stack=2, consumer_registers=232)),
+    (256, 300 * KIB, _128, _256),
+    (1023, 160 * KIB, _128, replace(_256, cluster=2)),
+    (2**31 - 1, 160 * KIB, _256, replace(_256, cluster=2)),
+)
+#: The tile of 256 tokens makes up for so much more padding than that of 128.
+_WIDE_TILE_GAIN = 1.15
+
+
+def wgmma_serves(m: int, target: Target, feeds: Feeds) -> bool:
+    """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA."""
+    able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
+    return able and feeds.all_tma and m > _PORTABLE_TOKENS
+
+
+def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
+    """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
+    _, border, below, above = next(row for row in _TILES if m <= row[0])
+    tile = below if layer.k * layer.n // 2 // multiprocessors < border else above
+    if tile.block_m == _256.block_m and _padded(m, 256) > _WIDE_TILE_GAIN * _padded(m, 128):
+        tile = _128
+    return Choice(_with_stages(tile, layer, m, target), 1)
+
+
+def _padded(m: int, block_m: int) -> int:
+    return ceil_div(m, block_m) * block_m
+
+
+def _with_stages(tile: _Tile, layer: Layer, m: int, target: Target) -> WgmmaSpec:
+    """The spec with the tile's stages, or as many as shared memory holds."""
+    spec = WgmmaSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=tile.block_m,
+        block_k=tile.block_k,
+        warpgroups=tile.warpgroups,
+        stack=tile.stack,
+        stages=tile.stages,
+        cluster=tile.cluster,
+        steps=tile.steps,
+        in_flight=tile.in_flight,
+        consumer_registers=tile.consumer_registers,
+        # Weights that several token tiles read should stay in L2.
+        weight_policy="evict_first" if m <= tile.block_m else "evict_normal",
+    )
+    while spec.smem_bytes > target.smem_per_block_bytes:
+        spec = replace(spec, stages=spec.stages - 1)
+    spec.check_target(target)
+    return spec
+
+
+def dump_specs(target: Target) -> list[WgmmaSpec]:
+    """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
+    if not wgmma_serves(_PORTABLE_TOKENS + 1, target, Feeds()):
+        return []
+    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)]
+    cases += [
+        (replace(large, dtype="bfloat16", has_zeros=True), 64),
+        (replace(large, group_size=32, has_zeros=True), 128),
+        (replace(large, dtype="bfloat16", group_size=64, has_zeros=True), 1024),
+        (replace(large, group_size=-1, has_zeros=True), 256),
+        (replace(small, group_size=-1, dtype="bfloat16"), 64),
+    ]
+    return list(dict.fromkeys(choose_wgmma(layer, m, target, 132).spec for layer, m in cases))

@@ -1,0 +1,239 @@
+"""What the SM90 Marlin template needs to know: one frozen dataclass, every rule stated once.
+
+The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of wgmma.m64nNk16, tokens (M) its columns. A
+warpgroup dequantises its weights into operand A's registers; activations are operand B, read from shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
+from cudatma.target import Target
+
+WARPGROUP_THREADS = 128
+#: What setmaxnreg leaves a producer thread.
+PRODUCER_REGISTERS = 40
+_REGISTERS_PER_BLOCK = 65536
+#: With more accumulators a thread, what two warpgroups and more get without setmaxnreg is too little.
+_MOST_PLAIN_ACCUMULATORS = 96
+#: What a consumer thread wants beside its accumulators: weights, fragments, scales, addresses.
+_WORKING_REGISTERS = 64
+_K16_PER_BLOCK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaSpec(StagedTile):
+    """One instance of ``kernels/marlin_wgmma.cu.j2``. Every operand comes by TMA.
+
+    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
+    block_m, block_k: tokens and depth of a block's tile; it has 64 * warpgroups * stack channels.
+    warpgroups: that consume, each with channels of its own. stack: 64-channel blocks of each.
+    stages: depth of the ring.
+    cluster: blocks side by side in N that share their activations: each loads 1 / cluster of them for all.
+    steps: 16-deep steps that a commit group of wgmmas takes.
+    in_flight: groups that go on while the next one is dequantised.
+    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
+    """
+
+    dtype: str
+    group_size: int
+    has_zeros: bool
+    block_m: int
+    block_k: int
+    warpgroups: int
+    stack: int
+    stages: int
+    cluster: int = 1
+    steps: int = 2
+    in_flight: int = 1
+    consumer_registers: int = 0
+    weight_policy: str = "evict_first"
+    blocks_per_sm: int = 1
+
+    template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
+    feed_weight: ClassVar[str] = "tma"
+    feed_scale: ClassVar[str] = "tma"
+    feed_activation: ClassVar[str] = "tma"
+
+    def __post_init__(self) -> None:
+        activation_type(self.dtype)
+        one_of = {
+            "group_size": GROUP_SIZES,
+            "block_k": (64, 128, 256),
+            "warpgroups": (1, 2, 3, 4),
+            "stack": (1, 2),
+            "cluster": (1, 2),
+            "steps": (1, 2, 4),
+            "in_flight": (0, 1, 2, 3),
+            "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
+            "weight_policy": ("evict_first", "evict_normal"),
+            "blocks_per_sm": (1, 2, 3, 4),
+        }
+        for field, allowed in one_of.items():
+            if getattr(self, field) not in allowed:
+                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        for field in ("block_m", "stages"):
+            if type(getattr(self, field)) is not int:
+                raise ArgumentError(field, getattr(self, field), "an int")
+        if not 2 <= self.stages <= 16:
+            raise ArgumentError("stages", self.stages, "2 to 16")
+        self._check_tile()
+        self._check_groups()
+        self._check_registers()
+
+    def _check_tile(self) -> None:
+        if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
+            raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {MAX_BOX}")
+        if self.block_m % (8 * self.cluster):
+            why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
+            raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
+        if self.block_n > MAX_BOX:
+            allowed = f"at most {MAX_BOX // 64} together"
+            raise ArgumentError("warpgroups * stack", self.block_n // 64, allowed, f"a box of scales has {MAX_BOX}")
+
+    def _check_groups(self) -> None:
+        """ptxas knows which registers a wgmma in flight reads, but only inside of the loop's body: of a group that is
+        still in flight when the loop comes round it gives A's registers to the next weights, and results are wrong."""
+        groups = self.block_k // 64 * self.groups_per_block
+        if groups < self.in_flight + 1:
+            remedy = "take a deeper stage or fewer steps a group, or keep fewer groups in flight"
+            raise ArgumentError(
+                "in_flight", self.in_flight, f"at most {groups - 1}: a stage is {groups} groups", remedy
+            )
+
+    def _check_registers(self) -> None:
+        if self.accumulators > 128:
+            raise ArgumentError(
+                "stack * block_m", self.stack * self.block_m, "at most 256", "a thread holds half as many accumulators"
+            )
+        if not self.consumer_registers:
+            if self.accumulators > _MOST_PLAIN_ACCUMULATORS and self.warpgroups > 1:
+                allowed = f"not 0 with {self.accumulators} accumulators a thread"
+                raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg makes room for them")
+            return
+        least = self.accumulators + _WORKING_REGISTERS
+        pool = _REGISTERS_PER_BLOCK // self.threads // 8 * 8 * self.threads
+        most = (pool // WARPGROUP_THREADS - PRODUCER_REGISTERS) // self.warpgroups // 8 * 8
+        if not least <= self.consumer_registers <= most:
+            remedy = "fewer spill; setmaxnreg.inc waits for ever for registers that the block does not have"
+            allowed = f"0, or {least} to {most} with {self.warpgroups} warpgroups of {self.accumulators} accumulators"
+            raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
+
+    # What a reader of the generated source finds as named constants.
+
+    @property
+    def entry(self) -> str:
+        scales = "column" if self.group_size == -1 else f"g{self.group_size}"
+        zeros = "_zeros" if self.has_zeros else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}"
+        ring = f"s{self.stages}_g{self.steps}{self.in_flight}"
+        registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
+        cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
+        policy = "_l2" if self.weight_policy == "evict_normal" else ""
+        return f"marlin_wgmma_{self.activation.short}_{scales}{zeros}_{tile}_{ring}{registers}{cluster}{policy}"
+
+    @property
+    def block_n(self) -> int:
+        return 64 * self.warpgroups * self.stack
+
+    @property
+    def consumer_warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def producer_warps(self) -> int:
+        """One thread produces; setmaxnreg takes registers from a whole warpgroup."""
+        return 4 if self.consumer_registers else 1
+
+    @property
+    def producer_registers(self) -> int:
+        return PRODUCER_REGISTERS
+
+    @property
+    def warp_tiles(self) -> int:
+        return self.consumer_warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 values that a thread holds: 64 x block_m over 128 threads, for each stacked block."""
+        return self.stack * self.block_m // 2
+
+    @property
+    def groups_per_block(self) -> int:
+        """Commit groups of a 64-deep block."""
+        return _K16_PER_BLOCK // self.steps
+
+    @property
+    def release_block(self) -> int:
+        """After which 64-deep block of a stage the slot before it is free: those in flight are then of this stage."""
+        return max(0, -(-self.in_flight // self.groups_per_block) - 1)
+
+    @property
+    def share_m(self) -> int:
+        """Tokens that one block of the cluster loads for all."""
+        return self.block_m // self.cluster
+
+    @property
+    def cluster_mask(self) -> int:
+        return (1 << self.cluster) - 1
+
+    @property
+    def transaction_bytes(self) -> int:
+        """Bytes a stage's full barrier expects. No box is ever partial for the count: what lies outside the tensor is
+        filled and counted; the activations that other blocks of the cluster send count as one's own."""
+        return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
+
+    @property
+    def empty_arrivals(self) -> int:
+        """A slot is filled by all blocks of the cluster, so each of them hears of every reader."""
+        return self.cluster * self.consumer_warps
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        return (("output_staging", self.warpgroups * self.staging_buffers * self.staging_bytes),)
+
+    @property
+    def staging_tokens(self) -> int:
+        """Tokens that leave together."""
+        return 8 if self.block_m % 16 else 16
+
+    @property
+    def staging_chunks(self) -> int:
+        return self.block_m // self.staging_tokens
+
+    @property
+    def staging_buffers(self) -> int:
+        return min(2, self.staging_chunks)
+
+    @property
+    def staging_pitch_bytes(self) -> int:
+        """One token's channels of a warpgroup, and 16 bytes that keep stmatrix free of bank conflicts."""
+        return 128 * self.stack + 16
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_tokens * self.staging_pitch_bytes
+
+    @property
+    def collect_unroll(self) -> int:
+        """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
+        return max(1, 64 // self.accumulators)
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        for feature in ("tma", "shared_cta_destination", "wgmma", "stmatrix", "griddepcontrol"):
+            target.require(feature, "the wgmma Marlin kernel")
+        if self.consumer_registers:
+            target.require("setmaxnreg", "consumer_registers")
+        if self.cluster > 1:
+            target.require("multicast", "cluster")
+        if self.smem_bytes > target.smem_per_block_bytes:
+            raise ArgumentError(
+                "stages",
+                self.stages,
+                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
+            )

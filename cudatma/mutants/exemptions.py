@@ -1,0 +1,293 @@
+"""Mutants that change nothing, because another instruction gives the same order: found in the PTX, not by running it.
+
+Each rule names the instruction that stands in. It is asked only about mutants of which the emulator reports nothing.
+Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cudatma.emulator.model import Imm, Instruction
+from cudatma.emulator.parser import parse
+from cudatma.mutants.mutant import Mutant
+from cudatma.mutants.program_graph import (
+    Graph,
+    is_bulk_copy,
+    is_copy,
+    is_load,
+    is_meeting,
+    is_release,
+    touches_memory,
+    touches_shared,
+)
+
+
+class Exemptions:
+    """Knows a module's control flow, and which instruction stands in for one that is missing."""
+
+    def __init__(self, ptx: str) -> None:
+        self.functions = {name: found for name, found in parse(ptx).functions.items() if found.is_defined}
+        self.all = [instruction for function in self.functions.values() for instruction in function.body]
+        self._graphs: dict[str, Graph] = {}
+
+    def reason(self, mutant: Mutant) -> str:
+        """The instruction that gives the same order and why, "" where there is none."""
+        if mutant.operator == "map_base":
+            return self._replaced_address()
+        rules = _RULES.get(mutant.operator, ())
+        if mutant.function not in self.functions:
+            return ""
+        graph = self._graphs.get(mutant.function)
+        if graph is None:
+            graph = self._graphs[mutant.function] = Graph(self.functions[mutant.function])
+        return next((text for rule in rules if (text := rule(self, graph, mutant.at))), "")
+
+    def _replaced_address(self) -> str:
+        for instruction in self.all:
+            if instruction.parts[0] == "tensormap" and "global_address" in instruction.parts:
+                return f"`{instruction.opcode}` writes the address anew"
+        return ""
+
+
+def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
+    """fence.mbarrier_init is for the asynchronous proxy and for other blocks of the cluster."""
+    if "mbarrier_init" not in graph.body[at].parts:
+        return ""
+    for other in known.all:
+        parts = set(other.parts)
+        if is_bulk_copy(other) or ("async" in parts and other.parts[0] in ("st", "red")) or "shared::cluster" in parts:
+            return ""
+    return "`bar.sync` orders mbarrier.init for this block, and no asynchronous proxy or other block uses the barriers"
+
+
+def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
+    """fence.proxy.async makes an mbarrier.init of the same thread visible as well, before anybody is told of it."""
+    if "mbarrier_init" not in graph.body[at].parts:
+        return ""
+    found: Instruction | None = None
+    for instruction, halts in graph.walk(at, True, lambda i: _is_proxy_fence(i) or is_meeting(i) or is_copy(i)):
+        if halts and not _is_proxy_fence(instruction):
+            return ""
+        found = instruction if halts else found
+    return f"`{found.opcode}` behind it covers mbarrier.init too" if found else ""
+
+
+def _is_proxy_fence(instruction: Instruction) -> bool:
+    return instruction.parts[:3] == ("fence", "proxy", "async") and instruction.guard is None
+
+
+def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
+    """A release right behind a fence publishes the same."""
+    if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
+        return ""
+    found = graph.ends_on(at, True, is_release)
+    return f"`{found.opcode}` behind it is a release itself" if found else ""
+
+
+def _fence_stands_before(known: Exemptions, graph: Graph, at: int) -> str:
+    """A fence and a strong write are a release pattern, a strong read and a fence an acquire pattern."""
+    instruction = graph.body[at]
+    if instruction.parts[0] not in ("st", "atom", "red"):
+        return ""
+    found = graph.ends_on(at, False, _is_fence)
+    return f"`{found.opcode}` before it and the relaxed write are a release pattern" if found else ""
+
+
+def _is_fence(instruction: Instruction) -> bool:
+    parts = instruction.parts
+    return parts[0] == "membar" or (parts[0] == "fence" and bool({"acq_rel", "sc"} & set(parts)))
+
+
+def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
+    """An arrival before which nothing but loads of copies touched shared memory."""
+    mine = graph.body[at].parts
+    arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
+    if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
+        return ""
+    return "`mbarrier complete_tx` of the copies: only they touch shared memory before this arrival"
+
+
+def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
+    """Behind it nothing touches memory any more, until the kernel ends; nor behind whoever waits for it."""
+    mine = graph.body[at]
+    if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
+        return ""
+    publishes = is_release(mine) or (mine.parts[0] in ("bar", "barrier") and "warp" not in mine.parts)
+    if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
+        return ""
+    cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
+    return f"`{'barrier.cluster' if cluster else 'ret'}`: nothing behind this instruction touches memory"
+
+
+def _touches_later(graph: Graph, at: int) -> bool:
+    return graph.any_after(at, lambda i: touches_memory(i) or "inval" in i.parts)
+
+
+def _waits(instruction: Instruction) -> bool:
+    return _is_mbarrier_wait(instruction) or instruction.parts[0] in ("bar", "barrier")
+
+
+def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
+    """Whether other threads may wait there for what ``at`` publishes, and then touch memory: not where every thread
+    passes the wait before it comes to ``at``."""
+    return wait != at and _touches_later(graph, wait) and not graph.reaches(wait, at)
+
+
+def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
+    """Another warp-wide instruction stands beside it, and nothing touches memory in between.
+
+    One that touches memory itself (stmatrix) does so when the lanes have met: it helps what stands before it.
+    """
+    behind = graph.ends_on(at, True, is_meeting)
+    if behind:
+        return f"`{behind.opcode}` behind it: the lanes of the warp meet there"
+    before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
+    return f"`{before.opcode}` before it: the lanes of the warp have met there" if before else ""
+
+
+def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
+    """The same on the path of the loop that the barrier belongs to; its first round has released nothing yet."""
+    for instruction in graph.main_path_before(at):
+        if is_meeting(instruction) and not touches_memory(instruction):
+            return f"`{instruction.opcode}` before it: the lanes have met after their last access to the slot"
+        if touches_memory(instruction):
+            return ""
+    return ""
+
+
+def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
+    """Beside a wait on an mbarrier, with nothing but copies and arrivals in between: no lane relies on another."""
+
+    def halts(instruction: Instruction) -> bool:
+        plain = touches_memory(instruction) and not is_copy(instruction)
+        return plain or is_meeting(instruction) or _is_mbarrier_wait(instruction)
+
+    behind = [i for i, halted in graph.walk(at, True, halts) if halted]
+    before = [i for i, halted in graph.walk(at, False, halts) if halted]
+    if any(touches_memory(i) and not is_meeting(i) for i in before):
+        return ""
+    found = next((i for i in [*before, *behind] if _is_mbarrier_wait(i)), None)
+    if found is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, behind))):
+        return ""
+    return f"`{found.opcode}` beside it: every lane waits there itself, and only copies and arrivals lie in between"
+
+
+def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
+    """barrier.cluster joins the threads of a block as well."""
+    found = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
+    return f"`{found.opcode}` behind it joins the block's threads too" if found else ""
+
+
+def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
+    """Two waits for the same groups, with no access to shared memory in between: one of them is enough."""
+    mine = graph.body[at]
+    if "bulk" not in mine.parts:
+        return ""
+
+    def same(other: Instruction) -> bool:
+        parts = set(other.parts)
+        return other.parts[0] == "cp" and {"bulk", "wait_group"} <= parts and _count(other) <= _count(mine)
+
+    found = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
+    if found and "read" in found.parts and "read" not in mine.parts and _touches_later(graph, at):
+        return ""  # the source is free, but the result may be looked at
+    return f"`{found.opcode} {_count(found)}` beside it waits for the same groups" if found else ""
+
+
+def _count(instruction: Instruction) -> int:
+    operand = instruction.operands[0] if instruction.operands else Imm(0)
+    return operand.bits if isinstance(operand, Imm) else 0
+
+
+def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
+    """The next wgmma.wait_group, or the one before in the loop, with no arrival in between that gives a slot back.
+
+    Registers need no rule: the emulator has watched those of every group in flight.
+    """
+    mine = graph.body[at]
+    if mine.parts[0] != "wgmma":
+        return ""
+
+    def waits(other: Instruction) -> bool:
+        return other.parts[:2] == ("wgmma", "wait_group") and _count(other) <= _count(mine)
+
+    def publishes(other: Instruction) -> bool:
+        return is_release(other) or other.parts[0] in ("bar", "barrier")
+
+    behind = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
+    if behind and all(map(waits, behind)):
+        return f"`{behind[0].opcode} {_count(behind[0])}` behind it, before a slot is given back"
+    for instruction in graph.main_path_before(at):
+        if publishes(instruction):
+            return ""
+        if waits(instruction):
+            return (
+                f"`{instruction.opcode} {_count(instruction)}` before it: what is given back was read by older groups"
+            )
+    return ""
+
+
+def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
+    """cp.async.mbarrier.arrive: the readers wait for the copies at an mbarrier."""
+    if "bulk" in graph.body[at].parts:
+        return ""
+    found: Instruction | None = None
+    for instruction, halts in graph.walk(at, False, lambda i: is_copy(i) or _is_copy_arrival(i)):
+        if halts and is_copy(instruction):
+            return ""
+        found = instruction if halts else found
+    if found is None or graph.any_after(at, touches_shared):
+        return ""
+    return f"`{found.opcode}` stands behind every copy, and the readers wait for its mbarrier"
+
+
+def _is_copy_arrival(instruction: Instruction) -> bool:
+    return instruction.parts[0] == "cp" and "arrive" in instruction.parts
+
+
+def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
+    """The last barrier.cluster.wait, where every remote access is followed by a wait on an mbarrier."""
+    if "wait" not in graph.body[at].parts or graph.body[at].parts[0] != "barrier":
+        return ""
+    if graph.any_after(at, lambda i: touches_memory(i) or i.parts[0] == "mbarrier"):
+        return ""
+    found: Instruction | None = None
+    for instruction, halts in graph.walk(at, False, lambda i: _is_mbarrier_wait(i) or "shared::cluster" in i.parts):
+        if halts and not _is_mbarrier_wait(instruction):
+            return ""
+        found = instruction if halts else found
+    return f"`{found.opcode}` before it waits for the other blocks' arrivals" if found else ""
+
+
+def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
+    """griddepcontrol.wait of a warp that fills the ring: who waits for the ring comes after the grid before, too."""
+    others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
+    fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
+    behind = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
+    beside = next((i for i in (*behind, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
+    if not fills or beside is None or any(graph.reaches(at, place) for place in others):
+        return ""
+    return f"`griddepcontrol.wait` of the warp that fills the ring, and `{beside.opcode}` for what it fills"
+
+
+def _is_mbarrier_wait(instruction: Instruction) -> bool:
+    return instruction.parts[0] == "mbarrier" and instruction.parts[1] in ("try_wait", "test_wait")
+
+
+Rule = Callable[[Exemptions, Graph, int], str]
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows),
+    "relax": (_fence_stands_before, _nothing_to_publish, _nothing_left_to_order),
+    "drop_warp_sync": (
+        _lanes_meet_anyway,
+        _nothing_left_to_order,
+        _every_lane_waits_itself,
+        _lanes_have_met_in_the_loop,
+    ),
+    "drop_barrier": (_cluster_barrier_follows, _nothing_left_to_order),
+    "drop_wait": (_nothing_left_to_order, _waited_at_an_mbarrier),
+    "drop_dependency_wait": (_others_have_waited,),
+    "drop_group_wait": (_other_wait, _other_wgmma_wait, _arrivals_cover_copies),
+    "weaken_group_wait": (_other_wait, _arrivals_cover_copies),
+}

@@ -1,0 +1,55 @@
+"""A mutant: one change of one synchronisation, and what the emulator is expected to say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudatma.mutants.call import Call
+
+#: What the usual mistakes are called: a reader that was not held back, a slot that was refilled too early.
+EARLY_READ = frozenset({"read_before_load", "wrong_parity"})
+REFILL = frozenset({"overwritten_while_read", "write_race"})
+#: Plain accesses of shared memory, of global memory, and of lanes of one warp.
+RACE = frozenset({"data_race", "global_race", "lane_race"})
+HANG = frozenset({"deadlock", "byte_count"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of the PTX text, of the launch, or of both.
+
+    operator: what kind of change, a key of OPERATORS. line: of the PTX, 0 for a change of the launch. expected: hazard
+    kinds that tell it; one of them has to be reported. at: the instruction's index in its function. edits: (first
+    character, end, new text) of each piece that is replaced, in the order of the text.
+    """
+
+    operator: str
+    line: int
+    text: str
+    description: str
+    expected: frozenset[str]
+    function: str = ""
+    at: int = -1
+    edits: tuple[tuple[int, int, str], ...] = ()
+    change: Callable[[Call], Call] | None = None
+
+    @property
+    def name(self) -> str:
+        """``operator:line`` and what tells it from others there."""
+        return f"{self.operator}:{self.line}" if self.line else f"{self.operator}:{self.text}"
+
+    def apply(self, ptx: str) -> str:
+        """The mutated text. Lines keep their numbers."""
+        pieces, done = [], 0
+        for start, end, text in self.edits:
+            lost = ptx.count("\n", start, end) - text.count("\n")
+            pieces += [ptx[done:start], text, "\n" * lost]
+            done = end
+        return "".join([*pieces, ptx[done:]])
+
+    def changed(self, call: Call) -> Call:
+        """The launch of the mutant."""
+        return call if self.change is None else self.change(call)

@@ -1,0 +1,164 @@
+"""The registry's kernels as subjects: small launches in which rings wrap, blocks take several tiles and share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cudatma.descriptor import TensorMap
+from cudatma.kernels.marlin.emulated import prepare
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
+from cudatma.kernels.tile_copy import TileCopySpec
+from cudatma.mutants.call import Call
+from cudatma.mutants.subject import Subject
+from cudatma.quantization import PackedWeight, quantize
+from cudatma.target import get_target
+
+_TARGET = "sm_90a"
+#: Variant -> fields of its spec. Each has a tile of its own, so that every way of feeding and scaling is there once.
+_MARLIN: dict[str, dict[str, Any]] = {
+    "tma": {"scale_on": "accumulator", "warps_k": 2, "block_k": 128},
+    "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
+    "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
+    "cp_async": {"feed_weight": "cp_async", "feed_scale": "cp_async", "feed_activation": "cp_async"},
+    "mixed": {"feed_scale": "cp_async", "scale_on": "accumulator"},
+    "plain": {"feed_activation": "plain", "stages": 3},
+    "gather": {"feed_activation": "gather", "block_m": 8},
+}
+#: The same for the wgmma kernel.
+_WGMMA: dict[str, dict[str, Any]] = {
+    "plain": {"block_k": 128},
+    "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
+    "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
+}
+_STRIP: dict[str, dict[str, Any]] = {
+    "even": {"strips": 2, "warps_k": 2},
+    "odd_zeros": {"strips": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+}
+#: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
+#: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
+#: next. The strip kernel's ring has to wrap within the one tile of a block.
+_SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
+_CHANNELS, _SHARES = 256, 3
+
+
+def marlin_spec(variant: str) -> MarlinSpec:
+    """A small tile of the portable kernel with a short ring."""
+    fields: dict[str, Any] = {
+        "dtype": "float16",
+        "group_size": 128,
+        "has_zeros": False,
+        "block_m": 16,
+        "block_n": 64,
+        "block_k": 64,
+        "warps_m": 1,
+        "warps_n": 2,
+        "warps_k": 1,
+        "stages": 2,
+        **_MARLIN[variant],
+    }
+    if fields["group_size"] == -1:
+        fields["scale_on"] = "epilogue"
+    return MarlinSpec(**fields)
+
+
+def wgmma_spec(variant: str) -> WgmmaSpec:
+    """A small tile of the wgmma kernel with a short ring."""
+    fields: dict[str, Any] = {
+        "dtype": "float16",
+        "group_size": 128,
+        "has_zeros": False,
+        "block_m": 16,
+        "warpgroups": 1,
+        "stack": 1,
+        "stages": 2,
+        **_WGMMA[variant],
+    }
+    return WgmmaSpec(**fields)
+
+
+def strip_spec(variant: str) -> StripSpec:
+    """Few strips of the strip kernel with a short ring."""
+    fields: dict[str, Any] = {
+        "dtype": "float16",
+        "group_size": 128,
+        "has_zeros": False,
+        "block_m": 16,
+        "block_k": 128,
+        "stages": 3,
+        **_STRIP[variant],
+    }
+    return StripSpec(**fields)
+
+
+@lru_cache(maxsize=16)
+def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
+    """(activations, packed weight)."""
+    tokens, depth = _SIZES[type(spec)]
+    random = np.random.default_rng(7)
+    weight = random.normal(size=(depth, _CHANNELS)).astype(np.float32) * 0.05
+    packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
+    return random.normal(size=(tokens, depth)).astype(packed.scales.dtype), packed
+
+
+def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
+    def make() -> Call:
+        x, w = _operands(spec)
+        out = np.zeros((len(x), _CHANNELS), x.dtype)
+        rows = check_input(x, w)
+        perm = np.arange(x.shape[1], dtype=np.int32)
+        work = schedule(spec, len(x), _CHANNELS, x.shape[1], _SHARES * spec.cluster)
+        checked = check_output(out, rows, w)
+        launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
+        arguments = list(launch.arguments)
+        if spec.feed_activation == "gather":
+            arguments[-6] = perm
+        # As behind another kernel of a programmatic chain, which writes the activations.
+        options = (("produced_by_previous", (x,)),)
+        return Call(
+            spec.entry,
+            work.blocks,
+            spec.threads,
+            tuple(arguments),
+            cluster=spec.cluster if spec.cluster > 1 else None,
+            shared_bytes=spec.smem_bytes,
+            arrays=(*launch.arrays, out, perm),
+            options=options,
+            keep=launch,
+        )
+
+    return make
+
+
+def _tile_copy_call(spec: TileCopySpec) -> Callable[[], Call]:
+    def make() -> Call:
+        tiles_x, tiles_y = 3, 4
+        shape = (tiles_y * spec.box_rows - 3, tiles_x * spec.box_columns)
+        source = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape)
+        destination = np.zeros_like(source)
+        box = (spec.box_rows, spec.box_columns)
+        maps = [TensorMap.from_array(array, box, backend="codec") for array in (source, destination)]
+        return Call(
+            spec.entry, 2, 64, (*maps, tiles_x, tiles_y), shared_bytes=spec.smem_bytes, arrays=(source, destination)
+        )
+
+    return make
+
+
+def registry_subjects() -> list[Subject]:
+    """Every kernel of the registry, in each of its variants."""
+    specs: list[tuple[str, AnyMarlinSpec]] = [(f"marlin/{variant}", marlin_spec(variant)) for variant in _MARLIN]
+    specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
+    specs += [(f"marlin_strip/{variant}", strip_spec(variant)) for variant in _STRIP]
+    subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
+    copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
+    return [*subjects, Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET)]

@@ -1,0 +1,43 @@
+"""A kernel whose mutants are tried, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cudatma.compiler import compile_source
+from cudatma.mutants.call import Call
+from cudatma.mutants.trial import Trial
+from cudatma.render import render
+from cudatma.target import get_target
+
+#: Source lines in the PTX, so that hazards name them.
+_OPTIONS = ("--generate-line-info",)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A template with a spec, and a launch that makes every synchronisation of it matter.
+
+    name: ``kernel/variant``. make: a fresh Call, its arrays as the kernel finds them.
+    """
+
+    name: str
+    template: str
+    spec: object
+    make: Callable[[], Call]
+    target: str = "sm_90a"
+
+    @property
+    def kernel(self) -> str:
+        """The part of the name before the slash."""
+        return self.name.partition("/")[0]
+
+    def ptx(self) -> str:
+        """What NVRTC makes of the template. Raises CompileError, DriverError (no NVRTC)."""
+        target = get_target(self.target)
+        return str(compile_source(render(self.template, self.spec, target), target, options=_OPTIONS).ptx)
+
+    def trial(self) -> Trial:
+        """The subject's mutants, ready to run."""
+        return Trial(self.ptx(), self.make)

@@ -1,0 +1,93 @@
+"""Runs mutants one at a time and says what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from cudatma.emulator import Report, StepLimitError, TrapError, load
+from cudatma.errors import CudaTmaError
+from cudatma.mutants.call import Call, mutants_of_call
+from cudatma.mutants.exemptions import Exemptions
+from cudatma.mutants.mutant import Mutant
+from cudatma.mutants.operators import mutants_of
+
+#: What becomes of a mutant: a hazard of an expected kind; only others; none, but another instruction gives the same
+#: order; none.
+REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
+#: A mutant may run so much longer than the kernel before it counts as endless.
+_PATIENCE = 20
+_LEAST_STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one mutant. kinds: reported ones, sorted. note: the exemption's reason, or how the run ended."""
+
+    mutant: Mutant
+    verdict: str
+    kinds: tuple[str, ...]
+    note: str = ""
+
+
+#: Runs one schedule of a mutant, (PTX, mutant, schedule), and gives the report; hazards are collected, not raised.
+Runner = Callable[[str, Mutant, int], Report]
+
+
+def try_mutants(ptx: str, mutants: Iterable[Mutant], run: Runner, schedules: int = 8) -> Iterator[Outcome]:
+    """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
+
+    run: ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
+    """
+    exemptions = Exemptions(ptx)
+    for mutant in mutants:
+        yield _try_one(ptx, mutant, run, schedules, exemptions)
+
+
+def _try_one(ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: Exemptions) -> Outcome:
+    kinds: set[str] = set()
+    note = ""
+    text = mutant.apply(ptx)
+    for schedule in range(schedules):
+        try:
+            kinds |= run(text, mutant, schedule).kinds
+        except TrapError as error:
+            kinds.add("trap")
+            note = str(error)
+        except StepLimitError:
+            note = "it never ends"
+        except CudaTmaError as error:
+            note = f"{type(error).__name__}: {error}".partition("\n")[0]
+            break
+        if kinds & mutant.expected:
+            return Outcome(mutant, REPORTED, tuple(sorted(kinds)))
+    if kinds:
+        return Outcome(mutant, WRONG_KIND, tuple(sorted(kinds)), note)
+    reason = exemptions.reason(mutant)
+    return Outcome(mutant, EXEMPT if reason else SURVIVED, (), reason or note)
+
+
+class Trial:
+    """A kernel with a launch: its mutants, and how they are run. make: a fresh Call, its arrays as the kernel finds
+    them."""
+
+    def __init__(self, ptx: str, make: Callable[[], Call]) -> None:
+        self.ptx, self.make = ptx, make
+        self.mutants = mutants_of(ptx) + mutants_of_call(ptx, make())
+        self._step_limit = 0
+
+    def unchanged(self, schedules: int, seed: int = 0) -> Report:
+        """The kernel itself under so many schedules; it should be clean."""
+        report = self.make().run(load(self.ptx), schedules=schedules, seed=seed, hazards="collect")
+        self._step_limit = _LEAST_STEPS + _PATIENCE * report.steps // schedules
+        return report
+
+    def run(self, text: str, mutant: Mutant, schedule: int) -> Report:
+        if not self._step_limit:
+            self.unchanged(2)
+        call = mutant.changed(self.make())
+        return call.run(load(text), replay=schedule, hazards="collect", step_limit=self._step_limit)
+
+    def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
+        """What becomes of each mutant, or of those chosen."""
+        return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules)

@@ -1,0 +1,166 @@
+"""pytest plugin: the fixture ``emulate`` runs a kernel on the emulator and fails the test where it races or hangs.
+
+Loaded by pytest itself where cudatma is installed. docs/testing_your_kernel.md shows how it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from cudatma.emulator import EmulatedModule, Hazard, Report, Trace
+    from cudatma.launch import Kernel
+    from cudatma.ptx_source import PtxSource
+
+#: Schedules of a launch where neither the test nor the command line says how many.
+SCHEDULES = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cudatma", "kernels on cudatma's emulator")
+    group.addoption(
+        "--emulator-schedules", type=int, metavar="N", help=f"schedules of each launch, for all tests ({SCHEDULES})"
+    )
+    group.addoption("--emulator-seed", type=int, metavar="S", help="seed of the random schedules (0)")
+    group.addoption("--emulator-replay", type=int, metavar="K", help="run schedule K of the seed alone")
+    group.addoption(
+        "--emulator-trace", type=Path, metavar="DIR", help="write the pipeline of failing launches there, SVG and JSON"
+    )
+
+
+@pytest.fixture
+def emulate(request: pytest.FixtureRequest) -> Emulate:
+    """``emulate(kernel, grid, block, args, ...) -> Report``: run a kernel on the CPU; see Emulate.__call__."""
+    return Emulate(request)
+
+
+class Emulate:
+    """What the fixture gives a test."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._test, self._folder = request.node.nodeid, request.path.parent
+        self._option = request.config.getoption
+        self._launches = 0
+
+    def __call__(
+        self,
+        kernel: str | Path | Kernel | EmulatedModule,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any] = (),
+        *,
+        entry: str | None = None,
+        cluster: int | Sequence[int] | None = None,
+        shared_bytes: int = 0,
+        schedules: int | None = None,
+        seed: int | None = None,
+        target: Any = None,
+        hazards: str = "fail",
+        options: Sequence[str] = (),
+        trace: Trace | None = None,
+        **more: Any,
+    ) -> Report:
+        """Run a kernel under several schedules; the arrays hold the result of the last one.
+
+        kernel: PTX or CUDA text, a .ptx or .cu file (relative to the test's folder, or to the working directory), a
+        cudatma.Kernel, or an emulator module. args: NumPy arrays, numbers, tensor maps. entry, grid, block, cluster,
+        shared_bytes, target, and ``more`` (arrays, step_limit, ...): as in ``EmulatedModule.launch``.
+        schedules, seed: the command line goes before the test, which goes before 10 and 0. options: for NVRTC.
+        hazards: "fail" fails the test with a list of what was found; "collect" leaves it to the test, in the report.
+        trace: filled; by default one is made where --emulator-trace asks for it.
+
+        Raises what the launch raises: ArgumentError, CompileError, PtxError, StepLimitError.
+        """
+        from cudatma.errors import ArgumentError
+
+        if hazards not in ("fail", "collect"):
+            raise ArgumentError("hazards", hazards, "fail, collect")
+        module, source = self._load(kernel, entry, target, options)
+        self._launches += 1
+        trace = trace or self._trace()
+        report = module.launch(
+            source.entry,
+            grid,
+            block,
+            args,
+            cluster=cluster,
+            shared_bytes=shared_bytes,
+            schedules=self._first("--emulator-schedules", schedules, SCHEDULES),
+            seed=self._first("--emulator-seed", seed, 0),
+            replay=self._option("--emulator-replay"),
+            hazards="collect",
+            target=target or source.target,
+            trace=trace,
+            **more,
+        )
+        if report.hazards and hazards == "fail":
+            pytest.fail(self._failure(report, source, trace), pytrace=False)
+        return report
+
+    def _first(self, option: str, of_test: int | None, default: int) -> int:
+        """A number from the command line, else from the test, else the default."""
+        numbers = (self._option(option), of_test, default)
+        return next(number for number in numbers if number is not None)
+
+    def _load(
+        self, kernel: Any, entry: str | None, target: Any, options: Sequence[str]
+    ) -> tuple[EmulatedModule, PtxSource]:
+        from cudatma.emulator import EmulatedModule, load
+        from cudatma.ptx_source import PtxSource, ptx_source
+
+        if isinstance(kernel, EmulatedModule):
+            return kernel, PtxSource("", entry or "")
+        if isinstance(kernel, str | Path) and "\n" not in str(kernel) and (self._folder / kernel).is_file():
+            kernel = self._folder / kernel
+        source = ptx_source(kernel, entry=entry, target=target, options=options)
+        return load(source.ptx), source
+
+    # ---- when something is wrong
+
+    def _trace(self) -> Trace | None:
+        if self._option("--emulator-trace") is None:
+            return None
+        from cudatma.emulator import Trace
+
+        return Trace()
+
+    def _failure(self, report: Report, source: PtxSource, trace: Trace | None) -> str:
+        """What the test shows: every hazard, how to see it again, and where its picture is."""
+        found = report.hazards
+        lines = [f"{report.kernel}: {len(found)} {'hazards' if len(found) > 1 else 'hazard'} on the emulator", ""]
+        for number, hazard in enumerate(found, 1):
+            lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(_lines(hazard, source))]
+        first = found[0]
+        again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
+        lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
+        if trace is not None and self._option("--emulator-trace") is not None:
+            lines += ["", *(f"wrote {path}" for path in self._write(trace))]
+        return "\n".join(lines)
+
+    def _write(self, trace: Trace) -> list[Path]:
+        folder = Path(self._option("--emulator-trace"))
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = re.sub(r"[^\w.-]+", "_", self._test).strip("_")[-120:]
+        stem += f"_{self._launches}" if self._launches > 1 else ""
+        paths = [folder / f"{stem}.svg", folder / f"{stem}.json"]
+        for path, write in zip(paths, _writers(trace), strict=True):
+            path.write_text(write(), encoding="utf-8")
+        return paths
+
+
+def _writers(trace: Trace) -> tuple[Callable[[], str], Callable[[], str]]:
+    return trace.to_svg, trace.to_json
+
+
+def _lines(hazard: Hazard, source: PtxSource) -> list[str]:
+    """A hazard as a report shows it, with the source line's text below its place."""
+    lines = str(hazard).splitlines()
+    text = source.line(hazard.source)
+    if text:
+        lines.insert(-1, f"  source: {text}")
+    return lines

@@ -1,0 +1,68 @@
+"""The wgmma Marlin kernel compiled: no spills, nothing serialised, and the instructions that its template promises."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import Counter
+
+import pytest
+
+from cudatma.build import load_kernel
+from cudatma.errors import DriverError
+from cudatma.kernels.marlin.problem import ProblemStruct
+from cudatma.kernels.marlin.wgmma_config import dump_specs
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.launch import Kernel
+from cudatma.target import get_target
+from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
+
+TARGET = get_target("sm_90a")
+SPECS = dump_specs(TARGET)
+TENSOR_MAP_BYTES = 128
+
+
+def compiled(spec: WgmmaSpec) -> Kernel:
+    try:
+        return load_kernel(spec.template, spec, TARGET)
+    except DriverError as error:
+        pytest.skip(f"no NVRTC: {error}")
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
+def test_resources(spec: WgmmaSpec) -> None:
+    """A log that speaks of serialised wgmmas or an ignored setmaxnreg is a warning."""
+    kernel = compiled(spec)
+    assert kernel.warnings == ()
+    used = parse_ptxas(kernel.log)[spec.entry]
+    assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
+    assert used.registers * spec.threads * spec.blocks_per_sm <= 65536
+    assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
+    barriers = re.search(r"used (\d+) barriers", kernel.log)
+    assert barriers is not None
+    assert int(barriers[1]) == 1 + spec.warpgroups
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
+def test_parameters(spec: WgmmaSpec) -> None:
+    sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
+    maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ctypes.sizeof(ProblemStruct)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
+def test_instructions(spec: WgmmaSpec) -> None:
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    folder = compiled(spec).folder
+    assert folder is not None
+    shown = disassemble(folder / "kernel.cubin")
+    assert shown.text is not None
+    found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
+    assert found["HGMMA"] == spec.block_k // 16 * spec.stack
+    assert found["HMMA"] == found["LDGSTS"] == 0
+    # Weights, scales and zero points, both ahead of griddepcontrol.wait and behind it; activations by 64 depths.
+    constants = 1 + spec.has_stage_scales + spec.has_stage_zeros
+    assert found["UTMALDG"] == 2 * constants + spec.block_k // 64
+    assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
+    assert ("MULTICAST" in shown.text) == (spec.cluster > 1)

@@ -1,0 +1,99 @@
+"""Compares what a card did in TMA operations (tests/gpu/capture_tma.py) with the emulator.
+
+    python tests/emulator/compare_tma.py CAPTURE.jsonl.gz ... [--sample tests/fixtures/tma/h200.jsonl.gz --count 800]
+
+Prints every kind of case that differs, and the number of cases. --sample: also writes a sample, every kind in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# The checkout's package and the cases, wherever it is started from.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tma_direct import answer
+
+#: What is compared of an operation that ended.
+RESULTS = ("counted", "done", "gmem", "smem", "map")
+
+
+def read_cases(path: Path) -> list[dict[str, Any]]:
+    """The cases of a capture that were asked: with an answer that is neither "skipped" nor "lost"."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        cases = [json.loads(line) for line in lines]
+    return [case for case in cases if not case["answer"]["result"].startswith(("skipped", "lost"))]
+
+
+def difference(case: dict[str, Any], mine: dict[str, Any]) -> str:
+    """What differs between the card's answer and the emulator's; empty where nothing does."""
+    card = case["answer"]
+    if card["result"].startswith("refused") and mine["result"].startswith("refused"):
+        return ""
+    if card["result"] != mine["result"]:
+        return f"card {card['result']}, emulator {mine['result']} {mine.get('why', '')}".strip()
+    return ", ".join(name for name in RESULTS if name in card and as_list(card[name]) != as_list(mine[name]))
+
+
+def as_list(value: object) -> object:
+    """A count of one block stands alone in the first captures."""
+    return value if isinstance(value, list) else [value]
+
+
+def kind_of(case: dict[str, Any]) -> tuple[str, ...]:
+    """What a sample should have of everything: why a case is asked, operation, interleave, type."""
+    fields = case.get("map", {})
+    action = case["op"].rsplit("_", 1)[0] if fields else case["op"]
+    return case["tag"], action, str(fields.get("interleave", "")), case["dtype"] if fields else ""
+
+
+def sample(cases: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """``count`` cases, one of each kind first, then others; without the bytes, which the hashes stand for."""
+    by_kind = defaultdict(list)
+    for case in cases:
+        by_kind[kind_of(case)].append(case)
+    rng = random.Random(0)
+    chosen = [rng.choice(found) for _, found in sorted(by_kind.items())]
+    rng.shuffle(chosen)
+    taken = {id(case) for case in chosen}
+    others = [case for _, found in sorted(by_kind.items()) for case in found if id(case) not in taken]
+    chosen = (chosen + rng.sample(others, min(len(others), count)))[:count]
+    return [
+        case | {"answer": {k: v for k, v in case["answer"].items() if not k.endswith("_x")}}
+        for case in sorted(chosen, key=lambda case: str(kind_of(case)))
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("captures", type=Path, nargs="+")
+    parser.add_argument("--sample", type=Path)
+    parser.add_argument("--count", type=int, default=800)
+    arguments = parser.parse_args()
+    cases = [case for path in arguments.captures for case in read_cases(path)]
+    found = defaultdict(list)
+    for case in cases:
+        what = difference(case, answer(case))
+        if what:
+            found[(*kind_of(case), what)].append(case["n"])
+    for kind, numbers in sorted(found.items()):
+        print(len(numbers), *kind, numbers[:5])
+    print(f"{len(cases)} cases, {sum(map(len, found.values()))} differ")
+    if arguments.sample:
+        arguments.sample.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(arguments.sample, "wt", encoding="utf-8") as out:
+            for case in sample(cases, arguments.count):
+                out.write(json.dumps(case, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

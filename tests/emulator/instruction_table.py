@@ -1,0 +1,57 @@
+"""The table of instructions in docs/emulator_coverage.md; run as a script, it rewrites it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cudatma.emulator import forms
+from cudatma.emulator.coverage import coverage
+from cudatma.emulator.forms import REFUSED
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "emulator_coverage.md"
+BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
+HEAD = """## Instructions
+
+Every form of the PTX ISA 9.1 below (`cudatma/emulator/forms*.py`, each expanded to all of its types and modifiers) is
+tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the instruction, its
+PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that no form has is an
+error as well."""
+
+
+def missing(form: str) -> str:
+    """Why a form is refused, "" where it is emulated."""
+    found = coverage(forms.module_of(form)).missing
+    return str(found[0][1]) if found else ""
+
+
+def section() -> str:
+    """The whole generated part."""
+    rows = ["| chapter | instructions | forms | of them refused |", "|---|---|---|---|"]
+    refused: list[str] = []
+    for chapter in forms.FORMS:
+        every = list(forms.forms(chapter))
+        left_out = [form for form in every if missing(form)]
+        refused += left_out
+        roots = sorted({form.split(" ")[0].split(".")[0] for form in every})
+        shown = ", ".join(f"`{root}`" for root in roots)
+        rows.append(f"| {chapter} | {shown} | {len(every)} | {len(left_out)} |")
+    lines = [f"- `{form.split(' ')[0]}`" for form in refused]
+    lines += [f"- `{root}`: {reason}" for root, reason in REFUSED.items()]
+    return "\n".join([BEGIN, HEAD, "", *rows, "", "Refused:", "", *lines, END])
+
+
+def current() -> str:
+    """What stands in the document."""
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    begin, end = text.find(BEGIN), text.find(END)
+    return text[begin : end + len(END)] if begin >= 0 and end >= 0 else ""
+
+
+def main() -> None:
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else "# What the emulator covers\n"
+    old = current()
+    DOCUMENT.write_text(text.replace(old, section()) if old else f"{text.rstrip()}\n\n{section()}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""docs/emulator.md: its Python runs, its race is found where it says and gone once repaired, its launch file is one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudatma import TensorMap
+from cudatma.emulator import Report, load
+from cudatma.ptx_source import ptx_source
+from tools.emulate_launch import read_launch
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "emulator.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def add_tiles(source: str, folder: Path, schedules: int) -> tuple[Report, float]:
+    """The report, and the sum that the kernel computes of six tiles of ones."""
+    path = folder / "add_tiles.cu"
+    path.write_text(source)
+    x, out = np.ones((6, 32), np.float32), np.zeros(32, np.float32)
+    args = (TensorMap.from_array(x, (1, 32), backend="codec"), out)
+    module = load(ptx_source(path).ptx)
+    report = module.launch("add_tiles", 1, 64, args, arrays=(x,), schedules=schedules, hazards="collect")
+    return report, float(out[0])
+
+
+def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> None:
+    (source,) = blocks("cuda")
+    report, _ = add_tiles(source, tmp_path, 3)
+    first = report.hazards[0]
+    assert first.kind == "overwritten_while_read"
+    assert re.fullmatch(r"tma_load\.cuh\.j2:\d+, inlined at add_tiles\.cu:23", first.source)
+    assert "cp_async_bulk_tensor_2d_load" in ptx_source(tmp_path / "add_tiles.cu").line(first.source)
+    assert first.source.split(", ")[1] in PAGE
+
+
+def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:
+    (source,) = blocks("cuda")
+    repaired = source.replace("&empty[slot]), lap & 1)", "&empty[slot]), (lap - 1) & 1)")
+    assert repaired != source
+    report, total = add_tiles(repaired, tmp_path, 20)
+    assert report.is_clean
+    assert total == 6
+
+
+def test_the_python_of_the_page_runs() -> None:
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block, "docs/emulator.md", "exec"), names)
+    assert str(names["picture"]).startswith("<svg")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")
+def test_the_launch_file_of_the_page_is_one(tmp_path: Path) -> None:
+    (toml,) = blocks("toml")
+    (tmp_path / "launch.toml").write_text(toml)
+    launch = read_launch(tmp_path / "launch.toml")
+    assert set(launch.arrays) == {"x", "y"}
+    assert len(launch.args) == 3
+
+
+def test_links_lead_somewhere() -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs"
+    for name in ("emulator.md", "testing_your_kernel.md"):
+        text = (folder / name).read_text()
+        targets = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
+        headings = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.+)$", text, re.M)}
+        assert [t for t in targets if (t[1:] not in headings if t[0] == "#" else not (folder / t).exists())] == []

@@ -1,0 +1,183 @@
+"""Order through global memory in whole kernels: Marlin's flags and its dependence on the grid before, locks, scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import marlin_runner
+import numpy as np
+import pytest
+from catalogue import module_of
+from ptx_lines import kernel
+
+from cudatma.emulator import load
+from cudatma.emulator.clocks import Clock, LaneClocks
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.quantization import quantize
+
+Mutation = Callable[[str], str]
+#: A tile and ring of the portable kernel; three blocks share the tiles of the product below.
+SPEC = MarlinSpec("float16", 128, False, 16, 64, 256, 1, 2, 2, 4)
+
+
+def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:
+    """The report of a Marlin product whose blocks share tiles, with its PTX changed."""
+    rng = np.random.default_rng(0)
+    w = quantize(rng.normal(size=(1024, 128)).astype(np.float32) * 0.05, dtype="float16")
+    x = rng.normal(size=(16, 1024)).astype(np.float16)
+    seen: list[str] = []
+
+    def loaded(ptx: str) -> Any:
+        seen.append(mutate(ptx))
+        assert "unchanged" in mutate.__name__ or seen[-1] != ptx
+        return load(seen[-1])
+
+    monkeypatch.setattr(marlin_runner, "load", loaded)
+    options: dict[str, Any] = {"produced_by_previous": (x,)} if depends else {}
+    return marlin_runner.run_marlin(x, w, spec=SPEC, processors=3, schedules=4, hazards="collect", **options)[1]
+
+
+def unchanged(ptx: str) -> str:
+    return ptx
+
+
+def unreleased(ptx: str) -> str:
+    return ptx.replace("st.release.gpu", "st.relaxed.gpu").replace("membar.gl;", "").replace("fence.acq_rel.gpu;", "")
+
+
+def narrow(ptx: str) -> str:
+    return ptx.replace("st.release.gpu", "st.release.cta").replace("membar.gl;", "membar.cta;")
+
+
+def unacquired(ptx: str) -> str:
+    return ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu")
+
+
+def independent(ptx: str) -> str:
+    return ptx.replace("griddepcontrol.wait;", "")
+
+
+@pytest.mark.parametrize("mutate", [unreleased, narrow, unacquired])
+def test_marlin_without_its_flags_order(monkeypatch: pytest.MonkeyPatch, mutate: Mutation) -> None:
+    assert run_marlin(monkeypatch, mutate).kinds == {"global_race"}
+
+
+def test_marlin_reads_and_writes_after_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_marlin(monkeypatch, unchanged, depends=True).is_clean
+    assert run_marlin(monkeypatch, independent, depends=True).kinds == {"grid_dependency"}
+
+
+LOCK = """
+extern "C" __global__ void k(u32* lock, u32* value) {
+    for (u32 i = 0; i < 3; ++i) {
+        while (atomicCAS(lock, 0, 1) != 0) { }
+#ifndef NO_ACQUIRE
+        __threadfence();
+#endif
+        *value = *value + 1;
+#ifndef NO_RELEASE
+        __threadfence();
+#endif
+        atomicExch(lock, 0);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("define", ["", "NO_ACQUIRE", "NO_RELEASE"])
+def test_a_lock(define: str) -> None:
+    lock, value = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    module = module_of(LOCK, (define,) if define else ())
+    report = module.launch("k", 3, 1, (lock, value), schedules=10, hazards="collect", step_limit=200_000)
+    assert report.kinds == ({"global_race"} if define else set()), str(report)
+    assert value[0] == 9
+
+
+WITHIN = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* data, u32* flag, u32* out) {
+    const bool writes = threadIdx.x == 0 && blockIdx.x == 0, reads = threadIdx.x == 32 && blockIdx.x == READER;
+    if (writes) {
+        *data = 7;
+        asm volatile("fence.acq_rel." SCOPE "; st.relaxed.gpu.global.u32 [%0], 1;" :: "l"(flag) : "memory");
+    }
+    if (reads) {
+        u32 seen;
+        do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); while (seen == 0);
+        asm volatile("fence.acq_rel." SCOPE ";" ::: "memory");
+        *out = *data;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("scope", "reader", "is_enough"),
+    [
+        *[("cta", 0, True), ("cta", 1, False), ("cta", 2, False)],
+        *[("cluster", 0, True), ("cluster", 1, True), ("cluster", 2, False)],
+        *[("gpu", 0, True), ("gpu", 1, True), ("gpu", 2, True), ("sys", 2, True)],
+    ],
+)
+def test_a_fence_orders_what_lies_in_its_scope(scope: str, reader: int, is_enough: bool) -> None:
+    data, flag, out = (np.zeros(1, np.uint32) for _ in range(3))
+    module = module_of(WITHIN, (f'SCOPE "{scope}"', f"READER {reader}"))
+    report = module.launch("k", 4, 64, (data, flag, out), schedules=6, hazards="collect", step_limit=200_000)
+    assert report.kinds == (set() if is_enough else {"global_race"}), str(report)
+
+
+def test_a_flag_that_nobody_sets_is_a_deadlock() -> None:
+    body = """
+    ld.param.u64 %d1, [p0];
+    wait:
+    ld.relaxed.gpu.global.u32 %r1, [%d1];
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra wait;
+    """
+    report = kernel(body, 1).launch("k", 2, 32, (np.zeros(1, np.uint32),), schedules=3, hazards="collect")
+    assert report.kinds == {"deadlock"}
+    assert "reads 0x0 again and again" in str(report)
+
+
+def test_a_race_that_one_schedule_shows_is_shown_again_by_its_replay() -> None:
+    body = """
+    ld.param.u64 %d1, [p0];
+    mov.u32 %r1, %ctaid.x;
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 ld.global.u32 %r2, [%d1];
+    @!%p1 st.global.u32 [%d1], 5;
+    """
+    module = kernel(body, 1)
+    data = np.zeros(1, np.uint32)
+    report = module.launch("k", 2, 1, (data,), schedules=4, hazards="collect")
+    assert report.kinds == {"global_race"}
+    hazard = report.hazards[0]
+    data[:] = 0
+    again = module.launch("k", 2, 1, (data,), replay=hazard.schedule, seed=hazard.seed, hazards="collect")
+    assert again.kinds == {"global_race"}
+
+
+def test_lanes_know_what_they_acquired_until_they_meet() -> None:
+    whole = Clock(4)
+    lanes = LaneClocks(whole, 0)
+    for lane, agent in ((0, 1), (1, 2)):
+        for clock in lanes.learners(1 << lane, 0xF):
+            clock.order[agent] = 5
+    assert lanes.known(0b01).order.tolist() == [0, 5, 0, 0]
+    assert lanes.known(0b10).order.tolist() == [0, 0, 5, 0]
+    assert lanes.known(0b11).order.tolist() == [0, 0, 0, 0]
+    assert lanes.known(0b100) is whole
+    assert sorted(bits for bits, _ in lanes.groups(0b111)) == [1, 2, 4]
+    for clock in lanes.learners(0xF, 0xF):
+        clock.order[3] = 1
+    assert lanes.known(0b11).order.tolist() == [0, 0, 0, 1]
+    assert lanes.merge().order.tolist() == [0, 5, 5, 1]
+
+
+def test_what_another_cluster_released_is_known_apart_from_ones_own() -> None:
+    mine, theirs = Clock(2), Clock(2)
+    theirs.order[0] = 4
+    theirs.beyond().learn(0, np.array([3, 0], np.int32), np.zeros(2, np.int32))
+    mine.absorb(1, theirs, own=0)
+    assert mine.order.tolist() == [3, 0]
+    assert mine.of(np.array([0, 2, 3, 4]), 2, 0).tolist() == [3, 4, 0, 0]

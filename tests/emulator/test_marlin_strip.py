@@ -1,0 +1,68 @@
+"""The Marlin kernel for few tokens on the CPU: right, and free of hazards in 20 schedules, however the strips lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_runner import relative_error, run_marlin
+
+from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin.problem import fill_problem
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.quantization import PackedWeight, quantize
+
+SCHEDULES = 20
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+
+
+def spec(**fields: Any) -> StripSpec:
+    base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "strips": 2}
+    return StripSpec(**{**base, "block_k": 128, "warps_k": 1, "stages": 2, **fields})
+
+
+def operands(m: int, k: int, n: int, of: StripSpec) -> tuple[Any, PackedWeight, Any]:
+    rng = np.random.default_rng(m + k + n)
+    dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
+    w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
+    dtype = np.dtype(w.scales.dtype)
+    return rng.normal(size=(m, k)).astype(dtype), w, rng.normal(size=n).astype(dtype)
+
+
+#: Whole rows, half rows at either end of a block, a ring that wraps, one deeper than K, tails in M, N and K.
+CASES = {
+    "whole_rows": (5, 640, 200, spec(strips=4, warps_k=2)),
+    "half_a_row": (8, 384, 96, spec(strips=1, warps_k=2)),
+    "odd_strips": (3, 520, 290, spec(strips=3, stages=3)),
+    "ring_deeper_than_k": (8, 136, 64, spec(strips=1, stages=4)),
+    "two_token_tiles": (19, 384, 64, spec(block_m=16)),
+    "32_tokens": (29, 256, 96, spec(block_m=32, strips=3)),
+    "bf16_zeros_64": (8, 392, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, strips=5)),
+    "zeros_32": (7, 328, 130, spec(group_size=32, has_zeros=True, strips=3, block_k=256, warps_k=4)),
+    "column_zeros": (9, 304, 98, spec(group_size=-1, has_zeros=True, block_m=16, strips=1, dtype="bfloat16")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_right_and_clean(name: str) -> None:
+    m, k, n, of = CASES[name]
+    x, w, bias = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, processors=1, bias=bias, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
+@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k"])
+def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
+
+    def programmatic(*arguments: Any, **_: Any) -> None:
+        fill_problem(*arguments, programmatic=True)
+
+    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    m, k, n, of = CASES[name]
+    x, w, _ = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, processors=1, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w) < TOLERANCE[of.dtype]

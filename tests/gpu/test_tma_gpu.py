@@ -1,0 +1,33 @@
+"""Random TMA operations that no capture has: the card and the emulator agree in every byte, traps included."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# The cases and the emulator's side.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
+
+from capture_tma import Capture, on_card
+from compare_tma import difference
+from tma_cases import cases
+from tma_direct import answer
+
+pytestmark = pytest.mark.gpu
+#: A trap costs its process, about a second.
+TRAPS = 24
+
+
+@pytest.mark.parametrize("seed", [101, 102])
+def test_the_emulator_does_what_the_card_does(seed: int, tmp_path: Path) -> None:
+    capture = Capture(list(cases(1500, seed)), tmp_path, TRAPS)
+    on_card(capture, jobs=4)
+    asked = [case | {"answer": capture.answers[case["n"]]} for case in capture.asked]
+    asked = [case for case in asked if case["answer"]["result"] != "skipped"]
+    assert len(asked) > 1400
+    found = {case["n"]: difference(case, answer(case)) for case in asked}
+    assert {n: what for n, what in found.items() if what} == {}

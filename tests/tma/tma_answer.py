@@ -1,0 +1,77 @@
+"""What an operation did, as a JSON-able record, the same from a card and from the emulator."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+from tma_data import Bytes, digest
+
+from cudatma.descriptor import Im2colSpec, TiledSpec
+from cudatma.errors import DescriptorError
+
+#: Compressed bytes up to which what changed in a memory is kept beside its hash.
+KEPT_BYTES = 12000
+
+
+def make_spec(fields: dict[str, Any], address: int) -> TiledSpec | Im2colSpec:
+    """The spec of a case's map; DescriptorError where the rules refuse it."""
+    values = {name: value for name, value in fields.items() if name != "kind"}
+    return (TiledSpec if fields["kind"] == "tiled" else Im2colSpec)(**values, address=address)
+
+
+def expected_bytes(case: dict[str, Any]) -> int:
+    """What the barrier is told: the codec's count, so that a wrong one shows as a copy that is not complete."""
+    if case["op"] in ("bulk_load", "bulk_multicast") or case["op"].startswith("shared_"):
+        return int(case["size"])
+    if "_load" not in case["op"] and "_multicast" not in case["op"]:
+        return 0
+    try:
+        return make_spec(case["map"], 0).expected_bytes
+    except DescriptorError:
+        return 1 << 16
+
+
+def set_bits(raw: bytes, first: int, bits: int, value: int) -> bytes:
+    """128 bytes with a run of bits replaced."""
+    mask = ((1 << bits) - 1) << first
+    return (int.from_bytes(raw, "little") & ~mask | value << first & mask).to_bytes(len(raw), "little")
+
+
+def changed(before: Bytes, after: Bytes) -> str | None:
+    """What is different, as base64 of a compressed XOR; None where that is large."""
+    packed = zlib.compress((before ^ after).tobytes(), 9)
+    return base64.b64encode(packed).decode() if len(packed) <= KEPT_BYTES else None
+
+
+def restore(before: Bytes, text: str) -> Bytes:
+    """The bytes after, from those before and changed()."""
+    return before ^ np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+
+
+def finished(
+    case: dict[str, Any],
+    reports: list[list[int]],
+    expected: int,
+    memories: tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]],
+    edited: bytes,
+) -> dict[str, Any]:
+    """The answer of an operation that ended.
+
+    reports: done, missing bytes, balanced, of each block. memories: (before, after) of the global buffer and of the
+    windows of all blocks.
+    """
+    answer: dict[str, Any] = {"n": case["n"], "result": "ok"}
+    if expected:
+        receiving = [r for rank, r in enumerate(reports) if case.get("targets", 1) >> rank & 1]
+        answer["counted"] = [expected - missing if balanced else "over" for _, missing, balanced in receiving]
+        answer["done"] = min(done for done, _, _ in receiving)
+    for name, (before, after) in zip(("gmem", "smem"), memories, strict=True):
+        answer[name] = digest(after)
+        answer[f"{name}_x"] = changed(before, after) if (before != after).any() else ""
+    if case.get("edits"):
+        words = edited[8:].hex()  # the address depends on where the buffer lies
+        answer["map"] = words
+    return answer

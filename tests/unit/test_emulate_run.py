@@ -1,0 +1,261 @@
+"""``cudatma emulate KERNEL``: launches of files and of registry kernels, exit status, JSON, traces, wrong calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma import cli
+from cudatma.errors import ArgumentError
+from tools.emulate_launch import LaunchFile, make_operands
+
+REVERSE = """\
+extern "C" __global__ void reverse(const float* x, float* y, int n) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[threadIdx.x];
+    SYNC
+    if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];
+}
+extern "C" __global__ void other(float* x) { x[0] = 1; }
+"""
+CALL = ["--entry", "rev", "--block", "64", "--arg", "x:float32[64]=arange", "--arg", "y:float32[64]"]
+CALL += ["--arg", "n:int32=64", "--schedules", "3"]
+FETCH = """\
+//% include "primitives/tma_load.cuh.j2"
+//% include "primitives/mbarrier.cuh.j2"
+using namespace cudatma;
+extern "C" __global__ void fetch(const __grid_constant__ TensorMap map, float* out, int row) {
+    __shared__ __align__(128) float tile[8 * 16];
+    __shared__ u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    if (threadIdx.x == 0) {
+        mbarrier_init(bar, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(bar, sizeof(tile));
+        cp_async_bulk_tensor_2d_load(shared_address(tile), &map, bar, 0, row);
+    }
+    __syncthreads();
+    mbarrier_wait_parity(bar, 0);
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+"""
+LAUNCH: dict[str, Any] = {
+    "kernel": "fetch.cu",
+    "grid": [1],
+    "block": 128,
+    "target": "sm_120a",
+    "arrays": {
+        "x": {"dtype": "float32", "shape": [64, 16], "fill": "random", "seed": 5, "save": "x.npy"},
+        "out": {"shape": [8, 16], "fill": -1, "save": "out.npy"},
+    },
+    "args": [{"map": "x", "box": [8, 16]}, {"array": "out"}, "row:int32=3"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kernels in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("reverse.cu").write_text(REVERSE.replace("SYNC", "__syncthreads();"))
+    Path("racy.cu").write_text(REVERSE.replace("SYNC", ""))
+    Path("fetch.cu").write_text(FETCH)
+    return tmp_path
+
+
+def emulate(*arguments: str) -> int:
+    return cli.main(["emulate", *arguments])
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = emulate(*arguments, "--json")
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_clean_kernel_with_the_expected_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("wanted.npy", np.arange(64, dtype=np.float32)[::-1])
+    assert emulate("reverse.cu", *CALL, "--expect", "y=wanted.npy", "--save", "y=y.npy") == 0
+    shown = capsys.readouterr().out
+    assert "no hazard in 3 schedules" in shown
+    assert "y: relative error 0.00e+00, within 0" in shown
+    assert np.array_equal(np.load("y.npy"), np.load("wanted.npy"))
+
+
+def test_a_wrong_result_is_a_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("wanted.npy", np.arange(64, dtype=np.float32) + 1)
+    status, found = as_json(capsys, "reverse.cu", *CALL, "--expect", "x=wanted.npy")
+    assert (status, found["passed"], found["hazards"]) == (1, False, [])
+    assert found["compared"][0]["error"] == pytest.approx(8 / np.linalg.norm(np.arange(65)))
+    assert emulate("reverse.cu", *CALL, "--expect", "x=wanted.npy", "--tolerance", "0.1") == 0
+
+
+def test_a_race_is_a_table_and_a_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert emulate("racy.cu", *CALL) == 1
+    shown = capsys.readouterr().out
+    for part in ("data_race", "racy.cu:5", "PTX line", "--replay", "no barrier"):
+        assert part in shown
+    status, found = as_json(capsys, "racy.cu", *CALL)
+    assert status == 1
+    race = next(hazard for hazard in found["hazards"] if hazard["source"] == "racy.cu:5")
+    assert race["source_text"].startswith("if (threadIdx.x < n)")
+    assert {"kind", "message", "cause", "ptx_line", "block", "warp", "schedule", "seed"} <= set(race)
+
+
+def test_one_schedule_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = as_json(capsys, "racy.cu", *CALL, "--replay", "9", "--seed", "4")
+    assert found["schedules"] == 1
+    assert {(hazard["schedule"], hazard["seed"]) for hazard in found["hazards"]} == {(9, 4)}
+
+
+NO_TOML = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")
+
+
+@pytest.mark.parametrize("suffix", [".json", pytest.param(".toml", marks=NO_TOML)])
+def test_a_launch_file(suffix: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = """
+kernel = "fetch.cu"
+grid = [1]
+block = 128
+target = "sm_120a"
+args = [{ map = "x", box = "8x16" }, { array = "out" }, "row:int32=3"]
+[arrays.x]
+dtype = "float32"
+shape = [64, 16]
+fill = "random"
+seed = 5
+save = "x.npy"
+[arrays.out]
+shape = [8, 16]
+fill = -1
+save = "out.npy"
+"""
+    Path(f"launch{suffix}").write_text(json.dumps(LAUNCH) if suffix == ".json" else toml)
+    status, found = as_json(capsys, f"launch{suffix}")
+    assert (status, found["kernel"]) == (0, "fetch")
+    assert np.array_equal(np.load("out.npy"), np.load("x.npy")[3:11])
+
+
+def test_tensor_maps_on_the_command_line_and_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--block", "128", "--array", "x:float32[64,16]=arange", "--arg", "map(x, box=8x16)"]
+    arguments += ["--arg", "out:float32[8,16]", "--arg", "row:int32=8", "--save", "out=out.npy"]
+    assert emulate("fetch.cu", *arguments, "--trace", "sub/t.svg", "--trace", "t.json") == 0
+    assert "wrote sub/t.svg" in capsys.readouterr().out
+    ElementTree.parse("sub/t.svg")
+    assert {event["ph"] for event in json.loads(Path("t.json").read_text())["traceEvents"]} >= {"M", "X", "b", "e", "C"}
+    assert np.load("out.npy").ravel().tolist() == list(range(128, 256))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tile_copy", ["--rows", "70", "--columns", "40", "--dtype", "float16"]),
+        ("marlin", ["--m", "3", "--n", "64", "--k", "256", "--dtype", "bfloat16", "--target", "sm_120a"]),
+        ("marlin", ["--m", "16", "--n", "64", "--k", "256", "--feed", "cp_async"]),
+    ],
+)
+def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = as_json(capsys, name, *sizes, "--schedules", "2")
+    assert (status, found["hazards"]) == (0, [])
+    assert found["compared"][0]["passed"]
+    assert ("sm_120a" if "--target" in sizes else "sm_90a") in found["title"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "one of KERNEL and --coverage"),
+        (["reverse.cu", "--coverage", "x.ptx"], "one of KERNEL and --coverage"),
+        (["reverse.cu", "--rows", "3"], "unrecognized arguments: --rows 3"),
+        (["marlin", "--rows", "3"], "unrecognized arguments: --rows 3"),
+        (["marlin", "--m", "many"], "invalid int value"),
+        (["reverse.cu", "--grid", "0"], "one to three numbers"),
+        (["reverse.cu", "--grid", "1,2,3,4"], "one to three numbers"),
+    ],
+)
+def test_wrong_options_of_the_parser(
+    arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        emulate(*arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["nothing"], "KERNEL"),
+        (["marlin", "--grid", "3"], "KERNEL"),
+        (["marlin", "--m", "0"], "m"),
+        (["tile_copy", "--dtype", "tensor"], "dtype"),
+        (["nowhere.cu"], "kernel"),
+        (["nowhere.toml"], "launch file"),
+        (["reverse.cu", "--arg", "x"], "--arg"),
+        (["reverse.cu", "--arg", "x:float32[4]=many"], "arrays.x.fill"),
+        (["reverse.cu", "--arg", "x:float32[0]"], "arrays.x.shape"),
+        (["reverse.cu", "--arg", "x:float32[9999999,999999]"], "arrays.x.shape"),
+        (["reverse.cu", "--arg", "x:string[4]"], "arrays.x.dtype"),
+        (["reverse.cu", "--arg", "n:int32=x"], "args[0].value"),
+        (["reverse.cu", "--arg", "map(x, box=4x4)"], "args[0]"),
+        (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x)"], "args[0].box"),
+        (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=ax4)"], "args[0].box"),
+        (["reverse.cu", "--save", "z=z.npy"], "--save"),
+        (["reverse.cu", *CALL, "--expect", "y=nowhere.npy"], "arrays.y.expect"),
+        (["reverse.cu", *CALL, "--trace", "t.png"], "--trace"),
+        (["reverse.cu", *CALL, "--schedules", "0"], "schedules"),
+        (["reverse.cu", *CALL, "--cluster", "2"], "cluster"),
+        (["reverse.cu", *CALL, "--shared-bytes", "-1"], "shared_bytes"),
+        (["reverse.cu", *CALL[2:]], "name"),
+    ],
+)
+def test_wrong_calls_are_one_line(
+    arguments: list[str], field: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert emulate(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("cudatma: ")
+    assert f"Error: {field}: got " in captured.err
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"grids": 1}, "launch file.grids"),
+        ({"kernel": None}, "launch file.kernel"),
+        ({"args": {}}, "args"),
+        ({"args": [{"array": "z"}]}, "args[0]"),
+        ({"args": [{"pointer": "x"}]}, "args[0].pointer"),
+        ({"arrays": []}, "arrays"),
+        ({"arrays": {"x": {"fills": 1}}}, "arrays.x.fills"),
+    ],
+)
+def test_wrong_launch_files(
+    change: dict[str, Any], field: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("launch.json").write_text(json.dumps(LAUNCH | change))
+    assert emulate("launch.json") == 2
+    assert f"{field}: got " in capsys.readouterr().err
+
+
+def test_fills() -> None:
+    launch = LaunchFile()
+    for text in ("a:int8[3]=arange", "b:float16[2]=ones", "c:bfloat16[2]=1.5", "d:uint32[2]=7", "e:bool[64]=random"):
+        launch.add_argument(text)
+    launch.add_argument("d")
+    launch.add_argument("float64=0.5")
+    launch.add_argument("uint64=0xff")
+    found = make_operands(launch)
+    shown = [found.arrays[name].astype(np.float64).tolist() for name in "abcd"]
+    assert shown == [[0, 1, 2], [1, 1], [1.5, 1.5], [7, 7]]
+    assert set(found.arrays["e"].tolist()) == {True, False}
+    assert found.values[5] is found.arrays["d"]
+    assert (type(found.values[6]), found.values[6], found.values[7]) == (np.float64, 0.5, 255)
+    with pytest.raises(ArgumentError, match="--arg"):
+        launch.add_argument("nonsense")

@@ -1,0 +1,263 @@
+"""WgmmaSpec and the choice among its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
+from cudatma.kernels.marlin import wgmma_config
+from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma_config import choose_wgmma, dump_specs, wgmma_serves
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.layout import Swizzle
+from cudatma.target import TARGETS, get_target
+
+SM90A = get_target("sm_90a")
+BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+WIDE = WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> WgmmaSpec:
+    """Any spec that its own rules allow."""
+    try:
+        return WgmmaSpec(
+            dtype=draw(st.sampled_from(("float16", "bfloat16"))),
+            group_size=draw(st.sampled_from(GROUP_SIZES)),
+            has_zeros=draw(st.booleans()),
+            block_m=draw(st.integers(1, 32)) * 8,
+            block_k=draw(st.sampled_from((64, 128, 256))),
+            warpgroups=draw(st.integers(1, 4)),
+            stack=draw(st.integers(1, 2)),
+            stages=draw(st.integers(2, 16)),
+            cluster=draw(st.integers(1, 2)),
+            steps=draw(st.sampled_from((1, 2, 4))),
+            in_flight=draw(st.integers(0, 3)),
+            consumer_registers=draw(st.sampled_from((0, 152, 232))),
+        )
+    except ArgumentError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("group_size", 96),
+        ("block_k", 32),
+        ("warpgroups", 0),
+        ("warpgroups", 5),
+        ("stack", 3),
+        ("cluster", 4),
+        ("steps", 3),
+        ("in_flight", 4),
+        ("in_flight", -1),
+        ("consumer_registers", 236),
+        ("weight_policy", "evict_last"),
+        ("blocks_per_sm", 0),
+        ("block_m", 12),
+        ("block_m", 0),
+        ("block_m", 264),
+        ("block_m", 64.0),
+        ("stages", 1),
+        ("stages", 17),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        replace(BASE, **{field: value})
+    assert (caught.value.field, caught.value.got) == (field, value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "why"),
+    [
+        ({"block_m": 24, "cluster": 2}, "block_m", "swizzle"),
+        ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
+        ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
+        ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
+        ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
+        ({"consumer_registers": 240}, "consumer_registers", "waits for ever"),
+        ({"warpgroups": 3, "consumer_registers": 160}, "consumer_registers", "waits for ever"),
+        ({"block_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
+        # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
+        ({"block_k": 64, "steps": 4}, "in_flight", "a stage is 1 groups"),
+        ({"block_k": 64, "steps": 2, "in_flight": 2}, "in_flight", "a stage is 2 groups"),
+        ({"block_k": 128, "steps": 4, "in_flight": 2}, "in_flight", "deeper stage"),
+    ],
+)
+def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
+    with pytest.raises(ArgumentError, match=why) as caught:
+        replace(BASE, **changes)
+    assert caught.value.field == field
+
+
+def test_an_unknown_dtype() -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)):
+        replace(BASE, dtype="float32")
+
+
+@given(specs())
+def test_the_registers_that_setmaxnreg_hands_out_are_there(spec: WgmmaSpec) -> None:
+    """PTX ISA, setmaxnreg: inc waits until the block's pool, what it was launched with, has them."""
+    launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
+    if spec.consumer_registers:
+        assert spec.producer_warps == 4
+        taken = 128 * (spec.producer_registers + spec.warpgroups * spec.consumer_registers)
+        assert taken <= max(launched, 65536 // spec.threads // 8 * 8 * spec.threads)
+    assert spec.threads <= 1024
+
+
+@given(specs())
+def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
+    """A model of the loop: groups are committed in order, and all but the last in_flight are complete behind a wait."""
+    committed: list[int] = []
+    for stage in range(3):
+        for block in range(spec.block_k // 64):
+            committed += [stage] * (4 // spec.steps)
+            running = committed[len(committed) - spec.in_flight :] if spec.in_flight else []
+            if block == spec.release_block:
+                assert stage - 1 not in running
+                break
+        else:
+            pytest.fail("the slot is never given back")
+        committed += [stage] * (4 // spec.steps) * (spec.block_k // 64 - 1 - spec.release_block)
+
+
+@given(specs())
+def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
+    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024."""
+    layout = spec.smem_layout()
+    for (_, offset, size), (_, following, _) in pairwise(layout):
+        assert offset + size <= following
+    assert spec.smem_bytes == max(offset + size for _, offset, size in layout)
+    for stage in range(spec.stages):
+        for i in range(spec.block_k // 64):
+            for rank in range(spec.cluster):
+                rows = i * spec.block_m + rank * spec.share_m
+                assert (spec.smem_offset("activations") + stage * spec.activation_stage_bytes + rows * 128) % 1024 == 0
+        assert (spec.smem_offset("weights") + stage * spec.weight_stage_bytes) % 128 == 0
+        assert (spec.smem_offset("scales") + stage * spec.scale_stage_bytes) % 128 == 0
+        assert (spec.smem_offset("zeros") + stage * spec.zero_slot_bytes) % 128 == 0
+    assert spec.zero_slot_bytes >= spec.zero_stage_bytes
+    assert (spec.smem_offset("output_staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+    assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
+
+
+@given(specs())
+def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
+    k, n, m = 256, 256, 256
+    dtype = activation_type(spec.dtype).numpy
+    weight = create_weight_tile_tma_desc(
+        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.block_k // 64, spec.block_n // 64, backend="codec"
+    )
+    assert weight.footprint_bytes == weight.expected_bytes == spec.weight_stage_bytes
+    total = weight.expected_bytes
+    if spec.has_stage_scales:
+        tables = [np.zeros((k // spec.group_size, n), dtype)]
+        tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
+        groups = spec.groups_per_stage
+        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, backend="codec") for t in tables]
+        total += sum(box.expected_bytes for box in boxes)
+    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.share_m, backend="codec")
+    assert x.spec.swizzle == Swizzle.B128
+    total += x.expected_bytes * (spec.block_k // 64) * spec.cluster
+    assert spec.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
+
+
+@given(specs())
+def test_the_entry_is_a_c_identifier(spec: WgmmaSpec) -> None:
+    assert spec.entry.isidentifier()
+
+
+def test_entries_tell_operands_and_tiles_apart() -> None:
+    changed: list[dict[str, Any]] = [
+        {"dtype": "bfloat16"},
+        {"group_size": 64},
+        {"group_size": -1},
+        {"has_zeros": True},
+        {"block_m": 32},
+        {"block_k": 256},
+        {"stages": 5},
+        {"stack": 2},
+        {"warpgroups": 4},
+        {"cluster": 2},
+        {"steps": 1},
+        {"in_flight": 0},
+        {"consumer_registers": 232},
+        {"weight_policy": "evict_normal"},
+    ]
+    entries = [BASE.entry, *(replace(BASE, **change).entry for change in changed)]
+    assert len(set(entries)) == len(entries)
+
+
+def test_check_target() -> None:
+    BASE.check_target(SM90A)
+    for name in ("sm_90", "sm_100a", "sm_120a"):
+        with pytest.raises(TargetError, match="wgmma"):
+            BASE.check_target(get_target(name))
+    with pytest.raises(ArgumentError, match="fewer stages"):
+        replace(WIDE, stages=7).check_target(SM90A)
+
+
+# ---- The choice
+
+layers = st.builds(
+    Layer,
+    k=st.integers(1, 40_000),
+    n=st.integers(1, 70_000),
+    group_size=st.sampled_from(GROUP_SIZES),
+    has_zeros=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+)
+
+
+@given(layers, st.integers(33, 100_000), st.sampled_from((1, 20, 78, 132)))
+def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
+    spec = choose_wgmma(layer, m, SM90A, processors).spec
+    spec.check_target(SM90A)
+    assert spec.stages >= 4
+    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+    assert spec.block_m <= max(64, 2 * m)
+    assert choose(layer, m, SM90A, processors, Feeds()).spec == spec
+
+
+def test_who_is_served() -> None:
+    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target, Feeds())] == ["sm_90a"]
+    assert not wgmma_serves(32, SM90A, Feeds())
+    assert not wgmma_serves(64, SM90A, Feeds(activation="plain"))
+    assert not wgmma_serves(64, SM90A, Feeds(scale="cp_async"))
+
+
+def test_clusters_share_the_tokens_of_many() -> None:
+    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    assert [choose_wgmma(large, m, SM90A, 132).spec.cluster for m in (64, 256, 300, 512, 4096)] == [1, 1, 1, 2, 2]
+    assert {choose_wgmma(small, m, SM90A, 132).spec.cluster for m in (64, 256, 4096)} == {1}
+
+
+def test_a_wide_tile_is_not_taken_for_its_padding() -> None:
+    large = Layer(8192, 28672, 128, False, "float16")
+    chosen = [choose_wgmma(large, m, SM90A, 132).spec.block_m for m in (256, 257, 384, 512, 640)]
+    assert chosen == [256, 128, 128, 256, 128]
+
+
+def test_dump_specs_hold_every_tile_of_the_table() -> None:
+    dumped = dump_specs(SM90A)
+    assert len({spec.entry for spec in dumped}) == len(dumped)
+    fields = ("block_m", "block_k", "stack", "steps", "in_flight", "consumer_registers", "cluster", "warpgroups")
+    found = {tuple(getattr(spec, field) for field in fields) for spec in dumped}
+    tiles = {tile for row in wgmma_config._TILES for tile in row[2:]}
+    assert {tuple(getattr(tile, field) for field in fields) for tile in tiles} == found
+    assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
+    assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}
+    assert dump_specs(get_target("sm_120a")) == []

@@ -1,0 +1,229 @@
+"""A launch described on the command line or in a TOML or JSON file: arrays, tensor maps over them, and numbers.
+
+On the command line an argument is one of
+
+    x:float16[64,128]=random              an array, passed as a pointer; =zeros, ones, arange, a number or a .npy file
+    n:int32=64                            a number
+    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, box in NumPy's order
+    x                                     an array that stands elsewhere, once more
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from cudatma.descriptor import TensorMap
+from cudatma.errors import ArgumentError
+
+_ARRAY = re.compile(r"(?P<name>\w+):(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:=(?P<fill>.+))?")
+_NUMBER = re.compile(r"(?:(?P<name>\w+):)?(?P<dtype>\w+)=(?P<value>.+)")
+_MAP = re.compile(r"map\(\s*(?P<array>\w+)\s*(?P<options>(?:,\s*\w+\s*=\s*[\w.x]+\s*)*)\)")
+_GRAMMAR = "name:dtype[shape]=fill, name:dtype=number, map(name, box=AxB, swizzle=...), or the name of an array"
+_FIELDS = ("kernel", "entry", "grid", "block", "cluster", "shared_bytes", "target", "arrays", "args")
+_ARRAY_FIELDS = ("dtype", "shape", "fill", "seed", "save", "expect", "tolerance")
+_MAP_OPTIONS = ("box", "swizzle", "interleave", "l2_promotion", "oob_fill", "element_strides", "dtype")
+#: More memory than a launch that somebody watches needs.
+MAX_ARRAY_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class LaunchFile:
+    """A launch as it is described. launch: the fields of _FIELDS that were given. arrays and args: see the module."""
+
+    launch: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    args: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path = Path()
+
+    def add_argument(self, text: str) -> None:
+        """An argument in the command line's grammar."""
+        self.args.append(self._parsed(text, "--arg"))
+
+    def add_array(self, text: str) -> None:
+        """An array that the kernel reaches through a tensor map alone."""
+        if "array" not in self._parsed(text, "--array"):
+            raise ArgumentError("--array", text, "name:dtype[shape]=fill")
+
+    def _parsed(self, text: str, option: str) -> dict[str, Any]:
+        text = text.strip()
+        if found := _MAP.fullmatch(text):
+            options = dict(part.split("=", 1) for part in re.sub(r"\s", "", found["options"]).split(",") if part)
+            return {"map": found["array"], **options}
+        if found := _ARRAY.fullmatch(text):
+            shape = [int(extent) for extent in found["shape"].split(",") if extent.strip()]
+            self.arrays[found["name"]] = {"dtype": found["dtype"], "shape": shape, "fill": found["fill"] or "zeros"}
+            return {"array": found["name"]}
+        if found := _NUMBER.fullmatch(text):
+            return {"value": found["value"], "type": found["dtype"]}
+        if text in self.arrays:
+            return {"array": text}
+        raise ArgumentError(option, text, _GRAMMAR)
+
+    def check_array(self, name: str, option: str) -> dict[str, Any]:
+        """The description of a named array. Raises ArgumentError for an unknown one."""
+        if name not in self.arrays:
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "none: the launch has no array")
+        return self.arrays[name]
+
+
+def read_launch(path: Path) -> LaunchFile:
+    """A launch file, .toml or .json. Raises ArgumentError for one that cannot be read or has an unknown field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else _toml(text, path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error
+    _known(found, _FIELDS, "launch file")
+    arrays, args = found.pop("arrays", {}), found.pop("args", [])
+    _known(arrays, None, "arrays")
+    for name, described in arrays.items():
+        _known(described, _ARRAY_FIELDS, f"arrays.{name}")
+    if not isinstance(args, list):
+        raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
+    launch = LaunchFile(found, arrays, [], path.parent)
+    for number, described in enumerate(args):
+        if isinstance(described, str):
+            launch.add_argument(described)
+            continue
+        _known(described, ("array", "map", "value", "type", *_MAP_OPTIONS), f"args[{number}]")
+        launch.args.append(described)
+    return launch
+
+
+def _toml(text: str, path: Path) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    raise ArgumentError("launch file", path.name, "a .json file with Python 3.10, which reads no TOML")
+
+
+def _known(found: Any, allowed: Sequence[str] | None, place: str) -> None:
+    if not isinstance(found, Mapping):
+        raise ArgumentError(place, type(found).__name__, "a table")
+    for name in found:
+        if allowed is not None and name not in allowed:
+            raise ArgumentError(f"{place}.{name}", "an unknown field", ", ".join(allowed))
+
+
+# ---- from the description to values
+
+
+@dataclass(slots=True)
+class Operands:
+    """What the kernel gets. arrays: by name; values: one an argument."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    values: list[Any]
+
+
+def make_operands(launch: LaunchFile) -> Operands:
+    """The arrays, filled, and the arguments. Raises ArgumentError, DescriptorError."""
+    arrays = {name: _array(name, described, launch.folder) for name, described in launch.arrays.items()}
+    values = [_value(described, arrays, f"args[{number}]") for number, described in enumerate(launch.args)]
+    return Operands(arrays, values)
+
+
+def _dtype(name: Any, field: str) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, str(name), name))
+    except TypeError as error:
+        raise ArgumentError(field, name, "a NumPy dtype, or bfloat16, float8_e4m3fn, float8_e5m2") from error
+    if found.kind == "O":
+        raise ArgumentError(field, name, "a dtype of numbers")
+    return found
+
+
+def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray[Any]:
+    place = f"arrays.{name}"
+    fill = described.get("fill", "zeros")
+    if isinstance(fill, str) and fill.endswith(".npy") and "shape" not in described:
+        return load_array(folder / fill, f"{place}.fill")
+    dtype, shape = _dtype(described.get("dtype", "float32"), f"{place}.dtype"), _shape(described, place)
+    if int(np.prod(shape, dtype=object)) * dtype.itemsize > MAX_ARRAY_BYTES:
+        raise ArgumentError(f"{place}.shape", shape, f"at most {MAX_ARRAY_BYTES} bytes")
+    if fill == "random":
+        return _random(shape, dtype, int(described.get("seed", 0)))
+    if fill == "arange":
+        return np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
+    if isinstance(fill, str) and fill.endswith(".npy"):
+        found = load_array(folder / fill, f"{place}.fill")
+        if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
+            raise ArgumentError(f"{place}.fill", f"{found.shape} of {found.dtype}", f"{shape} of {dtype}")
+        return np.ascontiguousarray(found).view(dtype)
+    try:
+        number = {"zeros": 0.0, "ones": 1.0}.get(fill) if isinstance(fill, str) else fill
+        return np.full(shape, float(fill) if number is None else number).astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"{place}.fill", fill, "zeros, ones, arange, random, a number, a .npy file") from error
+
+
+def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
+    shape = described.get("shape")
+    extents = [shape] if isinstance(shape, int) else shape
+    if not isinstance(extents, list) or not all(type(extent) is int and extent > 0 for extent in extents):
+        raise ArgumentError(f"{place}.shape", shape, "extents of 1 and more")
+    return tuple(extents)
+
+
+def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDArray[Any]:
+    """Normal numbers, or small integers: exact in every type that holds them."""
+    random = np.random.default_rng(seed)
+    if dtype.kind in "iub":
+        return random.integers(0 if dtype.kind != "i" else -100, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
+    return random.standard_normal(shape, np.float32).astype(dtype)
+
+
+def load_array(path: Path, field: str) -> npt.NDArray[Any]:
+    """An array of a .npy file. Raises ArgumentError."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ArgumentError(field, ascii(str(path)), "a .npy file", str(error)) from error
+    return np.ascontiguousarray(found)
+
+
+def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], place: str) -> Any:
+    """An argument: a pointer, a tensor map or a number."""
+    if "array" in described:
+        return _named(described["array"], arrays, place)
+    if "map" in described:
+        options = {name: described[name] for name in _MAP_OPTIONS if name in described}
+        if "box" not in options:
+            raise ArgumentError(f"{place}.box", "none", "the box in the array's order, 64x64")
+        box = _extents(options.pop("box"), f"{place}.box")
+        if "element_strides" in options:
+            options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
+        return TensorMap.from_array(_named(described["map"], arrays, place), box, backend="codec", **options)
+    kind = _dtype(described.get("type", "int32"), f"{place}.type")
+    value = described.get("value")
+    try:
+        return kind.type(int(str(value), 0) if kind.kind in "iu" else float(str(value)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"{place}.value", value, f"a number that {kind} holds") from error
+
+
+def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
+    if name not in arrays:
+        raise ArgumentError(place, name, ", ".join(arrays) or "none: the launch has no array", "declare it: --array")
+    return arrays[name]
+
+
+def _extents(value: Any, field: str) -> tuple[int, ...]:
+    parts = value.split("x") if isinstance(value, str) else value
+    try:
+        return tuple(int(part) for part in (parts if isinstance(parts, list) else [parts]))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(field, value, "extents in the array's order, 64x64 or [64, 64]") from error

@@ -1,0 +1,257 @@
+"""Runs a launch for `cudatma emulate`, with a progress bar, and shows what came out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator import Report, Trace, load
+from cudatma.errors import ArgumentError
+from cudatma.kernels.sample import Sample
+from cudatma.ptx_source import PtxSource, ptx_source
+from cudatma.target import Target
+
+from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
+
+_LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
+
+
+@dataclass(slots=True)
+class Comparison:
+    """An array beside what it should be. error: ||difference|| / ||expected||."""
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run showed."""
+
+    title: str
+    report: Report
+    source: PtxSource
+    seconds: float
+    compared: list[Comparison] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.report.is_clean and all(comparison.passed for comparison in self.compared)
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data, for --json."""
+        report = self.report
+        return {
+            "title": self.title,
+            "kernel": report.kernel,
+            "passed": self.passed,
+            "schedules": report.schedules,
+            "steps": report.steps,
+            "seconds": round(self.seconds, 3),
+            "hazards": [
+                asdict(hazard) | {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
+                for hazard in report.hazards
+            ],
+            "printed": report.printed,
+            "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
+            "written": [str(path) for path in self.written],
+        }
+
+
+@contextmanager
+def _progress(schedules: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over the schedules on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    is_shown = is_shown and console.is_terminal
+    with Progress(*columns, console=console, disable=not is_shown, transient=True) as progress:
+        task = progress.add_task("schedules", total=schedules)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]:
+    """What the command line says of the run, for EmulatedModule.launch."""
+    found = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay, "trace": trace}
+    if options.step_limit is not None:
+        found["step_limit"] = options.step_limit
+    return found | {"hazards": "collect"}
+
+
+def _watched(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
+    """Run with a bar; the report, how long it took, and the traces that were written."""
+    for path in options.trace:
+        if path.suffix not in (".svg", ".json"):
+            raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
+    trace = Trace() if options.trace else None
+    began = time.perf_counter()
+    with _progress(1 if options.replay is not None else options.schedules, not options.json) as progress:
+        report = run(progress=progress, **_options(options, trace))
+    seconds = time.perf_counter() - began
+    if trace is not None:
+        for path in options.trace:
+            write_text(path, trace.to_svg() if path.suffix == ".svg" else trace.to_json(), "--trace")
+    return report, seconds, list(options.trace)
+
+
+def write_text(path: Path, content: str, option: str) -> None:
+    """Write a file, its folder too. Raises ArgumentError that names the option."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(option, str(path), "a file that can be written", str(error)) from error
+
+
+def run_sample(
+    make: Callable[..., Sample], target: Target, sizes: dict[str, Any], options: argparse.Namespace
+) -> Outcome:
+    """A registry kernel with made-up operands, compared with its reference."""
+    sample = make(target, **sizes)
+    report, seconds, written = _watched(sample.run, options)
+    compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
+    title = f"{sample.title}, {target.name}"
+    return Outcome(title, report, ptx_source(sample.kernel), seconds, compared, written)
+
+
+def run_launch(options: argparse.Namespace) -> Outcome:
+    """The kernel of a file, launched as the command line or a launch file says; the command line goes first."""
+    path = Path(options.kernel)
+    launch = read_launch(path) if path.suffix in (".toml", ".json") else LaunchFile()
+    kernel = _kernel_of(path, launch)
+    for name in _LAUNCH_FIELDS:
+        if getattr(options, name) is not None:
+            launch.launch[name] = getattr(options, name)
+    for text in options.array:
+        launch.add_array(text)
+    for text in options.arg:
+        launch.add_argument(text)
+    for option, field_name in (("save", "save"), ("expect", "expect")):
+        for text in getattr(options, option):
+            name, _, file = text.partition("=")
+            described = launch.check_array(name, f"--{option}")
+            described |= {field_name: str(Path(file).absolute())}
+    operands = make_operands(launch)
+    found = launch.launch
+    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"))
+    module = load(source.ptx)
+
+    def run(**more: Any) -> Report:
+        return module.launch(
+            source.entry,
+            found.get("grid", 1),
+            found.get("block", 32),
+            operands.values,
+            cluster=found.get("cluster"),
+            shared_bytes=found.get("shared_bytes", 0),
+            arrays=list(operands.arrays.values()),
+            target=found.get("target") or source.target,
+            **more,
+        )
+
+    report, seconds, written = _watched(run, options)
+    written += _saved(launch, operands)
+    compared = _compared(launch, operands, options.tolerance)
+    return Outcome(f"{kernel.name}, {report.kernel}", report, source, seconds, compared, written)
+
+
+def _kernel_of(path: Path, launch: LaunchFile) -> Path:
+    """The kernel's own file: the one that was named, or the one that its launch file names."""
+    if path.suffix not in (".toml", ".json"):
+        return path
+    named = launch.launch.get("kernel")
+    if not isinstance(named, str):
+        raise ArgumentError("launch file.kernel", named, "the path of a .ptx or .cu file")
+    return launch.folder / named
+
+
+def _saved(launch: LaunchFile, operands: Operands) -> list[Path]:
+    written = []
+    for name, described in launch.arrays.items():
+        if "save" in described:
+            path = launch.folder / described["save"]
+            try:
+                np.save(path, operands.arrays[name])
+            except OSError as error:
+                raise ArgumentError(
+                    f"arrays.{name}.save", str(path), "a file that can be written", str(error)
+                ) from error
+            written.append(path)
+    return written
+
+
+def _compared(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
+    found = []
+    for name, described in launch.arrays.items():
+        if "expect" not in described:
+            continue
+        expected = load_array(launch.folder / described["expect"], f"arrays.{name}.expect").astype(np.float64)
+        got = operands.arrays[name].astype(np.float64)
+        if got.shape != expected.shape:
+            raise ArgumentError(f"arrays.{name}.expect", expected.shape, f"{got.shape}, as the array")
+        norm = float(np.linalg.norm(expected))
+        error = float(np.linalg.norm(got - expected)) / (norm or 1.0)
+        found.append(Comparison(name, error, float(described.get("tolerance", tolerance))))
+    return found
+
+
+# ---- output
+
+
+def show(outcome: Outcome, as_json: bool) -> None:
+    """Print an outcome: as JSON, or as text with a table of hazards."""
+    if as_json:
+        print(json.dumps(outcome.as_data(), indent=2))
+        return
+    from rich.console import Console
+
+    console, report = Console(), outcome.report
+    console.print(outcome.title, highlight=False, soft_wrap=True)
+    for line in report.printed:
+        console.print(f"printed   {line.rstrip()}", highlight=False, markup=False)
+    if report.hazards:
+        _show_hazards(console, outcome)
+    count = len(report.hazards)
+    verdict = f"{count or 'no'} hazard{'s' if count > 1 else ''}"
+    shown = f"{verdict} in {report.schedules} schedules, {report.steps} steps, {outcome.seconds:.2f} s"
+    console.print(shown, style="green" if report.is_clean else "red", highlight=False)
+    for comparison in outcome.compared:
+        verdict = "within" if comparison.passed else "BEYOND"
+        shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"
+        console.print(shown, style="green" if comparison.passed else "red", highlight=False)
+    for path in outcome.written:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def _show_hazards(console: Any, outcome: Outcome) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_lines=True)
+    table.add_column("hazard", style="red", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    table.add_column("what, and the usual cause", overflow="fold", ratio=1)
+    for hazard in outcome.report.hazards:
+        where = [hazard.source, outcome.source.line(hazard.source), f"PTX line {hazard.ptx_line}", hazard.instruction]
+        where.append(f"block {','.join(map(str, hazard.block))} warp {hazard.warp}")
+        where.append(f"--seed {hazard.seed} --replay {hazard.schedule}")
+        times = f" ({hazard.count} times)" if hazard.count > 1 else ""
+        what = f"{hazard.message}{times}\n\n{hazard.cause}"
+        table.add_row(hazard.kind, Text("\n".join(part for part in where if part)), Text(what))
+    console.print(table)
