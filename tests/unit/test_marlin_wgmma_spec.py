@@ -44,6 +44,7 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
             steps=draw(st.sampled_from((1, 2, 4))),
             in_flight=draw(st.integers(0, 3)),
             consumer_registers=draw(st.sampled_from((0, 152, 232))),
+            warpgroups_k=draw(st.integers(1, 2)),
         )
     except ArgumentError:
         assume(False)
@@ -57,6 +58,7 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("block_k", 32),
         ("warpgroups", 0),
         ("warpgroups", 5),
+        ("warpgroups_k", 3),
         ("stack", 3),
         ("cluster", 4),
         ("steps", 3),
@@ -84,6 +86,9 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     [
         ({"block_m": 24, "cluster": 2}, "block_m", "swizzle"),
         ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
+        ({"warpgroups": 3, "warpgroups_k": 2}, "warpgroups * warpgroups_k", "at most 4"),
+        ({"block_k": 64, "warpgroups_k": 2}, "warpgroups_k", "64-deep"),
+        ({"warpgroups_k": 2, "steps": 2, "in_flight": 2}, "in_flight", "a stage is 2 groups"),
         ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
         ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
@@ -113,7 +118,7 @@ def test_the_registers_that_setmaxnreg_hands_out_are_there(spec: WgmmaSpec) -> N
     launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
     if spec.consumer_registers:
         assert spec.producer_warps == 4
-        taken = 128 * (spec.producer_registers + spec.warpgroups * spec.consumer_registers)
+        taken = 128 * spec.producer_registers + 32 * spec.consumer_warps * spec.consumer_registers
         assert taken <= max(launched, 65536 // spec.threads // 8 * 8 * spec.threads)
     assert spec.threads <= 1024
 
@@ -123,7 +128,7 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
     """A model of the loop: groups are committed in order, and all but the last in_flight are complete behind a wait."""
     committed: list[int] = []
     for stage in range(3):
-        for block in range(spec.block_k // 64):
+        for block in range(spec.k64_per_warpgroup):
             committed += [stage] * (4 // spec.steps)
             running = committed[len(committed) - spec.in_flight :] if spec.in_flight else []
             if block == spec.release_block:
@@ -131,7 +136,7 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
                 break
         else:
             pytest.fail("the slot is never given back")
-        committed += [stage] * (4 // spec.steps) * (spec.block_k // 64 - 1 - spec.release_block)
+        committed += [stage] * (4 // spec.steps) * (spec.k64_per_warpgroup - 1 - spec.release_block)
 
 
 @given(specs())
@@ -191,6 +196,7 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"stages": 5},
         {"stack": 2},
         {"warpgroups": 4},
+        {"warpgroups_k": 2},
         {"cluster": 2},
         {"steps": 1},
         {"in_flight": 0},

@@ -23,6 +23,8 @@ _MOST_PLAIN_ACCUMULATORS = 96
 #: What a consumer thread wants beside its accumulators: weights, fragments, scales, addresses.
 _WORKING_REGISTERS = 64
 _K16_PER_BLOCK = 4
+#: With the producer's they stay within a block's 1024 threads, and have registers to work with.
+_MOST_WARPGROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class WgmmaSpec(StagedTile):
 
     dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
     block_m, block_k: tokens and depth of a block's tile; it has 64 * warpgroups * stack channels.
-    warpgroups: that consume, each with channels of its own. stack: 64-channel blocks of each.
+    warpgroups: with channels of their own. stack: 64-channel blocks of each.
+    warpgroups_k: that share those channels and divide each stage's depth; their sums meet in shared memory.
     stages: depth of the ring.
     cluster: blocks side by side in N that share their activations: each loads 1 / cluster of them for all.
     steps: 16-deep steps that a commit group of wgmmas takes.
@@ -51,6 +54,7 @@ class WgmmaSpec(StagedTile):
     steps: int = 2
     in_flight: int = 1
     consumer_registers: int = 0
+    warpgroups_k: int = 1
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
 
@@ -65,6 +69,7 @@ class WgmmaSpec(StagedTile):
             "group_size": GROUP_SIZES,
             "block_k": (64, 128, 256),
             "warpgroups": (1, 2, 3, 4),
+            "warpgroups_k": (1, 2),
             "stack": (1, 2),
             "cluster": (1, 2),
             "steps": (1, 2, 4),
@@ -91,6 +96,9 @@ class WgmmaSpec(StagedTile):
         if self.block_m % (8 * self.cluster):
             why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
             raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
+        if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
+            allowed = f"at most {_MOST_WARPGROUPS} together"
+            raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
         if self.block_n > MAX_BOX:
             allowed = f"at most {MAX_BOX // 64} together"
             raise ArgumentError("warpgroups * stack", self.block_n // 64, allowed, f"a box of scales has {MAX_BOX}")
@@ -98,7 +106,10 @@ class WgmmaSpec(StagedTile):
     def _check_groups(self) -> None:
         """ptxas knows which registers a wgmma in flight reads, but only inside of the loop's body: of a group that is
         still in flight when the loop comes round it gives A's registers to the next weights, and results are wrong."""
-        groups = self.block_k // 64 * self.groups_per_block
+        if self.k64_per_warpgroup < 1:
+            why = "each warpgroup takes whole 64-deep blocks"
+            raise ArgumentError("warpgroups_k", self.warpgroups_k, f"at most block_k / 64 = {self.block_k // 64}", why)
+        groups = self.k64_per_warpgroup * self.groups_per_block
         if groups < self.in_flight + 1:
             remedy = "take a deeper stage or fewer steps a group, or keep fewer groups in flight"
             raise ArgumentError(
@@ -111,16 +122,17 @@ class WgmmaSpec(StagedTile):
                 "stack * block_m", self.stack * self.block_m, "at most 256", "a thread holds half as many accumulators"
             )
         if not self.consumer_registers:
-            if self.accumulators > _MOST_PLAIN_ACCUMULATORS and self.warpgroups > 1:
+            if self.accumulators > _MOST_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
                 allowed = f"not 0 with {self.accumulators} accumulators a thread"
                 raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg makes room for them")
             return
         least = self.accumulators + _WORKING_REGISTERS
         pool = _REGISTERS_PER_BLOCK // self.threads // 8 * 8 * self.threads
-        most = (pool // WARPGROUP_THREADS - PRODUCER_REGISTERS) // self.warpgroups // 8 * 8
+        most = (pool // WARPGROUP_THREADS - PRODUCER_REGISTERS) // (self.consumer_warps // 4) // 8 * 8
         if not least <= self.consumer_registers <= most:
             remedy = "fewer spill; setmaxnreg.inc waits for ever for registers that the block does not have"
-            allowed = f"0, or {least} to {most} with {self.warpgroups} warpgroups of {self.accumulators} accumulators"
+            warpgroups = self.consumer_warps // 4
+            allowed = f"0, or {least} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     # What a reader of the generated source finds as named constants.
@@ -129,7 +141,8 @@ class WgmmaSpec(StagedTile):
     def entry(self) -> str:
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
         zeros = "_zeros" if self.has_zeros else ""
-        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}"
+        depth = f"_k{self.warpgroups_k}" if self.warpgroups_k > 1 else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}{depth}"
         ring = f"s{self.stages}_g{self.steps}{self.in_flight}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
@@ -142,7 +155,11 @@ class WgmmaSpec(StagedTile):
 
     @property
     def consumer_warps(self) -> int:
-        return 4 * self.warpgroups
+        return 4 * self.warpgroups * self.warpgroups_k
+
+    @property
+    def k64_per_warpgroup(self) -> int:
+        return self.block_k // 64 // self.warpgroups_k
 
     @property
     def producer_warps(self) -> int:
@@ -155,7 +172,7 @@ class WgmmaSpec(StagedTile):
 
     @property
     def warp_tiles(self) -> int:
-        return self.consumer_warps
+        return 4 * self.warpgroups
 
     @property
     def accumulators(self) -> int:
@@ -193,7 +210,9 @@ class WgmmaSpec(StagedTile):
         return self.cluster * self.consumer_warps
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        return (("output_staging", self.warpgroups * self.staging_buffers * self.staging_bytes),)
+        sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
+        staging = self.warpgroups * self.staging_buffers * self.staging_bytes
+        return (("depth_reduction", sums), ("output_staging", staging))
 
     @property
     def staging_tokens(self) -> int:

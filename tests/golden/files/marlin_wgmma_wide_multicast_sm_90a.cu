@@ -12,6 +12,7 @@
 //   steps = 1
 //   in_flight = 3
 //   consumer_registers = 232
+//   warpgroups_k = 1
 //   weight_policy = 'evict_normal'
 //   blocks_per_sm = 1
 // 8 warps consume, 4 produce; a block takes 193616 B.
@@ -658,7 +659,7 @@ namespace cudatma {
 constexpr u32 BLOCK_M = 256;      // tokens of a block's tile (columns of the wgmma)
 constexpr u32 BLOCK_N = 128;      // channels (rows of the wgmmas)
 constexpr u32 BLOCK_K = 64;      // depth of one stage
-constexpr u32 WARPGROUPS = 2;
+constexpr u32 WARPGROUPS = 2;   // with channels of their own
 constexpr u32 STACK = 1;          // 64-channel blocks of a warpgroup
 constexpr u32 STAGES = 5;
 constexpr u32 CLUSTER = 2;      // blocks that work on one share, side by side in N
@@ -672,11 +673,12 @@ constexpr u32 PRODUCER_REGISTERS = 40;
 constexpr u32 CONSUMER_REGISTERS = 232;
 constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
 
-constexpr u32 WARP_TILES = CONSUMER_WARPS;      // parts of a tile with a flag of their own
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a tile with a flag of their own
 constexpr u32 C_GROUPS = STACK;                 // 16-channel fragments of a warp ...
 constexpr u32 C_STRIDE = 64;                    // ... and the channels from one to the next
 constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_WARPGROUP = 1;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
@@ -1046,7 +1048,8 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], cons
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 
-    __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 warp, u32 lane) {
+    // part: of a stage's depth.
+    __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 part, u32 warp, u32 lane) {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         activations = smem + ACTIVATIONS;
         weights = smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16;
@@ -1096,7 +1099,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
         const u64 activations = matrix_descriptor(slots.activations + stage * ACTIVATION_STAGE_BYTES, 16,
                                                   SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 #pragma unroll
-        for (u32 i = 0; i < K64_PER_STAGE; ++i) {
+        for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             load_packed(weights, slots, stage, i);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
@@ -1126,7 +1129,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 }  // namespace cudatma
 
 // Y^T = W^T X^T. One thread of the last warps produces: it fills STAGES slots of shared memory, waiting for `empty`, signalling
-// `full`. WARPGROUPS warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
+// `full`. Warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
 // pieces of work.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
@@ -1190,8 +1193,8 @@ marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
     } else {
         // ---- Consumers ----------------------------------------------------------------------------------------------
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        const u32 warpgroup = warp_index / 4, warp = warp_index % 4;
-        const SlotAddresses slots(smem, warpgroup, warp, lane);
+        const u32 warpgroup = warp_index / 4, part = 0, warp = warp_index % 4;
+        const SlotAddresses slots(smem, warpgroup, part, warp, lane);
         WorkQueue queue(problem, share);
         Piece piece;
         Accumulators acc;

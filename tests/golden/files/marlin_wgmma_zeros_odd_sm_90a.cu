@@ -12,6 +12,7 @@
 //   steps = 4
 //   in_flight = 1
 //   consumer_registers = 0
+//   warpgroups_k = 1
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 // 8 warps consume, 1 produce; a block takes 111168 B.
@@ -625,7 +626,7 @@ namespace cudatma {
 constexpr u32 BLOCK_M = 24;      // tokens of a block's tile (columns of the wgmma)
 constexpr u32 BLOCK_N = 256;      // channels (rows of the wgmmas)
 constexpr u32 BLOCK_K = 128;      // depth of one stage
-constexpr u32 WARPGROUPS = 2;
+constexpr u32 WARPGROUPS = 2;   // with channels of their own
 constexpr u32 STACK = 2;          // 64-channel blocks of a warpgroup
 constexpr u32 STAGES = 4;
 constexpr u32 CLUSTER = 1;      // blocks that work on one share, side by side in N
@@ -637,11 +638,12 @@ constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of th
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
 
-constexpr u32 WARP_TILES = CONSUMER_WARPS;      // parts of a tile with a flag of their own
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a tile with a flag of their own
 constexpr u32 C_GROUPS = STACK;                 // 16-channel fragments of a warp ...
 constexpr u32 C_STRIDE = 64;                    // ... and the channels from one to the next
 constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_WARPGROUP = 2;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
@@ -980,7 +982,8 @@ __device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 
-    __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 warp, u32 lane) {
+    // part: of a stage's depth.
+    __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 part, u32 warp, u32 lane) {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         activations = smem + ACTIVATIONS;
         weights = smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16;
@@ -1058,7 +1061,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
         const u64 activations = matrix_descriptor(slots.activations + stage * ACTIVATION_STAGE_BYTES, 16,
                                                   SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 #pragma unroll
-        for (u32 i = 0; i < K64_PER_STAGE; ++i) {
+        for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             load_packed(weights, slots, stage, i);
             if (i * 64 % GROUP_SIZE == 0) load_group(weights, slots, stage, i * 64 / GROUP_SIZE);
 #pragma unroll
@@ -1090,7 +1093,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 }  // namespace cudatma
 
 // Y^T = W^T X^T. One thread of the last warps produces: it fills STAGES slots of shared memory, waiting for `empty`, signalling
-// `full`. WARPGROUPS warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
+// `full`. Warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
 // pieces of work.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
@@ -1154,8 +1157,8 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
         __syncwarp();
     } else {
         // ---- Consumers ----------------------------------------------------------------------------------------------
-        const u32 warpgroup = warp_index / 4, warp = warp_index % 4;
-        const SlotAddresses slots(smem, warpgroup, warp, lane);
+        const u32 warpgroup = warp_index / 4, part = 0, warp = warp_index % 4;
+        const SlotAddresses slots(smem, warpgroup, part, warp, lane);
         WorkQueue queue(problem, share);
         Piece piece;
         Accumulators acc;
