@@ -27,6 +27,7 @@ def run_marlin(
     feeds: Feeds | None = None,
     spec: AnyMarlinSpec | None = None,
     bias: Any = None,
+    divide: bool = True,
     **options: Any,
 ) -> tuple[Any, Report]:
     """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card."""
@@ -37,7 +38,7 @@ def run_marlin(
     rows = check_input(x, w)
     layer = Layer(k, n, w.group_size, not w.symmetric, w.dtype)
     spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
-    work = schedule(spec, rows.rows, n, k, processors)
+    work = schedule(spec, rows.rows, n, k, processors, divide=divide)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
     report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)

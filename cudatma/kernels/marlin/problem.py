@@ -65,12 +65,12 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int) -> Schedule:
+def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int, *, divide: bool = True) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
     Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay. Else it is divided by
     depth together with one full wave, so that every cluster gets the same number of stages and no share is shorter than
-    a tile (unless there is less than one wave altogether).
+    a tile (unless there is less than one wave altogether). divide: False deals every tile out whole.
     """
     if not spec.partial_bytes:  # a kernel that divides no tile: a block each, in waves where there are more
         return Schedule(
@@ -90,7 +90,7 @@ def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int) -> 
     whole_stages = ceil_div(tiles, resident) * k_iterations
     # Partial sums go out and come in again: that takes about as long as stages of as many bytes.
     division_stages = spec.partial_bytes // (spec.weight_stage_bytes + spec.activation_stage_bytes // cluster)
-    if whole_stages <= ceil_div(tiles * k_iterations, resident) + division_stages:
+    if not divide or whole_stages <= ceil_div(tiles * k_iterations, resident) + division_stages:
         shares, stream_tiles = min(resident, tiles), 0
     elif waves:
         shares, stream_tiles = resident, rest + resident

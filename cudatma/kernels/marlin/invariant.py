@@ -1,0 +1,94 @@
+"""Instances of the kernels that give a row the same bits whatever the number of tokens beside it.
+
+A sum in floating point depends on its order. Here the order over the depth is one and the same for every instance of a
+kernel: a warp or warpgroup adds up its channels alone, 16 depths at a time from the first to the last, on weights that
+carry their scales already. No tile is divided among blocks (``schedule(..., divide=False)``) and no depth among warps,
+and which of the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import Target
+
+#: Tokens of a tile, the fewest that hold all; more of them take several tiles of the last.
+_WGMMA_TOKENS, _PORTABLE_TOKENS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
+_MAX_STAGES = 12
+Spec = TypeVar("Spec", MarlinSpec, WgmmaSpec)
+
+
+def choose_invariant(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
+    """The spec for ``m`` tokens. Deterministic; looks at no device. To be scheduled without division."""
+    spec: AnyMarlinSpec
+    if feeds.all_tma and target.has_wgmma and target.has_setmaxnreg:
+        spec = _wgmma(layer, m, target, multiprocessors)
+    else:
+        spec = _portable(layer, m, target, multiprocessors, feeds)
+    spec.check_target(target)
+    return Choice(spec, 1)
+
+
+def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:
+    block_m = next((size for size in _WGMMA_TOKENS if size >= m), _WGMMA_TOKENS[-1])
+    block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
+    warpgroups = 2 if _fills(m, block_m, layer.n, 128, multiprocessors) else 1
+    spec = WgmmaSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=block_m,
+        block_k=block_k,
+        warpgroups=warpgroups,
+        stack=1,
+        stages=2,
+        steps=1,
+        in_flight=3,
+        consumer_registers=232 if warpgroups * block_m == 512 else 0,
+        weight_policy=_policy(m, block_m),
+    )
+    return _deepest(spec, target.smem_per_block_bytes)
+
+
+def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> MarlinSpec:
+    block_m = next((size for size in _PORTABLE_TOKENS if size >= m), _PORTABLE_TOKENS[-1])
+    wide = _fills(m, block_m, layer.n, 128, multiprocessors)
+    spec = MarlinSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=block_m,
+        block_n=128 if wide else 64,
+        block_k=256 if block_m <= 16 else 128,
+        warps_m=1,
+        warps_n=4,
+        warps_k=1,
+        stages=2,
+        feed_weight=feeds.weight,
+        feed_scale=feeds.scale,
+        feed_activation=feeds.activation,
+        scale_on="epilogue" if layer.group_size == -1 else "weight",
+        weight_policy=_policy(m, block_m),
+    )
+    return _deepest(spec, target.smem_per_block_bytes)
+
+
+def _fills(m: int, block_m: int, n: int, block_n: int, multiprocessors: int) -> bool:
+    """Whether tiles of so many channels give every multiprocessor one."""
+    return ceil_div(m, block_m) * ceil_div(n, block_n) >= multiprocessors
+
+
+def _policy(m: int, block_m: int) -> str:
+    """Weights that several token tiles read should stay in L2."""
+    return "evict_first" if m <= block_m else "evict_normal"
+
+
+def _deepest(spec: Spec, smem_bytes: int) -> Spec:
+    """The spec with as many stages as shared memory holds."""
+    deeper = (replace(spec, stages=stages) for stages in range(_MAX_STAGES, spec.stages, -1))
+    return next((one for one in deeper if one.smem_bytes <= smem_bytes), spec)

@@ -1,0 +1,60 @@
+"""A row's bits do not depend on the rows beside it where that is asked for: the emulator runs each instance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from marlin_runner import relative_error, run_marlin
+
+from cudatma.kernels.marlin.config import choose
+from cudatma.kernels.marlin.invariant import choose_invariant
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.quantization import quantize
+from cudatma.target import get_target
+
+K, N, PROCESSORS = 448, 136, 3
+#: Each tile of either kernel, tails in M, and several tiles a block.
+TOKENS = (1, 11, 30, 50, 100, 140, 300)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "group", "symmetric"),
+    [("sm_90a", "float16", 128, True), ("sm_90a", "bfloat16", -1, False), ("sm_120a", "float16", 64, False)],
+)
+def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: int, symmetric: bool) -> None:
+    rng = np.random.default_rng(5)
+    w = quantize(rng.normal(size=(K, N)) * 0.05, dtype=dtype, group_size=group, symmetric=symmetric)
+    x = rng.normal(size=(max(TOKENS), K)).astype(np.dtype(w.scales.dtype))
+    layer = Layer(K, N, group, not symmetric, dtype)
+    results, entries = [], set()
+    for m in TOKENS:
+        spec = choose_invariant(layer, m, get_target(target), PROCESSORS, Feeds()).spec
+        entries.add(spec.entry)
+        out, report = run_marlin(
+            np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=2
+        )
+        assert report.is_clean
+        results.append(out)
+    assert len(entries) >= 4
+    for out in results[:-1]:
+        assert out.tobytes() == results[-1][: len(out)].tobytes()
+    assert relative_error(results[-1], x, w) < (1e-3 if dtype == "float16" else 6e-3)
+
+
+def test_the_fastest_instances_do_differ() -> None:
+    """What batch invariance is for: the usual choice divides the depth where tiles are few."""
+    rng = np.random.default_rng(5)
+    w = quantize(rng.normal(size=(2048, N)) * 0.05, dtype="float16")
+    x = rng.normal(size=(100, 2048)).astype(np.float16)
+    layer = Layer(2048, N, 128, False, "float16")
+    few, many = (
+        run_marlin(
+            np.ascontiguousarray(x[:m]),
+            w,
+            spec=choose(layer, m, get_target("sm_90a"), 16, Feeds()).spec,
+            processors=16,
+            schedules=1,
+        )[0]
+        for m in (1, 100)
+    )
+    assert few.tobytes() != many[:1].tobytes()

@@ -1,0 +1,49 @@
+"""The instances for batch invariance: they fit every target, and only what keeps a row's bits varies with the tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.kernels.marlin.invariant import choose_invariant
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import get_target
+
+layers = st.builds(
+    Layer,
+    k=st.integers(1, 40_000),
+    n=st.integers(1, 70_000),
+    group_size=st.sampled_from(GROUP_SIZES),
+    has_zeros=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+)
+feeds = st.sampled_from((Feeds(), Feeds("cp_async", "cp_async", "cp_async"), Feeds(activation="plain")))
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_90a", "sm_120a"])
+@given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)), feeds)
+def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int, feeds: Feeds) -> None:
+    target = get_target(name)
+    choice = choose_invariant(layer, m, target, processors, feeds)
+    spec = choice.spec
+    spec.check_target(target)
+    work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
+    assert work.stream_tiles == 0
+    assert work.blocks <= processors
+    if isinstance(spec, WgmmaSpec):
+        assert spec.warpgroups_k == 1
+    else:
+        assert isinstance(spec, MarlinSpec)
+        assert spec.warps_k == 1
+        assert spec.scale_on != "accumulator"
+
+
+@given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
+def test_the_kernel_does_not_depend_on_the_tokens(layer: Layer, few: int, many: int) -> None:
+    kernels = {choose_invariant(layer, m, get_target("sm_90a"), 132, Feeds()).spec.template for m in (few, many)}
+    assert len(kernels) == 1
