@@ -34,6 +34,7 @@ from cudatma.errors import (
     WeightFileError,
 )
 from cudatma.kernels.marlin import MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma.kernels.ragged_copy import RaggedCopy, ragged_copy
 from cudatma.kernels.tile_copy import tile_copy
 from cudatma.launch import Kernel, LaunchPlan
 from cudatma.pipeline import Operand, PipelineSpec
@@ -81,6 +82,7 @@ __all__ = [
     "PackedWeight",
     "PipelineSpec",
     "QuantizationError",
+    "RaggedCopy",
     "Swizzle",
     "Target",
     "TargetError",
@@ -109,6 +111,7 @@ __all__ = [
     "multicast_mask",
     "quantize",
     "quantize_linear",
+    "ragged_copy",
     "release_workspaces",
     "save_weights",
     "selected_backend",

@@ -77,6 +77,10 @@ class Agents:
         """(agent, clock) that wait_group gives for what the bulk stores of a group write."""
         return self.agent(("bulk writes", w.agent, lane), "bulk"), group.number + 1
 
+    def read_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
+        """The same that wait_group.read gives for what they read."""
+        return self.agent(("bulk", w.agent, lane), "bulk"), group.number + 1
+
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
         """The same of a cp.async group."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)

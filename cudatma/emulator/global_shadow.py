@@ -60,6 +60,11 @@ class GlobalShadow:
 
     # ---- readers: two slots each of (who, clock, strength, lanes)
 
+    def forget_readers(self, indices: Array) -> None:
+        """Those that have been told of, so that one access is one finding."""
+        if self._readers is not None:
+            self._readers[indices] = 0
+
     def readers(self, indices: Array) -> Array | None:
         """(granules, 2, 4): who has read, or None while nobody has."""
         return None if self._readers is None else self._readers[indices]

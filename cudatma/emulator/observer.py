@@ -180,9 +180,8 @@ class Observer(SwizzleChecks):
         self._check_read(w, at, shadow, indices, self.known(w), True)
         self.lanes.copy(w, at, shadow, indices, False)
         if owner is not None:
-            lane, group = owner
-            agent = self.agent(("bulk", w.agent, lane), "bulk")
-            shadow.row(agent)[indices] = group.number + 1
+            agent, number = self.read_until(w, *owner)
+            shadow.row(agent)[indices] = number
 
     # ---- groups
 
@@ -190,7 +189,7 @@ class Observer(SwizzleChecks):
         """Groups are complete, for bulk stores perhaps their reads only."""
         last = waited[-1]
         if kind == "bulk":
-            until = [(self.agent(("bulk", w.agent, lane), "bulk"), last.number + 1)]
+            until = [self.read_until(w, lane, last)]
             if not reads_only:
                 until.append(self.store_until(w, lane, last))
         else:

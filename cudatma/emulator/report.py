@@ -43,6 +43,7 @@ CAUSES: dict[str, str] = {
     "uninitialised_shared": "shared memory is read that nobody wrote",
     "uninitialised_register": "a register is read that no path has written",
     "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
+    "tensor_map_in_use": "a tensor map is edited before copies that use it were waited for; let several take turns",
     "target": "the architecture lacks it",
     "trap": "the hardware stops the kernel here",
 }

@@ -53,6 +53,13 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
     return spec
 
 
+def _map_in_use(w: Warp, address: int, until: tuple[int, int]) -> None:
+    """Tell the hazard layer how long a copy uses a tensor map that lies in global memory."""
+    region = w.launch.memory.find(address)
+    if region is not None:
+        w.block.cluster.observer.globals.map_in_use(w, region, address - region.base, until)
+
+
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
     """Lay out the copy of a box that the rules allow."""
     if (to & LOW) % _SMEM_ALIGNMENT:
@@ -124,6 +131,7 @@ def load(
             chunks = index * CHUNK
             written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
             observer.swizzled(block, chunks, spec.swizzle, address & LOW)
+            _map_in_use(w, map_address, observer.load_until(barrier))
             if region is not None and region.shadow is not None:
                 until = observer.load_until(barrier)
                 for offsets_in, size in _runs(box, region):
@@ -180,8 +188,10 @@ def store(
     group = groups.queue(w, lane).open
     _watch_store(w, at, lane, box, mask, bool(operation), group)
     chunks = (index * CHUNK).reshape(-1)
-    if w.block.cluster.observer is not None:
-        w.block.cluster.observer.box_stored(w, at, block, chunks, spec.swizzle)
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.box_stored(w, at, block, chunks, spec.swizzle)
+        _map_in_use(w, map_address, observer.read_until(w, lane, group))
     # What lies outside the tensor goes nowhere: a box's padding in shared memory may hold anything.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, lane, block, used, read, write, group)

@@ -74,8 +74,7 @@ def _watch(w: Warp, at: int, address: int, together: bool) -> None:
         return
     region = w.launch.memory.find(address)
     if region is not None:
-        chunks = np.arange(0, MAP_BYTES, 16) + (address - region.base)
-        observer.globals.write(w, at, region, chunks, 16, "", lambda: False, together)
+        observer.globals.map_edited(w, at, region, address - region.base, together)
 
 
 def replace(

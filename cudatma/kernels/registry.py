@@ -88,6 +88,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "pipelined 2D copy",
             "cudatma.kernels.tile_copy:sample",
         ),
+        KernelEntry(
+            "ragged_copy",
+            "kernels/ragged_copy.cu.j2",
+            "cudatma.kernels.ragged_copy:dump_specs",
+            "copies of many 2D arrays, tensor maps edited on the card",
+            "cudatma.kernels.ragged_copy:sample",
+        ),
     )
 }
 

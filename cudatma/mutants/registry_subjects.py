@@ -16,6 +16,8 @@ from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.ragged_copy import TEMPLATE as RAGGED_COPY
+from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.mutants.call import Call
@@ -154,6 +156,18 @@ def _tile_copy_call(spec: TileCopySpec) -> Callable[[], Call]:
     return make
 
 
+def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
+    def make() -> Call:
+        shapes = ((3, 16), (17, 24), (8, 8), (20, 40), (1, 16), (9, 32))
+        sources = [np.full(shape, i + 1, np.uint16) for i, shape in enumerate(shapes)]
+        destinations = [np.zeros_like(source) for source in sources]
+        copy = RaggedCopy(sources, destinations, backend="emulator", spec=spec, target=get_target(_TARGET))
+        arguments, arrays = copy.host_arguments(2)
+        return Call(spec.entry, 2, 64, arguments, shared_bytes=spec.smem_bytes, arrays=arrays, keep=copy)
+
+    return make
+
+
 def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
     specs: list[tuple[str, AnyMarlinSpec]] = [(f"marlin/{variant}", marlin_spec(variant)) for variant in _MARLIN]
@@ -161,4 +175,6 @@ def registry_subjects() -> list[Subject]:
     specs += [(f"marlin_strip/{variant}", strip_spec(variant)) for variant in _STRIP]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
-    return [*subjects, Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET)]
+    subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
+    ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)
+    return [*subjects, Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET)]

@@ -414,6 +414,48 @@ def own_map() -> Made:
     return (map_, raw[-raw.ctypes.data % 128 :][:128], out), lambda: bool((out == data.reshape(-1)).all())
 
 
+EDITED_MAP = """
+#define PUBLISH(made, copy) \\
+    asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned " \\
+                 "[%0], [%1], 128;" :: "l"(made), "r"(copy) : "memory"); \\
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" :: "l"(made) : "memory"); \\
+    __syncwarp()
+extern "C" __global__ void k(const __grid_constant__ Map given, Map* made, const u32* other, u32* out) {
+    __shared__ alignas(128) u32 box[2][8][32];
+    __shared__ alignas(128) u32 copy[32];
+    __shared__ alignas(8) u64 barriers[2];
+    const u32 first = ADDRESS(&barriers[0]), second = ADDRESS(&barriers[1]), map = ADDRESS(copy);
+    if (threadIdx.x == 0) { INIT(first, 1); INIT(second, 1); FENCE_INIT(); }
+    copy[threadIdx.x] = ((const u32*)&given)[threadIdx.x];
+    __syncwarp();
+    PUBLISH(made, map);
+    if (threadIdx.x == 0) { EXPECT(first, 1024); TMA_LOAD(ADDRESS(box[0]), made, first, 0, 0); }
+    __syncwarp();
+#ifndef IN_FLIGHT
+    WAIT(first, 0);
+#endif
+    if (threadIdx.x == 0)
+        asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
+                     :: "r"(map), "l"(other) : "memory");
+    __syncwarp();
+    PUBLISH(made, map);   //! IN_FLIGHT
+    if (threadIdx.x == 0) { EXPECT(second, 1024); TMA_LOAD(ADDRESS(box[1]), made, second, 0, 0); }
+    __syncwarp();
+    WAIT(first, 0);
+    WAIT(second, 0);
+    for (u32 i = threadIdx.x; i < 512; i += 32) out[i] = box[i / 256][i % 256 / 32][i % 32];
+}
+"""
+
+
+def edited_map() -> Made:
+    data = [np.arange(256, dtype=np.uint32).reshape(8, 32) + 1000 * i for i in range(2)]
+    raw, out = np.zeros(256, np.uint8), np.zeros(512, np.uint32)
+    map_ = TensorMap.from_array(data[0], (8, 32), backend="codec")
+    args = (map_, raw[-raw.ctypes.data % 128 :][:128], data[1], out)
+    return args, lambda: bool((out == np.concatenate(data).reshape(-1)).all())
+
+
 # ---- the grid before this one
 
 DEPENDENT = """
@@ -519,6 +561,7 @@ CASES = [
         64,
         options={"produced_by_previous": (1,)},
     ),
+    Case("a map that is edited again", EDITED_MAP, {"IN_FLIGHT": "tensor_map_in_use"}, edited_map, 1, 32),
 ]
 
 

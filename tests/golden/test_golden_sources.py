@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from cudatma.kernels.ragged_copy import RaggedCopySpec
 from cudatma.render import render
 from cudatma.tools.export_header import export_header
 
@@ -21,6 +22,10 @@ def test_the_header(golden: Golden, target: str) -> None:
 def test_the_tile_copy(golden: Golden, load_example: Callable[[str], ModuleType]) -> None:
     spec = load_example("tile_copy").TileCopySpec(4, box_rows=32, stages=3)
     golden("tile_copy_sm_90a.cu", render("kernels/tile_copy.cu.j2", spec, "sm_90a"))
+
+
+def test_the_ragged_copy(golden: Golden) -> None:
+    golden("ragged_copy_sm_90a.cu", render("kernels/ragged_copy.cu.j2", RaggedCopySpec(2), "sm_90a"))
 
 
 def test_a_changed_text_fails(golden: Golden, pytestconfig: pytest.Config) -> None:

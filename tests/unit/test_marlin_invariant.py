@@ -1,4 +1,4 @@
-"""The instances for batch invariance: they fit every target, and only what keeps a row's bits varies with the tokens."""
+"""The instances for batch invariance: they fit every target, and nothing varies that a row's bits depend on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""A piece of a device's memory that lives as long as its object; for what a plan keeps on the card beside arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudatma import context
+from cudatma.errors import check
+
+
+class DeviceMemory:
+    """``nbytes`` bytes on a device, from the driver. Freed with the object; keep it while a launch or a graph uses it.
+
+    pointer: the address, aligned to 256 bytes. Raises DriverError (no memory, no driver), LaunchError (no such device).
+    [CUDA driver API, cuMemAlloc]
+    """
+
+    __slots__ = ("__weakref__", "device", "nbytes", "pointer")
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        self.pointer = 0
+        self.nbytes, self.device = nbytes, device
+        with context.using(device) as driver, context.outside_captures(driver):
+            self.pointer = int(check(driver.cuMemAlloc(nbytes), "cuMemAlloc"))
+
+    def write(self, data: bytes) -> None:
+        """Copy bytes to its beginning and wait until they are there, on a stream of its own."""
+        with context.using(self.device) as driver, context.outside_captures(driver):
+            stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
+            try:
+                check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
+                check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+            finally:
+                check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", 0) and not context.forked:
+            try:
+                with context.using(self.device) as driver, context.outside_captures(driver):
+                    driver.cuMemFree(self.pointer)
+            except Exception:
+                # The interpreter or the driver is shutting down, which frees the memory as well.
+                self.pointer = 0
+
+    def __reduce__(self) -> Any:
+        raise TypeError("device memory belongs to its process and cannot be pickled")

@@ -1,0 +1,811 @@
+// cudatma: kernels/ragged_copy.cu.j2 for sm_90a
+// spec: RaggedCopySpec
+//   element_bytes = 2
+//   box_rows = 64
+//   box_columns = 64
+//   stages = 4
+//   maps = 4
+//   entry = 'ragged_copy'
+// ring: 4 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 32832 bytes of shared memory
+//   +0 tile: 8192 bytes, 8192 by TMA
+//   barriers at +32768: full[4], empty[4]
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.commit_group] Closes the group of this thread's stores and reductions since the last one.
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group] Waits until at most Pending of this thread's groups are unfinished: the others
+// have written global memory. Groups belong to the thread that issued them.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group.read] The same, but only until shared memory has been read and may be reused.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, tensormap.cp_fenceproxy] A whole warp copies a tensor map from shared address `src` to global memory and
+// releases it; readers execute fence_proxy_tensormap_acquire_gpu(dst).
+__device__ __forceinline__ void tensormap_cp_fenceproxy_release_gpu(TensorMap* dst, u32 src) {
+    asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src)
+                 : "memory");
+}
+// [PTX ISA, tensormap.replace] Changes one field of the tensor map at shared address `map`. No load may be using it.
+__device__ __forceinline__ void tensormap_replace_global_address(u32 map, const void* address) {
+    asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
+                 :
+                 : "r"(map), "l"(__cvta_generic_to_global(address))
+                 : "memory");
+}
+
+// [PTX ISA, tensormap.replace] The rank less one.
+__device__ __forceinline__ void tensormap_replace_rank(u32 map, u32 rank_less_one) {
+    asm volatile("tensormap.replace.tile.rank.shared::cta.b1024.b32 [%0], %1;" : : "r"(map), "r"(rank_less_one) : "memory");
+}
+
+// [PTX ISA, tensormap.replace] Dimension Ordinal (0 is innermost) of the box, elements.
+template <u32 Ordinal>
+__device__ __forceinline__ void tensormap_replace_box_dim(u32 map, u32 value) {
+    asm volatile("tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%0], %1, %2;"
+                 :
+                 : "r"(map), "n"(Ordinal), "r"(value)
+                 : "memory");
+}
+
+// [PTX ISA, tensormap.replace] Dimension Ordinal (0 is innermost) of the tensor, elements.
+template <u32 Ordinal>
+__device__ __forceinline__ void tensormap_replace_global_dim(u32 map, u32 value) {
+    asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;"
+                 :
+                 : "r"(map), "n"(Ordinal), "r"(value)
+                 : "memory");
+}
+
+// [PTX ISA, tensormap.replace] Dimension Ordinal (0 is innermost) of the step, elements.
+template <u32 Ordinal>
+__device__ __forceinline__ void tensormap_replace_element_stride(u32 map, u32 value) {
+    asm volatile("tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%0], %1, %2;"
+                 :
+                 : "r"(map), "n"(Ordinal), "r"(value)
+                 : "memory");
+}
+
+// [PTX ISA, tensormap.replace] The stride of dimension Ordinal + 1, bytes.
+template <u32 Ordinal>
+__device__ __forceinline__ void tensormap_replace_global_stride(u32 map, u64 stride_bytes) {
+    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;"
+                 :
+                 : "r"(map), "n"(Ordinal), "l"(stride_bytes)
+                 : "memory");
+}
+
+// [PTX ISA, tensormap.replace] elemtype, by the number that PTX gives it.
+template <u32 Value>
+__device__ __forceinline__ void tensormap_replace_elemtype(u32 map) {
+    asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], %1;" : : "r"(map), "n"(Value) : "memory");
+}
+
+// [PTX ISA, tensormap.replace] interleave_layout, by the number that PTX gives it.
+template <u32 Value>
+__device__ __forceinline__ void tensormap_replace_interleave_layout(u32 map) {
+    asm volatile("tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%0], %1;" : : "r"(map), "n"(Value) : "memory");
+}
+
+// [PTX ISA, tensormap.replace] swizzle_mode, by the number that PTX gives it.
+template <u32 Value>
+__device__ __forceinline__ void tensormap_replace_swizzle_mode(u32 map) {
+    asm volatile("tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%0], %1;" : : "r"(map), "n"(Value) : "memory");
+}
+
+// [PTX ISA, tensormap.replace] fill_mode, by the number that PTX gives it.
+template <u32 Value>
+__device__ __forceinline__ void tensormap_replace_fill_mode(u32 map) {
+    asm volatile("tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%0], %1;" : : "r"(map), "n"(Value) : "memory");
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
+// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
+// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
+//   _hint       the L2 policy of createpolicy_*.
+//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
+//               barrier at the offset of `bar` receives the bytes, and must be armed before.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box at shared address `src` to be written to `map` at
+// (c0, c1, ..), none of them negative; part of the issuing thread's current bulk group. The innermost dimension is
+// clipped at 16 bytes, not at the element: keep dim[0] a multiple of 16 bytes. The threads that wrote `src` execute
+// fence_proxy_async_shared_cta() before the block-wide barrier that precedes this call.
+//   _hint  the L2 policy of createpolicy_*.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_store(
+    const TensorMap* map, u32 src, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_store_hint(
+    const TensorMap* map, u32 src, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_store(
+    const TensorMap* map, u32 src, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4, %5}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5, %6}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4, %5, %6}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5, %6, %7}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
+// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
+__device__ __forceinline__ void fence_acq_rel_cta() {
+    asm volatile("fence.acq_rel.cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
+// or changed with plain accesses, for those who acquire it on the whole card.
+__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
+    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
+__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
+// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
+__device__ __forceinline__ void mbarrier_inval(u32 bar) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
+__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
+// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity), "r"(ns)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
+// delivered and what the arriving threads wrote can be read afterwards.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
+// it is one of the arrivals that mbarrier_init counted.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// A ring of Stages slots in shared memory, filled by one producer and read by many consumers.
+//
+// Each slot has two mbarriers: `full` (the producer's arrivals and bytes end a phase; consumers wait for it) and `empty`
+// (the consumers' arrivals end a phase; the producer waits for it before it fills the slot again). A thread keeps where
+// it stands, `stage` and `phase`, in registers; producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one more wait() never returns, with one less it may
+// return before the data. A consumer that wrote the slot with plain stores fences (fence_proxy_async_shared_cta)
+// before release().
+//
+// The forms with a slot number act on that slot in the current lap and leave `stage` alone; next_lap() follows the last.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory that init() wants at base_address, aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot this thread is at
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // All threads of the block call it; it ends in __syncthreads(). producer_arrivals: calls of expect_tx() or arrive()
+    // that complete a slot; consumer_arrivals: calls of release() that free it. A cluster also needs its own barrier.
+    __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
+        attach(base_address);
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
+            for (u32 slot = 0; slot < Stages; ++slot) {
+                mbarrier_init(get_barrier(slot), producer_arrivals);
+                mbarrier_init(empty_barrier(slot), consumer_arrivals);
+            }
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
+
+    // Starts at slot 0 of a ring whose barriers are fresh, without initialising them.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // The barrier that the loads of a slot report their bytes to.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // The barrier that the consumers of a slot arrive at.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
+    // the phase of parity 1 counts as ended.
+    __device__ __forceinline__ void acquire(u32 slot) { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() { acquire(stage); }
+
+    // Producer: one arrival, and the slot is full when `bytes` more bytes have come. Before the loads it counts.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) { expect_tx(stage, bytes); }
+
+    // Producer: one arrival without bytes, for threads that fill the slot with plain stores.
+    __device__ __forceinline__ void arrive(u32 slot) { mbarrier_arrive(get_barrier(slot)); }
+    __device__ __forceinline__ void arrive() { arrive(stage); }
+
+    // Consumer: waits for the slot to be full.
+    __device__ __forceinline__ void wait(u32 slot) { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() { wait(stage); }
+
+    // Consumer: whether the slot is full; returns at once or after a short suspension.
+    __device__ __forceinline__ bool try_wait(u32 slot) const { return mbarrier_try_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ bool try_wait() const { return try_wait(stage); }
+
+    // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
+    // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
+    __device__ __forceinline__ void release(u32 slot) {
+        fence_acq_rel_cta();
+        mbarrier_arrive(empty_barrier(slot));
+    }
+    __device__ __forceinline__ void release() { release(stage); }
+
+    // Both: on to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Both: what the wrap does, for those who number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+}  // namespace cudatma
+using namespace cudatma;
+
+constexpr u32 STAGES = 4;            // at least 2: a slot is freed one store later
+constexpr u32 STAGE_BYTES = 8192;      // from one slot to the next
+constexpr u32 EXPECTED_BYTES = 8192;   // what the load of one box reports to its barrier
+constexpr u32 BARRIERS = 32768;         // behind the slots
+constexpr u32 BOX_ROWS = 64;
+constexpr u32 BOX_COLUMNS = 64;
+// Tensor maps in global memory that each warp of a block edits in turn. One is edited again after MAPS other arrays, each of
+// one box at least: boxes MAPS before this one are then known to be done, and nothing in flight reads the old map.
+constexpr u32 MAPS = 4;
+static_assert(MAPS >= STAGES);
+
+// One array and its copy. Boxes are numbered through all arrays.
+struct Pair {
+    const u8* source;
+    u8* destination;
+    u64 source_pitch, destination_pitch;   // bytes from row to row
+    u32 rows, columns;
+    u32 first_box;
+    u32 boxes_x;                           // boxes side by side
+};
+
+// The pair that a box belongs to, and its map, for one warp; all lanes agree.
+struct Cursor {
+    const Pair* pairs;
+    u32 count, index, edits;
+    Pair pair;
+
+    // The last pair whose first box is not behind `box`; no pair is without boxes.
+    __device__ Cursor(const Pair* all, u32 how_many, u32 box) : pairs(all), count(how_many), index(0), edits(0) {
+        u32 beyond = count;
+        while (beyond - index > 1) {
+            const u32 middle = (index + beyond) / 2;
+            if (pairs[middle].first_box <= box) index = middle;
+            else beyond = middle;
+        }
+        pair = pairs[index];
+    }
+
+    // Whether the box is the first one of its pair that this warp meets, so that a map has to be made for it.
+    __device__ bool enters(u32 box) {
+        if (index + 1 < count && pairs[index + 1].first_box <= box) pair = pairs[++index];
+        else if (edits > 0) return false;
+        ++edits;
+        return true;
+    }
+
+    __device__ int x(u32 box) const { return int((box - pair.first_box) % pair.boxes_x * BOX_COLUMNS); }
+    __device__ int y(u32 box) const { return int((box - pair.first_box) / pair.boxes_x * BOX_ROWS); }
+};
+
+// The whole warp: gives its working copy another array and publishes it as `map`, for the TMA unit to read.
+__device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch, u32 rows, u32 columns, u32 lane) {
+    if (lane == 0) {
+        tensormap_replace_global_address(copy, address);
+        tensormap_replace_global_dim<0>(copy, columns);
+        tensormap_replace_global_dim<1>(copy, rows);
+        tensormap_replace_global_stride<0>(copy, pitch);
+    }
+    __syncwarp();
+    tensormap_cp_fenceproxy_release_gpu(map, copy);
+    if (lane == 0) fence_proxy_tensormap_acquire_gpu(map);
+    __syncwarp();
+}
+
+// Each destination = its source, for `count` pairs of 2D arrays of any shapes. A block takes `boxes / gridDim.x` boxes in a row.
+// Warp 0 loads: it waits for a slot to be free. Warp 1 stores: it waits for a slot to be full, and frees it when its store
+// has read it. Both edit their tensor maps on the way. maps: 2 * MAPS for each block. The maps given as parameters have the
+// element type and the box; address, sizes and pitch are replaced.
+extern "C" __global__ void __launch_bounds__(64)
+ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs, u32 count,
+            u32 boxes, TensorMap* maps) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ __align__(128) TensorMap copies[2];
+    const u32 slots = shared_address(shared), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 begin = u32(u64(boxes) * blockIdx.x / gridDim.x), end = u32(u64(boxes) * (blockIdx.x + 1) / gridDim.x);
+
+    TmaPipeline<STAGES> pipeline;
+    pipeline.init(slots + BARRIERS, 1, 1);
+    if (begin == end) return;
+
+    const TensorMap* original = warp == 0 ? &source : &destination;
+    for (u32 i = lane; i < sizeof(TensorMap); i += 32) copies[warp].bytes[i] = original->bytes[i];
+    __syncwarp();
+    const u32 copy = shared_address(&copies[warp]);
+    TensorMap* mine = maps + (blockIdx.x * 2 + warp) * MAPS;
+    TensorMap* map = mine;
+    Cursor cursor(pairs, count, begin);
+
+    if (warp == 0) {
+        for (u32 box = begin; box < end; ++box) {
+            if (lane == 0) pipeline.acquire();   // the box STAGES before this one has been loaded, and stored
+            if (cursor.enters(box)) {
+                const Pair& pair = cursor.pair;
+                map = mine + cursor.edits % MAPS;
+                publish(map, copy, pair.source, pair.source_pitch, pair.rows, pair.columns, lane);
+            }
+            if (lane == 0) {
+                pipeline.expect_tx(EXPECTED_BYTES);
+                cp_async_bulk_tensor_2d_load(slots + pipeline.stage * STAGE_BYTES, map, pipeline.get_barrier(), cursor.x(box), cursor.y(box));
+            }
+            pipeline.advance();
+        }
+    } else {
+        u32 previous = STAGES;  // the slot of the last store; none yet
+        for (u32 box = begin; box < end; ++box) {
+            if (cursor.enters(box)) {
+                const Pair& pair = cursor.pair;
+                map = mine + cursor.edits % MAPS;
+                publish(map, copy, pair.destination, pair.destination_pitch, pair.rows, pair.columns, lane);
+            }
+            if (lane == 0) {
+                pipeline.wait();
+                // TMA wrote the slot and TMA reads it: no proxy fence, which plain stores would need.
+                cp_async_bulk_tensor_2d_store(map, slots + pipeline.stage * STAGE_BYTES, cursor.x(box), cursor.y(box));
+                cp_async_bulk_commit_group();
+                if (previous < STAGES) {
+                    cp_async_bulk_wait_group_read<1>();  // this store may still read its slot and its map; the one before has
+                    pipeline.release(previous);
+                }
+                previous = pipeline.stage;
+            }
+            pipeline.advance();
+        }
+        if (lane == 0) cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the writes the kernel
+    }
+}
