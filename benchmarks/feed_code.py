@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.feeds import FEEDS, TITLES
-from benchmarks.marlin import parse_shape
 from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
+from benchmarks.shapes import parse_shape
+from benchmarks.subjects import FEEDS, TITLES
 from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target, get_target

@@ -2,7 +2,9 @@
 alternating within one loop, medians.
 
 Each launch of a graph reads another buffer, so that by the time one comes round again L2 (60 MB on an H200) has long
-dropped it. Replays are enqueued back to back, so that the card never waits for the host between two of them.
+dropped it. Replays are enqueued back to back, so that the card never waits for the host between two of them. At the
+beginning of its turn a contender replays its graph once without being timed: after a switch the first replay still
+shows the predecessor, in its clock and in what the TLBs hold.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import contextlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.report import failure
@@ -24,8 +26,13 @@ ROTATION_BYTES = 350_000_000
 #: A graph reads about this much, so that the gap between two graphs (some microseconds) is lost in it.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-MIN_COPIES = 4
+#: While one copy is read, it pushes the other out of L2: both are larger, or there are many of them.
+MIN_COPIES = 2
 REPLAYS = 11
+#: Replays at the beginning of a turn that are not timed.
+WARM_REPLAYS = 1
+#: A block of a long run; and how long its graph may take, so that several fit in.
+BLOCK_S, GRAPH_S = 0.04, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +84,14 @@ def copies_for(bytes_per_launch: int) -> int:
     return max(MIN_COPIES, ROTATION_BYTES // bytes_per_launch + 1)
 
 
-def launches_for(bytes_per_launch: int, copies: int) -> int:
+def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
     """Launches in one graph: a multiple of ``copies``, at least MIN_LAUNCHES; more, up to about MAX_LAUNCHES, while the
-    graph reads less than GRAPH_BYTES."""
+    graph reads less than GRAPH_BYTES. Fewer, down to ``copies``, where one takes so long that the graph would take more
+    than GRAPH_S."""
     wanted = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
-    return max(-(-MIN_LAUNCHES // copies), wanted // copies) * copies
+    launches = max(-(-MIN_LAUNCHES // copies), wanted // copies) * copies
+    fitting = int(GRAPH_S * 1e6 / expected_us) // copies * copies if expected_us else launches
+    return max(copies, min(launches, fitting))
 
 
 def summary(samples_us: Sequence[float]) -> Timing:
@@ -135,54 +145,69 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
 
 
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS) -> Measured:
-    """Time contenders with cold weights: their graphs take turns, ``replays`` times after one turn that does not count.
+    """Time contenders with cold weights: their graphs take turns, ``replays`` times, each turn beginning with another.
 
     What cannot be run is an error of its contender, not an exception.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
     try:
-        spans = [_turn(stream, graphs, {}) for _ in range(replays + 1)]
+        spans = [_turn(stream, graphs, {}, number) for number in range(replays)]
         stream.synchronize()
         for name, (_, launches) in graphs.items():
-            measured.timings[name] = summary([_us(turn[name]) / launches for turn in spans[1:]])
+            measured.timings[name] = summary([_us(turn[name]) / launches for turn in spans])
     except Exception as error:
         measured.errors |= dict.fromkeys(graphs, failure(error))
     return measured
 
 
-def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 1.0, block_s: float = 0.04) -> Measured:
+def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
+    """A rough time of one contender, with ``launches`` launches a graph, for choosing among many alike."""
+    return cold(stream, [replace(contender, copies=1, launches=launches)], replays)
+
+
+def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
     """Time contenders on a card that is as warm, and its clock as low, as long runs make it.
 
-    They take turns in blocks of about ``block_s`` for about ``seconds``; the second half of the turns counts.
+    They alternate in blocks of about ``block_s`` for about ``seconds``, each round beginning with the next one; the
+    second half of the rounds counts.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
     try:
-        _turn(stream, graphs, {})  # the first replay of a graph is slower
-        first = _turn(stream, graphs, {})
+        first = _turn(stream, graphs, {}, 0)
         stream.synchronize()
         repeats = {name: max(1, round(block_s * 1e6 / _us(span))) for name, span in first.items()}
-        turn_s = sum(_us(span) * repeats[name] for name, span in first.items()) * 1e-6
-        turns = []
-        for _ in range(max(4, round(seconds / turn_s)) if turn_s else 0):
-            turns.append(_turn(stream, graphs, repeats))
+        round_s = sum(_us(span) * (repeats[name] + WARM_REPLAYS) for name, span in first.items()) * 1e-6
+        rounds = []
+        for number in range(max(4, round(seconds / round_s)) if round_s else 0):
+            rounds.append(_turn(stream, graphs, repeats, number))
             stream.synchronize()  # a block is far longer than what the host needs to begin the next
         for name, (_, launches) in graphs.items():
-            samples = [_us(turn[name]) / (launches * repeats[name]) for turn in turns[len(turns) // 2 :]]
+            samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)
     except Exception as error:
         measured.errors |= dict.fromkeys(graphs, failure(error))
     return measured
 
 
-def _turn(stream: Any, graphs: Mapping[str, tuple[Any, int]], repeats: Mapping[str, int]) -> dict[str, tuple[Any, Any]]:
-    """Enqueue each graph, ``repeats`` times (once unless named), between two events."""
+def _turn(
+    stream: Any, graphs: Mapping[str, tuple[Any, int]], repeats: Mapping[str, int], number: int
+) -> dict[str, tuple[Any, Any]]:
+    """Enqueue each graph, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two events.
+
+    number: of the turn; the contender that begins moves on by one from turn to turn.
+    """
     import cupy
 
+    names = list(graphs)
+    first = number % len(names) if names else 0
     spans = {}
-    for name, (graph, _) in graphs.items():
+    for name in names[first:] + names[:first]:
+        graph = graphs[name][0]
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        for _ in range(WARM_REPLAYS):
+            graph.launch(stream)
         begin.record(stream)
         for _ in range(repeats.get(name, 1)):
             graph.launch(stream)

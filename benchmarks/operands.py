@@ -13,8 +13,6 @@ import numpy as np
 from cudatma.dtypes import BFLOAT16
 from cudatma.quantization import PackedWeight
 
-#: (K, N) of the layers that everything is measured on.
-SHAPES = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
 GROUP_SIZE = 128
 #: Words of one block of random contents.
 _BLOCK_WORDS = 1 << 22

@@ -1,8 +1,11 @@
-"""F: how long a TMA kernel takes merely to stream a layer's weight bytes in one plain launch.
+"""F: how long a TMA kernel takes merely to stream a layer's weight bytes, in plain launches and in dependent ones.
 
 One thread of each block issues 1D bulk copies into a ring of slots, four warps XOR what arrives and give the slots
 back; nothing else happens. The best over copy size, ring size, blocks a multiprocessor and the order in which blocks
 take the copies is the floor for a layer that is bound by its weights.
+
+In a chain of programmatic dependent launches a kernel asks for its first ring of copies while the one before it still
+runs, and looks at them once that one has ended: as a GEMM must, whose weights are known before its activations.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import Contender, cold, copies_for, launches_for, measuring_stream, require_card
-from benchmarks.operands import SHAPES, filled, packed_bytes, random_words
+from benchmarks.operands import filled, packed_bytes, random_words
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.shapes import FIVE
 
 KIB = 1024
 THREADS = 160
@@ -35,6 +39,7 @@ SOURCE = """
 //% include "primitives/mbarrier.cuh.j2"
 //% include "primitives/bulk_copy.cuh.j2"
 //% include "primitives/cache_policy.cuh.j2"
+//% include "primitives/sync.cuh.j2"
 
 using namespace cudatma;
 
@@ -59,6 +64,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
         fence_mbarrier_init();
     }
     __syncthreads();
+    griddepcontrol_launch_dependents();   // in a chain: the next kernel may fill its ring
 
     const u32 copies = (u32)((bytes + copy_bytes - 1) / copy_bytes);
     const u32 share = (copies + gridDim.x - 1) / gridDim.x;
@@ -77,6 +83,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
             if (++stage == stages) stage = 0, phase ^= 1;
         }
     } else if (threadIdx.x < CONSUMERS) {
+        griddepcontrol_wait();   // in a chain: the kernel before this one has ended, and there would be activations
         for (u32 copy = begin; copy < end; copy += step) {
             const u32 size = (u32)min((u64)copy_bytes, bytes - (u64)copy * copy_bytes);
             mbarrier_wait_parity(full + 8 * stage, phase);
@@ -156,8 +163,13 @@ class FloorBench:
         self.pool: Any = filled(cupy, (size,), random_words(cupy, 1 << 22, 7).view(cupy.uint8))
         self.sink: Any = cupy.zeros(1, dtype=cupy.uint32)
 
-    def contender(self, nbytes: int, config: FloorConfig, name: str = "floor") -> Contender:
-        """Launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool."""
+    def contender(
+        self, nbytes: int, config: FloorConfig, name: str = "floor", *, programmatic: bool = False
+    ) -> Contender:
+        """Launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool.
+
+        programmatic: each is a dependent of the one before it.
+        """
         import cupy
 
         copies = min(copies_for(nbytes), self.pool.nbytes // nbytes)
@@ -166,6 +178,7 @@ class FloorBench:
             THREADS,
             (self.pool, self.sink, nbytes, config.copy_bytes, config.stages, int(config.interleaved)),
             shared_bytes=config.ring_bytes,
+            programmatic=programmatic,
         )
         base = int(self.pool.data.ptr)
 
@@ -179,7 +192,9 @@ class FloorBench:
         """Whether a multiprocessor really holds that many of its blocks."""
         return self.kernel.occupancy(THREADS, config.ring_bytes, self.device) >= config.blocks_per_sm
 
-    def search(self, stream: Any, nbytes: int, replays: int) -> tuple[Floor, dict[FloorConfig, float]]:
+    def search(
+        self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False
+    ) -> tuple[Floor, dict[FloorConfig, float]]:
         """The best configuration for a size, and what each took in a short run (microseconds).
 
         Raises RuntimeError where none could be run.
@@ -189,12 +204,13 @@ class FloorBench:
         errors: set[str] = set()
         for config in configurations(target.smem_per_block_bytes, target.smem_per_sm_bytes):
             if self.resident(config):
-                quick = cold(stream, [self.contender(nbytes, config)], _SEARCH_REPLAYS)
+                quick = cold(stream, [self.contender(nbytes, config, programmatic=programmatic)], _SEARCH_REPLAYS)
                 errors |= set(quick.errors.values())
                 if (us := quick.us("floor")) is not None:
                     found[config] = us
         best = {str(config): config for config in sorted(found, key=lambda c: found[c])[:_FINALISTS]}
-        again = cold(stream, [self.contender(nbytes, config, name) for name, config in best.items()], replays)
+        finalists = [self.contender(nbytes, each, name, programmatic=programmatic) for name, each in best.items()]
+        again = cold(stream, finalists, replays)
         if not again.timings:
             raise RuntimeError(f"no configuration of the read floor ran: {'; '.join(sorted(errors)) or again.errors}")
         name = min(again.timings, key=lambda each: again.timings[each].us)
@@ -203,12 +219,18 @@ class FloorBench:
 
 def floor_table(cells: Sequence[Cell]) -> Table:
     rows = [
-        (f"{c['k']} x {c['n']}", shown(c["bytes"] / 1e6, 1), shown(c["us"]), shown(c["tb_s"]), c["config"])
+        (
+            *(f"{c['k']} x {c['n']}", shown(c["bytes"] / 1e6, 1), shown(c["us"]), shown(c["tb_s"]), c["config"]),
+            shown(c.get("programmatic_us")),
+        )
         for c in cells
         if not c.get("error")
     ]
-    note = "F: a kernel that only streams a layer's int4 weights and scales (group 128) by bulk copies, cold in L2."
-    return Table(("K x N", "MB", "us", "TB/s", "copy x slots, blocks, order"), tuple(rows), note)
+    note = (
+        "F: a kernel that only streams a layer's int4 weights and scales (group 128) by bulk copies, cold in L2; last, "
+        "in a chain of programmatic dependent launches."
+    )
+    return Table(("K x N", "MB", "us", "TB/s", "copy x slots, blocks, order", "chained us"), tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -220,8 +242,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_card(parser)
     result = Result({"replays": options.replays}, floor_table, options.json)
     with measuring_stream() as stream:
-        bench = FloorBench(max(packed_bytes(k, n) for k, n in SHAPES))
-        for k, n in SHAPES:
+        bench = FloorBench(max(packed_bytes(k, n) for k, n in FIVE))
+        for k, n in FIVE:
             result.add(*_cell(bench, stream, k, n, options.replays))
     print_table(result.console, floor_table(result.cells), "Read floor")
     return int(any(cell.get("error") for cell in result.cells))
@@ -232,11 +254,14 @@ def _cell(bench: FloorBench, stream: Any, k: int, n: int, replays: int) -> tuple
     cell: Cell = {"k": k, "n": n, "bytes": nbytes}
     try:
         floor, found = bench.search(stream, nbytes, replays)
+        chained, _ = bench.search(stream, nbytes, replays, programmatic=True)
     except Exception as error:
         return cell | {"error": failure(error)}, f"{k} x {n}"
     cell |= {"us": floor.us, "tb_s": floor.terabytes_per_second, "config": str(floor.config)}
+    cell |= {"programmatic_us": chained.us, "programmatic_config": str(chained.config)}
     cell["search"] = {str(config): us for config, us in sorted(found.items(), key=lambda item: item[1])}
-    return cell, f"{k} x {n}: {floor.us:.2f} us, {floor.terabytes_per_second:.2f} TB/s, {floor.config}"
+    line = f"{k} x {n}: {floor.us:.2f} us, {floor.terabytes_per_second:.2f} TB/s, {floor.config}"
+    return cell, f"{line}; chained {chained.us:.2f} us, {chained.config}"
 
 
 if __name__ == "__main__":

@@ -44,11 +44,13 @@ class Result:
     leaves what it has measured.
 
     settings: what the run was asked for. table: cells -> the table for the README. path: the JSON file, or None.
+    more: cells -> what else the file holds.
     """
 
     settings: Mapping[str, Any]
     table: Callable[[Sequence[Cell]], Table]
     path: Path | None = None
+    more: Callable[[Sequence[Cell]], Mapping[str, Any]] = lambda cells: {}
     cells: list[Cell] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
     revision: str = field(default_factory=lambda: commit())
@@ -71,6 +73,7 @@ class Result:
             "settings": dict(self.settings),
             "cells": self.cells,
             "table": self.table(self.cells).as_json(),
+            **self.more(self.cells),
         }
 
     def write(self) -> None:

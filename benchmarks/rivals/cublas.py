@@ -1,0 +1,113 @@
+"""cuBLAS: torch.mm and cuBLASLt's own list of algorithms, for both orientations of the dense weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.harness import Contender, launches_for, quick
+from benchmarks.layer import Layer
+from benchmarks.operands import to_torch
+from benchmarks.plan import expected_us
+from benchmarks.report import failure
+from benchmarks.rivals.check import check
+from benchmarks.rivals.cublaslt import CublasLt
+
+#: Orientations: the weight (K, N) as it is, or (N, K) and transposed.
+ORIENTATIONS = ("kn", "nk")
+#: Algorithms asked of cuBLASLt for each orientation; they come in the order in which it expects them to be fast.
+ALGORITHMS = 16
+#: From here on a launch takes a millisecond and more, and the first few algorithms are alike.
+FEWER_FROM, FEWER_ALGORITHMS = 2048, 6
+WORKSPACE_BYTES = 32 << 20
+_CHOOSING_LAUNCHES_US = 4000
+
+
+class Cublas:
+    """cuBLAS on one layer. Its errors name cuBLASLt where only that cannot run."""
+
+    name = "cublas"
+
+    def __init__(self, layer: Layer, tokens: Sequence[int], lt: CublasLt | None = None) -> None:
+        import torch
+
+        self.layer, self.errors = layer, dict[str, str]()
+        self.x = to_torch(layer.x)
+        self.out = torch.zeros((len(layer.x), layer.n), dtype=self.x.dtype, device=self.x.device)
+        self.weights = {
+            "kn": [weight.view(layer.k, layer.n) for weight in layer.dense],
+            "nk": [weight.view(layer.n, layer.k).t() for weight in layer.dense],
+        }
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.x.device)
+        self.lt = lt
+        if lt is None:
+            try:
+                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # brings the library in
+                self.lt = CublasLt()
+            except Exception as error:
+                self.errors["cublaslt"] = failure(error)
+
+    def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
+        """The fastest ``count`` in a short run of all."""
+        all_ways = [self._torch(m, orientation) for orientation in ORIENTATIONS]
+        if self.lt is not None:
+            for orientation in ORIENTATIONS:
+                try:
+                    all_ways += self._lt(self.lt, m, orientation)
+                except Exception as error:
+                    self.errors["cublaslt"] = failure(error)
+        expected = expected_us(self.layer.k, self.layer.n, m, self.layer.dense_bytes)
+        launches = max(2, min(all_ways[0].launches, int(_CHOOSING_LAUNCHES_US / expected)))
+        took: dict[str, float] = {}
+        for way in all_ways:
+            measured = quick(stream, way, launches)
+            if (us := measured.us(way.name)) is not None:
+                took[way.name] = us
+            elif way.name.startswith(("cublas kn", "cublas nk")):
+                raise RuntimeError(measured.errors.get(way.name, "not measured"))
+        return sorted((way for way in all_ways if way.name in took), key=lambda way: took[way.name])[:count]
+
+    def _torch(self, m: int, orientation: str) -> Contender:
+        import torch
+
+        x, out, weights = self.x[:m], self.out[:m], self.weights[orientation]
+
+        def run(index: int) -> None:
+            torch.mm(x, weights[index % len(weights)], out=out)
+
+        return self._contender(f"cublas {orientation}", run, m)
+
+    def _lt(self, lt: CublasLt, m: int, orientation: str) -> list[Contender]:
+        """One contender an algorithm; the first algorithm's result is checked."""
+        layer, weights, out = self.layer, self.weights[orientation], self.out[:m]
+        problem = lt.problem(m, layer.n, layer.k, layer.dtype, transposed=orientation == "nk")
+        wanted = ALGORITHMS if m < FEWER_FROM else FEWER_ALGORITHMS
+        pointers = [int(weight.data_ptr()) for weight in weights]
+        x, to = int(self.x.data_ptr()), int(out.data_ptr())
+        space = int(self.workspace.data_ptr())
+
+        def contender(number: int, algorithm: Any) -> Contender:
+            def run(index: int) -> None:
+                problem.run(algorithm, pointers[index % len(pointers)], x, to, space, WORKSPACE_BYTES, current_stream())
+
+            return self._contender(f"cublaslt {orientation} {number}", run, m)
+
+        algorithms = problem.algorithms(wanted, WORKSPACE_BYTES)
+        found = [contender(number, algorithm) for number, algorithm in enumerate(algorithms)]
+        if found:
+            out.zero_()
+            found[0].run(0)
+            check(out, self.x[:m], weights[0])
+        return found
+
+    def _contender(self, name: str, run: Callable[[int], None], m: int) -> Contender:
+        layer = self.layer
+        count, nbytes = len(layer.dense), layer.dense_bytes
+        return Contender(name, run, count, launches_for(nbytes, count, expected_us(layer.k, layer.n, m, nbytes)))
+
+
+def current_stream() -> int:
+    """The handle of CuPy's current stream."""
+    import cupy
+
+    return int(cupy.cuda.get_current_stream().ptr)

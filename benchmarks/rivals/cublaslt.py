@@ -1,0 +1,152 @@
+"""cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and each of them launched.
+
+Row-major y (M, N) = x (M, K) w (K, N) is, in cuBLAS' column-major terms, y^T = w^T x^T: A is the weight, B the
+activations, and the row-major (K, N) weight is a column-major (N, K) matrix that needs no transposition.
+Source: cuBLAS library documentation, "Using the cuBLASLt API"; the numbers are those of cublasLt.h and library_types.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from pathlib import Path
+from typing import Any
+
+#: cudaDataType.
+_TYPES = {"float16": 2, "bfloat16": 14}
+_FLOAT32 = 0
+_COMPUTE_32F = 68
+#: cublasLtMatmulDescAttributes_t, cublasOperation_t, cublasLtMatmulPreferenceAttributes_t.
+_TRANSA, _TRANSPOSE = 3, 1
+_MAX_WORKSPACE_BYTES = 1
+_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
+_MAPS = Path("/proc/self/maps")
+
+
+class Algorithm(Structure):
+    """cublasLtMatmulAlgo_t: opaque."""
+
+    _fields_ = (("data", c_uint64 * 8),)
+
+
+class HeuristicResult(Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm, the workspace it needs in bytes, and whether it can run (0)."""
+
+    _fields_ = (
+        ("algo", Algorithm),
+        ("workspace_bytes", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cublasLtCreate": (POINTER(c_void_p),),
+    "cublasLtMatmulDescCreate": (POINTER(c_void_p), c_int, c_int),
+    "cublasLtMatmulDescSetAttribute": (c_void_p, c_int, c_void_p, c_size_t),
+    "cublasLtMatrixLayoutCreate": (POINTER(c_void_p), c_int, c_uint64, c_uint64, c_int64),
+    "cublasLtMatmulPreferenceCreate": (POINTER(c_void_p),),
+    "cublasLtMatmulPreferenceSetAttribute": (c_void_p, c_int, c_void_p, c_size_t),
+    "cublasLtMatmulAlgoGetHeuristic": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int, POINTER(HeuristicResult), POINTER(c_int)),
+    ),
+    "cublasLtMatmul": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(Algorithm), c_void_p, c_size_t, c_void_p),
+    ),
+}
+
+
+class CublasLtError(RuntimeError):
+    """A call that did not return CUBLAS_STATUS_SUCCESS."""
+
+
+def loaded_library(maps: Path = _MAPS) -> list[str]:
+    """Where this process has loaded libcublasLt from (torch brings it), then the names to ask the loader for."""
+    lines = maps.read_text().splitlines() if maps.is_file() else []
+    paths = [line.split(maxsplit=5)[-1] for line in lines if "libcublasLt.so" in line]
+    return [*dict.fromkeys(paths), *_NAMES]
+
+
+def load_library(names: Sequence[str]) -> Any:
+    """The first of these libraries that loads. Raises OSError with all reasons."""
+    reasons = []
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error))
+    raise OSError(f"no cuBLASLt: {'; '.join(reasons)}")
+
+
+class CublasLt:
+    """The library and one handle. Raises OSError where it is not there, CublasLtError where a call fails.
+
+    Descriptors live as long as the process: a few hundred bytes for each product.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self.library = load_library(loaded_library()) if library is None else library
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(self.library, name)
+            function.argtypes, function.restype = arguments, c_int
+        self.handle = self.made("cublasLtCreate")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            raise CublasLtError(f"{name} returned {status}")
+
+    def made(self, name: str, *arguments: Any) -> c_void_p:
+        """The object that a Create function makes."""
+        made = c_void_p()
+        self.call(name, byref(made), *arguments)
+        return made
+
+    def problem(self, m: int, n: int, k: int, dtype: str, *, transposed: bool) -> Problem:
+        """y (M, N) = x (M, K) w, all row-major, with w stored as (K, N), or as (N, K) where transposed."""
+        return Problem(self, m, n, k, dtype, transposed)
+
+
+class Problem:
+    """One product: its descriptors, what the heuristic proposes for it, and its launch."""
+
+    def __init__(self, lt: CublasLt, m: int, n: int, k: int, dtype: str, transposed: bool) -> None:
+        self.lt, kind = lt, _TYPES[dtype]
+        self.operation = lt.made("cublasLtMatmulDescCreate", _COMPUTE_32F, _FLOAT32)
+        if transposed:
+            flag = c_int(_TRANSPOSE)
+            lt.call("cublasLtMatmulDescSetAttribute", self.operation, _TRANSA, byref(flag), sizeof(flag))
+        rows, columns = (k, n) if transposed else (n, k)
+        self.weight = lt.made("cublasLtMatrixLayoutCreate", kind, rows, columns, rows)
+        self.activation = lt.made("cublasLtMatrixLayoutCreate", kind, k, m, k)
+        self.output = lt.made("cublasLtMatrixLayoutCreate", kind, n, m, n)
+        self._one, self._zero = c_float(1), c_float(0)
+
+    def algorithms(self, count: int, workspace_bytes: int) -> list[Algorithm]:
+        """At most ``count``, the one expected to be fastest first, that need no more workspace."""
+        lt, limit = self.lt, c_uint64(workspace_bytes)
+        preference = lt.made("cublasLtMatmulPreferenceCreate")
+        lt.call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE_BYTES, byref(limit), sizeof(limit))
+        results, returned = (HeuristicResult * count)(), c_int()
+        layouts = (self.weight, self.activation, self.output, self.output)
+        lt.call(
+            "cublasLtMatmulAlgoGetHeuristic",
+            *(lt.handle, self.operation, *layouts, preference, count, results, byref(returned)),
+        )
+        # A copy of each: the array is one object, and a part of it keeps all of it.
+        return [Algorithm.from_buffer_copy(each.algo) for each in results[: returned.value] if each.state == 0]
+
+    def run(
+        self, algorithm: Algorithm, weight: int, x: int, out: int, workspace: int, workspace_bytes: int, stream: int
+    ) -> None:
+        """Enqueue the product; addresses on the device, sizes in bytes."""
+        self.lt.call(
+            "cublasLtMatmul",
+            *(self.lt.handle, self.operation, byref(self._one), weight, self.weight, x, self.activation),
+            *(byref(self._zero), out, self.output, out, self.output),
+            *(byref(algorithm), workspace, workspace_bytes, stream),
+        )

@@ -1,0 +1,48 @@
+"""The GEMM in the forms that are compared with each other: as it is chosen, and the portable kernel with each feed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.shapes import Shape
+
+#: Name -> the ``feed`` argument of marlin_gemm. Scales alone are what an existing cp.async kernel can migrate first.
+FEEDS: dict[str, Any] = {
+    "tma": "tma",
+    "scales": {"weight": "cp_async", "scale": "tma", "activation": "cp_async"},
+    "cp_async": "cp_async",
+}
+TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_async": "cp.async"}
+#: What a profiler can be shown: the kernel that marlin_gemm chooses, or the portable one with a feed.
+SUBJECTS = tuple(TITLES)
+
+
+@contextlib.contextmanager
+def portable_kernel() -> Iterator[None]:
+    """Let marlin_gemm choose among the portable kernel's instances alone: the others know TMA only."""
+    from cudatma.kernels.marlin import config, plan
+
+    chosen = vars(plan)["choose"]
+    vars(plan)["choose"] = config.choose_portable
+    try:
+        yield
+    finally:
+        vars(plan)["choose"] = chosen
+
+
+def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None:
+    """One launch of one subject, for a profiler to look at; waits for its end."""
+    import cupy
+
+    from benchmarks.operands import filled, random_numbers, random_packed
+    from cudatma import marlin_gemm
+
+    k, n = shape
+    x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))
+    out = cupy.zeros((m, n), cupy.uint16).view(x.dtype)
+    weight = random_packed(cupy, k, n, dtype, 1)[0]
+    with contextlib.nullcontext() if subject == "ours" else portable_kernel():
+        marlin_gemm(x, weight, out=out, feed=FEEDS.get(subject, "tma"))
+    cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,90 @@
+"""The Marlin benchmark on a card: one layer, short runs, every part of a cell there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import marlin, ncu, read_floor, subjects
+from benchmarks.harness import measuring_stream
+from benchmarks.layer import make_layer
+from benchmarks.operands import packed_bytes
+from benchmarks.plan import CellKey
+from benchmarks.rivals.check import check
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("torch", reason="the rivals are reached through torch")
+    path = tmp_path_factory.mktemp("bench") / "marlin.json"
+    short = ["--shapes", "4096x4096", "--tokens", "1,16,256", "--seconds", "0.4", "--replays", "3"]
+    arguments = [*short, "--dtype", "bfloat16", "--rivals", "cublas,tinygemm", "--json", str(path)]
+    assert marlin.main([*arguments, "--plot", str(path.with_suffix(".svg"))]) == 0
+    assert path.with_suffix(".svg").is_file()
+    return json.loads(path.read_text())
+
+
+def test_every_part_of_a_cell_is_measured(stored: dict[str, Any]) -> None:
+    cells = {cell["m"]: cell for cell in stored["cells"]}
+    assert set(cells) == {1, 16, 256}
+    for m, cell in cells.items():
+        assert "error" not in cell
+        assert "errors" not in cell, cell.get("errors")
+        assert 1 < cell["us"] < 1000
+        assert 0.2 < cell["x_cublas"] < 20
+        assert ("tinygemm" in cell["rivals"]) == (m <= 128)
+    for m in (1, 16):
+        assert 0.9 < cells[m]["x_floor"] < 5
+        assert 0.7 < cells[m]["x_floor_programmatic"] < 5
+        assert cells[m]["programmatic_us"] < 1.1 * cells[m]["us"], "a chain hides ramps and costs nothing"
+    clock = cells[256]["power"]["cublas"]
+    assert clock is None or clock["sm_mhz"] > 200
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_algorithm_of_cublaslt_computes_the_product(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="cuBLASLt comes with torch")
+    torch.cuda.init()
+    from benchmarks.rivals.cublas import ORIENTATIONS, Cublas
+
+    with measuring_stream():
+        layer = make_layer(1024, 512, dtype, 48)
+        rival = Cublas(layer, (48,))
+        assert rival.lt is not None, rival.errors
+        for orientation in ORIENTATIONS:
+            ways = rival._lt(rival.lt, 48, orientation)
+            assert ways, orientation
+            for way in ways:
+                rival.out.zero_()
+                way.run(1)
+                check(rival.out, rival.x, rival.weights[orientation][1])
+
+
+def test_a_chain_of_reads_is_faster_than_plain_launches() -> None:
+    nbytes = packed_bytes(4096, 4096)
+    with measuring_stream() as stream:
+        bench = read_floor.FloorBench(nbytes)
+        plain, _ = bench.search(stream, nbytes, 3)
+        chained, _ = bench.search(stream, nbytes, 3, programmatic=True)
+    assert chained.us < plain.us
+
+
+def test_every_subject_of_a_profiler_runs() -> None:
+    for subject in subjects.SUBJECTS:
+        subjects.run_once(subject, (1024, 512), 16)
+
+
+def test_ncu_counts_instructions() -> None:
+    if ncu.shutil.which("ncu") is None:
+        pytest.skip("ncu is not on the PATH")
+    found = ncu.profile_cell("tma", CellKey(1024, 512, 16))
+    if "error" in found:
+        pytest.skip(f"ncu cannot read counters here: {found['error']}")
+    assert found["instructions"] > 1000
+    assert found["us"] > 1
+    assert found["registers"] > 20
+    assert found["stalls"]

@@ -1,0 +1,53 @@
+"""A card whose clock is scripted, behind the few CuPy calls that the benchmarks' harness makes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+
+
+class FakeCard:
+    """One stream; a graph takes the sum of its launches' microseconds; what happened is kept in ``log``."""
+
+    def __init__(self) -> None:
+        self.now_us, self.log, self.capturing = 0.0, [], False
+        self.captured: list[float] = []
+        cuda = types.SimpleNamespace(Event=lambda: FakeEvent(self), get_elapsed_time=lambda a, b: (b.at - a.at) / 1e3)
+        self.module = types.SimpleNamespace(cuda=cuda)
+        self.slowdown: Callable[[float], float] = lambda now_us: 1.0
+
+    def launch(self, us: float) -> None:
+        if self.capturing:
+            self.captured.append(us)
+        else:
+            self.now_us += us
+
+    def begin_capture(self) -> None:
+        self.capturing, self.captured = True, []
+
+    def end_capture(self) -> FakeGraph:
+        self.capturing = False
+        return FakeGraph(self, sum(self.captured))
+
+    def synchronize(self) -> None:
+        assert not self.capturing, "a synchronisation invalidates a capture"
+
+
+class FakeEvent:
+    def __init__(self, card: FakeCard) -> None:
+        self.card, self.at = card, 0.0
+
+    def record(self, stream: object) -> None:
+        self.at = self.card.now_us
+
+
+class FakeGraph:
+    def __init__(self, card: FakeCard, us: float) -> None:
+        self.card, self.us = card, us
+
+    def upload(self, stream: object) -> None:
+        self.card.log.append("upload")
+
+    def launch(self, stream: object) -> None:
+        self.card.log.append(self.us)
+        self.card.now_us += self.us * self.card.slowdown(self.card.now_us)
