@@ -20,10 +20,13 @@ ifeq ($(USE_SYSTEM),1)
 RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 READY :=
 MODEL :=
+PARALLEL :=
 else
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed-cuda$(CUDA)
 MODEL := $(VENV)/.model
+# A file of tests stays in one process: what it compiles is compiled once.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 endif
 
 .PHONY: help venv demo test gpu-test lint format pictures clean
@@ -37,7 +40,7 @@ demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the card or th
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
 test: $(READY) ## all tests that need no GPU
-	$(RUN) -m pytest -m "not gpu" $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $(PARALLEL) $(ARGS)
 
 # pytest ends with 5 when nothing was run, which is right only where there is no card.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none

@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.operands import packed_bytes
 from benchmarks.report import Cell
-from benchmarks.shapes import LARGE, Shape
+from benchmarks.shapes import LARGE
+from tools.model_layers import Shape
 
 Value = Callable[[Cell], float | None]
 

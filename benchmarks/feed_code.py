@@ -9,18 +9,17 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.shapes import parse_shape
-from benchmarks.subjects import FEEDS, TITLES
+from benchmarks.subjects import FEEDS, TITLES, disassembled
 from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target, get_target
-from tools.sass import disassemble, parse_ptxas
+from tools.sass import parse_ptxas
 
 #: Multiprocessors of an H200: which tile is chosen depends on them.
 MULTIPROCESSORS = 132
@@ -154,16 +153,7 @@ def analyse(spec: MarlinSpec, sass: str, log: str) -> FeedCode:
 
 def compile_and_analyse(spec: MarlinSpec, target: Target) -> FeedCode:
     """analyse() of a spec, compiled for a target. Raises LookupError where nothing disassembles it."""
-    from cudatma.build import load_kernel
-
-    kernel = load_kernel(spec.template, spec, target)
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.cubin)
-        sass = disassemble(cubin)
-    if sass.text is None:
-        raise LookupError(sass.note)
-    return analyse(spec, sass.text, kernel.log)
+    return analyse(spec, *disassembled(spec, target))
 
 
 def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:

@@ -30,7 +30,7 @@ from benchmarks.power import PowerLog, Sample
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals import Field, make_field
-from benchmarks.shapes import Shape
+from tools.model_layers import Shape
 
 #: Of cuBLAS' ways, so many take part in the turns of a cell.
 FINALISTS = 3

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from benchmarks.harness import copies_for, launches_for
 from benchmarks.operands import packed_bytes
-from benchmarks.shapes import FIVE, LARGE, Shape, model_shapes
+from benchmarks.shapes import FIVE, LARGE
+from tools.model_layers import Shape, model_shapes
 
 #: From here on clocks fall in long runs: ours and each rival alternate in blocks for seconds.
 SUSTAINED_FROM = 256

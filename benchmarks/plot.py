@@ -19,8 +19,9 @@ from typing import Any
 from benchmarks.bars import geometric_mean
 from benchmarks.cells import rival_x
 from benchmarks.report import Cell
-from benchmarks.shapes import FIVE, LARGE, Shape
+from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.svg import FAINT_INK, GRID, INK, STAGE_COLOURS, Svg, text_width
+from tools.model_layers import Shape
 
 #: Layers with a line of their own, where they were measured; all others go into the mean alone.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*FIVE, *LARGE)))

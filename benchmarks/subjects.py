@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import Shape
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.target import Target
+from tools.model_layers import Shape
+from tools.sass import disassemble
 
 #: Name -> the ``feed`` argument of marlin_gemm. Scales alone are what an existing cp.async kernel can migrate first.
 FEEDS: dict[str, Any] = {
@@ -24,12 +29,29 @@ def portable_kernel() -> Iterator[None]:
     """Let marlin_gemm choose among the portable kernel's instances alone: the others know TMA only."""
     from cudatma.kernels.marlin import config, plan
 
+    def choose(*problem: Any, batch_invariant: bool = False) -> Any:
+        return config.choose_portable(*problem)
+
     chosen = vars(plan)["choose"]
-    vars(plan)["choose"] = config.choose_portable
+    vars(plan)["choose"] = choose
     try:
         yield
     finally:
         vars(plan)["choose"] = chosen
+
+
+def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
+    """(SASS, ptxas' log) of a spec compiled for a target. Raises LookupError where nothing disassembles it."""
+    from cudatma.build import load_kernel
+
+    kernel = load_kernel(spec.template, spec, target)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.cubin)
+        sass = disassemble(cubin)
+    if sass.text is None:
+        raise LookupError(sass.note)
+    return sass.text, kernel.log
 
 
 def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None:

@@ -1,7 +1,7 @@
 """cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM fed by it."""
 
 from cudatma.backend import selected_backend
-from cudatma.build import compile
+from cudatma.build import compile, debugging
 from cudatma.descriptor import (
     Im2colSpec,
     Im2colWideSpec,
@@ -28,12 +28,29 @@ from cudatma.errors import (
     DriverError,
     HazardError,
     LaunchError,
+    PipelineHang,
     QuantizationError,
     TargetError,
     TemplateError,
+    TuneFileWarning,
     WeightFileError,
 )
+from cudatma.inspection import Inspection, inspect
+from cudatma.kernels.dequantize import dequantize
 from cudatma.kernels.marlin import MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+from cudatma.kernels.moves import (
+    broadcast,
+    copy,
+    gather,
+    gather_rows,
+    halo_tiles,
+    im2col,
+    prefetch,
+    reduce_into,
+    scatter_rows,
+    transpose,
+)
 from cudatma.kernels.ragged_copy import RaggedCopy, ragged_copy
 from cudatma.kernels.tile_copy import tile_copy
 from cudatma.launch import Kernel, LaunchPlan
@@ -67,9 +84,11 @@ __all__ = [
     "CudaTmaError",
     "DescriptorError",
     "DriverError",
+    "Explanation",
     "HazardError",
     "Im2colSpec",
     "Im2colWideSpec",
+    "Inspection",
     "Interleave",
     "Kernel",
     "L2Promotion",
@@ -80,6 +99,7 @@ __all__ = [
     "OobFill",
     "Operand",
     "PackedWeight",
+    "PipelineHang",
     "PipelineSpec",
     "QuantizationError",
     "RaggedCopy",
@@ -89,31 +109,46 @@ __all__ = [
     "TemplateError",
     "TensorMap",
     "TiledSpec",
+    "TuneFileWarning",
     "WeightFileError",
     "__version__",
+    "broadcast",
     "check_cluster",
     "compile",
+    "copy",
     "create_activation_tma_desc",
     "create_scale_tma_desc",
     "create_weight_tma_desc",
+    "debugging",
+    "dequantize",
     "detect",
     "from_awq",
     "from_compressed_tensors",
     "from_gptq",
     "from_marlin",
+    "gather",
+    "gather_rows",
     "get_target",
+    "halo_tiles",
+    "im2col",
+    "inspect",
     "load_awq",
     "load_compressed_tensors",
     "load_gptq",
     "load_marlin",
     "load_weights",
+    "marlin_explain",
     "marlin_gemm",
     "multicast_mask",
+    "prefetch",
     "quantize",
     "quantize_linear",
     "ragged_copy",
+    "reduce_into",
     "release_workspaces",
     "save_weights",
+    "scatter_rows",
     "selected_backend",
     "tile_copy",
+    "transpose",
 ]

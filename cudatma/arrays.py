@@ -89,6 +89,11 @@ class ArrayInfo:
         )
 
 
+def place_name(device: int | None) -> str:
+    """Where an array lies, for errors: ``"the host"`` or ``"device 0"``."""
+    return "the host" if device is None else f"device {device}"
+
+
 def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
     """Byte strides of a C-ordered array without gaps."""
     strides: list[int] = []

@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +40,7 @@ from cudatma.signature import entries
 from cudatma.target import TARGETS, Target, detect, get_target
 
 TARGET_VARIABLE = "CUDATMA_TARGET"
+DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _EMULATED_TARGET = "sm_90a"
 _SCHEMA = 1
 _TEMPLATE_SUFFIX = ".j2"
@@ -48,15 +50,19 @@ _COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target")
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one."""
+    """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one.
+    smem_layout: what the spec says of it."""
 
     facts: dict[str, Any]
     source: Callable[[], str]
     target: Target
     entry: str | None
     options: tuple[str, ...]
+    smem_layout: tuple[tuple[str, int, int], ...] = ()
 
 
+#: What debugging() asks for, None outside of it.
+debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
 _lock = threading.Lock()
 _kernels: dict[Any, Kernel] = {}
 #: One lock for each key that is being built in this process.
@@ -74,27 +80,59 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def load_kernel(template: str, spec: Any, target: str | Target) -> Kernel:
+@contextmanager
+def debugging(debug: bool = True) -> Iterator[None]:
+    """Inside of it, this thread's (or task's) calls build their kernels with ``debug``, whatever $CUDATMA_DEBUG says.
+
+    Raises ArgumentTypeError unless it is a bool.
+    """
+    if not isinstance(debug, bool):
+        raise ArgumentTypeError("debug", type(debug).__name__, "bool")
+    token = debug_scope.set(debug)
+    try:
+        yield
+    finally:
+        debug_scope.reset(token)
+
+
+def wants_debug(debug: bool | None) -> bool:
+    """``debug``; None: what debugging() says, else whether $CUDATMA_DEBUG is 1.
+
+    Raises ArgumentTypeError, ArgumentError.
+    """
+    if debug is None:
+        debug = debug_scope.get()
+    if isinstance(debug, bool):
+        return debug
+    if debug is not None:
+        raise ArgumentTypeError("debug", type(debug).__name__, "bool, or None for $CUDATMA_DEBUG")
+    named = os.environ.get(DEBUG_VARIABLE, "")
+    if named not in ("", "0", "1"):
+        raise ArgumentError(DEBUG_VARIABLE, named, "0, 1")
+    return named == "1"
+
+
+def load_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
     """The kernel of one of cudatma's templates for a spec and a target; ``spec.entry`` names it.
 
-    template: a name below ``ptx_templates/``. Raises TemplateError, TargetError, CompileError, CacheError, DriverError
-    (no NVRTC).
+    template: a name below ``ptx_templates/``. debug: as in compile(). Raises TemplateError, TargetError, CompileError,
+    CacheError, DriverError (no NVRTC).
     """
-    chosen = get_target(target)
+    chosen, debug = get_target(target), wants_debug(debug)
+    key = (template, spec, chosen.name, debug)
     try:
         # Reading the template's files again at every call would cost more than a launch.
-        known = _kernels.get((template, spec, chosen.name))
+        known = _kernels.get(key)
     except TypeError:  # a spec that cannot be hashed
-        return _have(_from_template(template, spec, chosen, spec.entry, ()))
+        return _have(_from_template(template, spec, chosen, spec.entry, (), debug))
     if known is None:
-        known = _have(_from_template(template, spec, chosen, spec.entry, ()))
-        _kernels[(template, spec, chosen.name)] = known
+        known = _kernels[key] = _have(_from_template(template, spec, chosen, spec.entry, (), debug))
     return known
 
 
-def known_kernel(template: str, spec: Any, target: str | Target) -> Kernel | None:
+def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
     """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
-    return _kernels.get((template, spec, get_target(target).name))
+    return _kernels.get((template, spec, get_target(target).name, wants_debug(debug)))
 
 
 def compile(
@@ -104,6 +142,7 @@ def compile(
     *,
     entry: str | None = None,
     options: Sequence[str] = (),
+    debug: bool | None = None,
 ) -> Kernel:
     """Compile a kernel of your own, or find it in the cache.
 
@@ -113,19 +152,22 @@ def compile(
     target: $CUDATMA_TARGET, else the card at hand, unless named.
     entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
     options: more NVRTC options.
+    debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2) and what they are asked for is checked;
+    a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
 
     The result can be read (source, ptx, cubin, log) without a card. Raises ArgumentError, ArgumentTypeError,
     TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).
     """
     if not isinstance(source_or_template, str):
         raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
+    debug = wants_debug(debug)
     chosen = default_target() if target is None else get_target(target)
     compile_flags(chosen, options)
     name = getattr(spec, "entry", None) if entry is None else entry
     text = source_or_template
     if text.endswith(_TEMPLATE_SUFFIX) and "\n" not in text:
         try:
-            return _have(_from_template(text, spec, chosen, name, tuple(options)))
+            return _have(_from_template(text, spec, chosen, name, tuple(options), debug))
         except TemplateError:
             if not Path(text).is_file():
                 raise
@@ -133,8 +175,9 @@ def compile(
     elif text.endswith((".cu", ".cuh")) and "\n" not in text:
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
-    rendered = render(text, spec, chosen, is_source=True)
-    return _have(_Order({"source": rendered}, lambda: rendered, chosen, name, tuple(options)))
+    rendered = render(text, spec, chosen, is_source=True, **_debug_option(debug))
+    layout = _smem_layout(spec)
+    return _have(_Order({"source": rendered}, lambda: rendered, chosen, name, tuple(options), layout))
 
 
 def default_target() -> Target:
@@ -158,10 +201,31 @@ def emulated_target() -> Target:
     return default_target() if os.environ.get(TARGET_VARIABLE) else get_target(_EMULATED_TARGET)
 
 
-def _from_template(template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...]) -> _Order:
+def _from_template(
+    template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
+) -> _Order:
     files = [_file_digest(path) for path in template_files(template)]
-    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
-    return _Order(facts, lambda: render(template, spec, chosen), chosen, entry, options)
+    asked = _debug_option(debug)
+    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)} | asked
+    return _Order(facts, lambda: render(template, spec, chosen, **asked), chosen, entry, options, _smem_layout(spec))
+
+
+def _debug_option(debug: bool) -> dict[str, bool]:
+    """What render() and the key get besides; nothing where it is off, so that keys stay what they were."""
+    return {"debug": True} if debug else {}
+
+
+def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
+    """What a spec says of shared memory; the ``barriers`` of a PipelineSpec ring as its full and its empty ones."""
+    layout = getattr(spec, "smem_layout", None)
+    parts: list[tuple[str, int, int]] = []
+    for name, offset, size in layout() if callable(layout) else ():
+        half = 8 * getattr(getattr(spec, "ring", None), "stages", 0)
+        if name == "barriers" and size == 2 * half:
+            parts += [("full_barriers", offset, half), ("empty_barriers", offset + half, half)]
+        else:
+            parts.append((name, offset, size))
+    return tuple(parts)
 
 
 def _file_digest(path: Path) -> str:
@@ -203,6 +267,11 @@ def _have(order: _Order) -> Kernel:
             _building.pop(key, None)
 
 
+def installed_nvrtc() -> tuple[int, int]:
+    """NVRTC's version, without loading it where the cache remembers it. Raises DriverError (no NVRTC), CacheError."""
+    return _nvrtc_version(default_root())
+
+
 @lru_cache(maxsize=8)
 def _nvrtc_version(root: Path) -> tuple[int, int]:
     """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
@@ -231,7 +300,7 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
             artifact = cache.get(key)
             if artifact is None:
                 artifact = cache.put(key, _compile(cache, key, facts, order))
-    return _kernel(artifact, order.target)
+    return _kernel(artifact, order)
 
 
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
@@ -241,7 +310,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
         source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
     )
     losses = performance_losses(made.log)
-    if losses and "template" in order.facts:
+    if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
         message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
         raise CompileError(message, made.log, source, None if folder is None else str(folder))
@@ -267,15 +336,16 @@ def _choose_entry(ptx: str, named: str | None) -> str:
     return str(named)
 
 
-def _kernel(artifact: Artifact, chosen: Target) -> Kernel:
+def _kernel(artifact: Artifact, order: _Order) -> Kernel:
     return Kernel(
         artifact.read("kernel.cubin"),
         json.loads(artifact.read("spec.json"))["entry"],
-        chosen,
+        order.target,
         ptx=artifact.text("kernel.ptx"),
         source=artifact.text("kernel.cu"),
         log=artifact.text("log.txt"),
         folder=artifact.folder,
+        smem_layout=order.smem_layout,
     )
 
 

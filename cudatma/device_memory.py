@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cudatma import context
@@ -24,11 +26,23 @@ class DeviceMemory:
             self.pointer = int(check(driver.cuMemAlloc(nbytes), "cuMemAlloc"))
 
     def write(self, data: bytes) -> None:
-        """Copy bytes to its beginning and wait until they are there, on a stream of its own."""
+        """Copy bytes to its beginning and wait until they are there."""
+        with self._stream() as (driver, stream):
+            check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
+
+    def clear(self, offset: int, nbytes: int) -> None:
+        """Zero ``nbytes`` bytes from an offset on and wait until they are."""
+        with self._stream() as (driver, stream):
+            check(driver.cuMemsetD8Async(self.pointer + offset, 0, nbytes, stream), "cuMemsetD8Async")
+
+    @contextmanager
+    def _stream(self) -> Iterator[tuple[Any, Any]]:
+        """(driver, a stream of its own), waited for in the end: the default stream waits for others, captured ones
+        among them."""
         with context.using(self.device) as driver, context.outside_captures(driver):
             stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
             try:
-                check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
+                yield driver, stream
                 check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
             finally:
                 check(driver.cuStreamDestroy(stream), "cuStreamDestroy")

@@ -18,6 +18,10 @@ class BackendWarning(RuntimeWarning):
     """A public function computes on the CPU because this machine has no usable card."""
 
 
+class TuneFileWarning(RuntimeWarning):
+    """What a file of tuned configurations holds is not used, in whole or in part; says what and why."""
+
+
 class FieldError(CudaTmaError):
     """A value that breaks a rule.
 
@@ -106,6 +110,22 @@ class HazardError(CudaTmaError, RuntimeError):
     def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.hazards = tuple(hazards)
+
+
+class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
+    """A kernel that was compiled with ``debug=True`` waited too long, or asked for what the hardware would stop.
+
+    The message has the table of who waits for what. Attributes: ``waits`` (a ``hang.StuckWait`` each, the one that
+    expired or was refused first), ``kernel`` (its name). The kernel has ended and the context is usable; what the
+    kernel wrote is not valid.
+    """
+
+    def __init__(self, message: str, waits: Sequence[Any] = (), kernel: str = "") -> None:
+        self.message, self.waits, self.kernel = message, tuple(waits), kernel
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.waits, self.kernel))
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:

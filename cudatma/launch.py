@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from cudatma import context
 from cudatma.arrays import stream_handle
 from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check
+from cudatma.hang import Names, is_debug_ptx
 from cudatma.launch_args import Arguments, marshal
 from cudatma.launch_config import LaunchConfig, make_config
 from cudatma.loading import Function, Resources, load_function, refuse_capture
@@ -29,6 +31,8 @@ from cudatma.target import Target
 
 if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report
+    from cudatma.hang.card import Listener
+    from cudatma.hang.emulated import ListeningModule
 
 
 class LaunchPlan:
@@ -70,11 +74,30 @@ class LaunchPlan:
                 raise _launch_failure(int(code))
 
 
+class DebugPlan(LaunchPlan):
+    """A launch of a kernel that was compiled with debug=True: it waits for the stream and raises PipelineHang."""
+
+    __slots__ = ("_blocks", "_listener")
+
+    def __init__(
+        self, function: Function, config: LaunchConfig, arguments: Arguments, device: int, listener: Listener
+    ) -> None:
+        super().__init__(function, config, arguments, device)
+        self._listener, self._blocks = listener, config.grid[0] * config.grid[1] * config.grid[2]
+
+    def launch(self, stream: int) -> None:
+        """Launch on a stream and wait for its end. Raises PipelineHang, and LaunchError where the stream captures."""
+        with context.using(self.device):
+            self._listener.run(lambda: super(DebugPlan, self).launch(stream), self._blocks, stream)
+
+
 class Kernel:
     """One kernel of a cubin, ready to be read and, on a card of its target, launched.
 
     cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
     for. parameters: what it takes. folder: where the artifacts lie, None if they are in memory only.
+    smem_layout: (name, offset, bytes) of its dynamic shared memory, empty where nobody said. is_debug: whether it was
+    compiled with debug=True; its launches then wait for their end and raise PipelineHang.
     Launching on a card is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
     """
 
@@ -88,6 +111,7 @@ class Kernel:
         source: str = "",
         log: str = "",
         folder: Path | None = None,
+        smem_layout: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         """Raises ArgumentError unless ``entry`` is a kernel of ``ptx``, which tells the parameters."""
         known = entries(ptx)
@@ -96,7 +120,10 @@ class Kernel:
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]
+        self.smem_layout = tuple(smem_layout)
+        self.is_debug = is_debug_ptx(ptx)
         self._functions: dict[int, Function] = {}
+        self._listeners: dict[int, Listener] = {}
         self._lock = threading.Lock()
         context.after_fork(self, Kernel._forget)
 
@@ -104,12 +131,14 @@ class Kernel:
         """In a forked child: another thread of the parent may have held the lock, and its modules are not ours."""
         self._lock = threading.Lock()
         self._functions = {}
+        self._listeners = {}
 
     def __repr__(self) -> str:
         return f"Kernel({self.entry}, {self.target.name}, {len(self.parameters)} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder)
+        kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)
+        return _rebuild, kept
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -166,7 +195,7 @@ class Kernel:
             programmatic=programmatic,
             limits=function.limits,
         )
-        plan = LaunchPlan(function, config, arguments, device)
+        plan = self._plan(function, config, arguments, device)
         with context.using(device):
             plan.launch(handle)
 
@@ -189,7 +218,7 @@ class Kernel:
         args: as in launch(), but arrays are NumPy's, and are the device's memory. Others, and options: see
         ``emulator.EmulatedModule.launch``. Raises HazardError, TrapError, ArgumentError, EmulatorError.
         """
-        return self._emulated.launch(
+        return self.emulated.launch(
             self.entry,
             grid,
             block,
@@ -204,11 +233,19 @@ class Kernel:
         )
 
     @cached_property
-    def _emulated(self) -> EmulatedModule:
+    def emulated(self) -> EmulatedModule | ListeningModule:
         """The module on the emulator; its variables keep their values, as they do on a card."""
         from cudatma.emulator import load  # only who emulates pays for it
 
-        return load(self.ptx)
+        if not self.is_debug:
+            return load(self.ptx)
+        from cudatma.hang.emulated import ListeningModule
+
+        return ListeningModule(load(self.ptx), self._names)
+
+    @property
+    def _names(self) -> Names:
+        return Names(self.entry, self.source, self.smem_layout)
 
     def plan(
         self,
@@ -240,7 +277,20 @@ class Kernel:
             programmatic=programmatic,
             limits=function.limits,
         )
-        return LaunchPlan(function, config, arguments, where)
+        return self._plan(function, config, arguments, where)
+
+    def _plan(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> LaunchPlan:
+        """A plan that only launches, or one that also listens to a debug kernel."""
+        if not self.is_debug:
+            return LaunchPlan(function, config, arguments, device)
+        with self._lock:
+            if device not in self._listeners:
+                from cudatma.hang.card import Listener
+
+                self._listeners[device] = Listener(function.module, self._names, device)
+        # Its notes would be written before the kernel in front has ended.
+        alone = replace(config, programmatic=False)
+        return DebugPlan(function, alone, arguments, device, self._listeners[device])
 
     def resources(self, device: int | None = None) -> Resources:
         """Registers, spills and shared memory as the driver reports them; loads the kernel."""
@@ -295,8 +345,17 @@ def _backend(named: str | None) -> str:
     return chosen
 
 
-def _rebuild(cubin: bytes, entry: str, target: Target, ptx: str, source: str, log: str, folder: Path | None) -> Kernel:
-    return Kernel(cubin, entry, target, ptx=ptx, source=source, log=log, folder=folder)
+def _rebuild(
+    cubin: bytes,
+    entry: str,
+    target: Target,
+    ptx: str,
+    source: str,
+    log: str,
+    folder: Path | None,
+    smem_layout: Sequence[tuple[str, int, int]] = (),
+) -> Kernel:
+    return Kernel(cubin, entry, target, ptx=ptx, source=source, log=log, folder=folder, smem_layout=smem_layout)
 
 
 def _launch_failure(code: int) -> DriverError:

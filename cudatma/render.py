@@ -8,8 +8,8 @@ Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so th
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
 An include names its file in quotes and renders once an output: whoever needs a primitive includes it, and the second
-include of the same file renders nothing. `spec` and `target` are all that a template sees; an unknown name is an error,
-and the filters that would hide or scramble values (`default`, `random`) are not there.
+include of the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is
+an error, and the filters that would hide or scramble values (`default`, `random`) are not there.
 """
 
 from __future__ import annotations
@@ -125,12 +125,14 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render(template: str, spec: Any, target: str | Target, *, is_source: bool = False) -> str:
+def render(template: str, spec: Any, target: str | Target, *, is_source: bool = False, debug: bool = False) -> str:
     """The CUDA source of a template for a spec and a target.
 
     template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
     spec: a frozen dataclass, or None; the template sees it as ``spec``. If it has ``notes`` (an iterable of str), these
     lines stand in the opening comment: what each stage holds.
+    debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
+    see docs/debugging.md. Without it nothing of that is in the text.
     The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
     """
     chosen = get_target(target)
@@ -139,14 +141,14 @@ def render(template: str, spec: Any, target: str | Target, *, is_source: bool = 
     try:
         environment = _environment()
         loaded = environment.from_string(template) if is_source else environment.get_template(template)
-        body = loaded.render(spec=spec, target=chosen)
+        body = loaded.render(spec=spec, target=chosen, debug=bool(debug))
     except TemplateError:
         raise
     except Exception as error:  # whatever an expression of the template raised
         raise TemplateError(_explain(name, error)) from error
     finally:
         _included.reset(token)
-    opening = _opening_comment(name, spec, chosen)
+    opening = _opening_comment(name, spec, chosen, debug)
     return opening + re.sub(r"\n{3,}", "\n\n", "\n" + body.strip("\n")) + "\n"
 
 
@@ -193,8 +195,10 @@ def _explain(name: str, error: Exception) -> str:
     return f"{place}: {error}"
 
 
-def _opening_comment(name: str, spec: Any, target: Target) -> str:
+def _opening_comment(name: str, spec: Any, target: Target, debug: bool = False) -> str:
     lines = [f"cudatma: {name} for {target.name}"]
+    if debug:
+        lines.append("debug: every wait ends after a time and says what it waited for")
     if spec is not None:
         lines.append(f"spec: {type(spec).__name__}")
         if is_dataclass(spec):

@@ -12,6 +12,8 @@ from functools import lru_cache
 from cudatma.errors import DriverError, TargetError, check, no_driver
 
 KIB = 1024
+#: What the system keeps of a multiprocessor's shared memory for each block. [CUDA C++ Programming Guide]
+SMEM_RESERVED_BYTES = KIB
 
 #: Least PTX ISA version of each feature that a Target may have, and what it is.
 FEATURES: dict[str, tuple[tuple[int, int], str]] = {
@@ -42,7 +44,7 @@ class Target:
     compute_capability: the first card it is for; loads_on() says which cards run its cubin.
     ptx_isa: least PTX ISA version that knows the target.
     smem_per_block_bytes: most dynamic + static shared memory of one block (opt-in limit).
-    smem_per_sm_bytes: shared memory of one multiprocessor; each block costs 1 KiB of it besides its own.
+    smem_per_sm_bytes: shared memory of one multiprocessor; each block costs SMEM_RESERVED_BYTES besides its own.
     max_cluster_blocks: largest portable cluster; 1 where clusters are to be treated as absent.
     features: names out of FEATURES.
     runs_here: whether cudatma launches on it; sm_100 is compiled and described only.
@@ -72,6 +74,10 @@ class Target:
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"
             raise TargetError("target", self.name, allowed, f"{purpose} needs it")
+
+    def smem_share_bytes(self, blocks: int) -> int:
+        """Most shared memory of each of so many blocks that stand on one multiprocessor together."""
+        return min(self.smem_per_block_bytes, self.smem_per_sm_bytes // blocks - SMEM_RESERVED_BYTES)
 
     @property
     def has_multicast(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,6 +13,8 @@ from types import ModuleType
 import pytest
 
 from cudatma.cli import tools_package
+
+os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
 
 tools_package()  # gives a checkout that is not installed its cudatma.tools
 

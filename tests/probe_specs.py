@@ -142,6 +142,7 @@ PROBES: tuple[tuple[str, object, str], ...] = (
     ("multicast", Multicast(1024, 8), "multicast"),
     ("sync", Plain("sync"), "griddepcontrol"),
     ("tensormap_edit", TensorMapEdit(1024), "tensormap_replace"),
+    ("mbarrier_bits", Plain("mbarrier_bits"), "mbarrier_expect_tx"),
     ("wgmma_gemm", WgmmaGemm(), "wgmma"),
     ("wgmma_gemm", WgmmaGemm(1, 64, 3), "wgmma"),
     ("wgmma_gemm", WgmmaGemm(cluster=2), "wgmma"),

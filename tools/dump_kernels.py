@@ -83,7 +83,7 @@ def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> l
     return [Job(f"{stem}_{target.name}", entry, spec, target) for stem, spec in zip(stems, specs, strict=True)]
 
 
-def dump(job: Job, folder: Path, *, sass: bool = True) -> Report:
+def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
     """Compile one job and write NAME.cu, .ptx, .cubin, .sass and .report.txt into an existing folder.
 
     Raises CompileError if NVRTC refuses; the source is then already in the folder.
@@ -94,7 +94,7 @@ def dump(job: Job, folder: Path, *, sass: bool = True) -> Report:
     if (check_target := getattr(job.spec, "check_target", None)) is not None:
         check_target(job.target)
     path = folder / job.name
-    source = render(job.entry.template, job.spec, job.target)
+    source = render(job.entry.template, job.spec, job.target, **({"debug": True} if debug else {}))
     _file(path, "cu").write_text(source)
     try:
         made = compile_source(source, job.target, name=f"{job.name}.cu")
@@ -173,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
+    add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their specs, compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")
@@ -199,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ArgumentError("--out", str(options.out), "a folder that can be written", str(error)) from error
     reports = []
     for job in (job for target in targets for entry in entries for job in jobs_for(entry, target, config)):
-        reports.append(dump(job, options.out, sass=not options.no_sass))
+        reports.append(dump(job, options.out, sass=not options.no_sass, debug=options.debug))
         if not options.json:
             _print_summary(reports[-1], options.out)
     if options.json:

@@ -105,6 +105,11 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
         raise DescriptorError("swizzle", spec.swizzle.label, f"stores only for {spec.dtype.name}")
     check_traps(spec, coords)
+    if isinstance(spec, Im2colWideSpec):
+        # From the documents: the first pixel may lie left of the bounding box, not right of it. [PTX ISA 5.5.5.1]
+        last = spec.dims[1] - 1 + spec.upper_corner_w
+        if rules.as_int(coords[1], "coords[1]") > last:
+            raise DescriptorError("coords[1]", coords[1], f"up to {last}, the right end of the bounding box")
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):

@@ -6,6 +6,8 @@ Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
   (docs/descriptors.md has the counts).
 - Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such card was at hand.
 - Im2col corners: W in the lowest bits of each 16-bit half.
+- Im2col wide (sm_100 and up): no document says where its corners, pixels and mode stand. encode_shared() makes what it
+  has in common with the other modes, which is assumed to stand in the same places.
 - ``version``: 0 on an H200, as when a map is built by tensormap.replace on zeros; other cards may have another.
 - ``smem_bytes``: the spec's described_bytes. ``smem_pattern``: bytes after which the swizzle repeats, 8 spans, and 16
   without swizzle. A map built by tensormap.replace on zeros has 0 in both, and loads the same.
@@ -100,7 +102,19 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
         }
     else:
         raise DescriptorError("spec", type(spec).__name__, "TiledSpec, Im2colSpec", "use the driver for im2col wide")
-    layout, value = FIELDS[kind], 0
+    return _assemble(FIELDS[kind], fields)
+
+
+def encode_shared(spec: AnySpec) -> bytes:
+    """The fields that all kinds of map share, at their places in tiled and im2col maps; 0 everywhere else.
+
+    For an im2col wide spec this is as far as documents go: that its shared fields stand there is assumed, not verified.
+    """
+    return _assemble(_COMMON, _common_fields(spec))
+
+
+def _assemble(layout: dict[str, tuple[int, int]], fields: dict[str, int]) -> bytes:
+    value = 0
     for name, number in fields.items():
         value |= number << layout[name][0]
     return value.to_bytes(DESCRIPTOR_BYTES, "little")

@@ -12,6 +12,7 @@ from typing import Any
 
 from cudatma.descriptor import codec, driver, rules
 from cudatma.descriptor.access import check_target
+from cudatma.descriptor.compare import Comparison, compare
 from cudatma.descriptor.modes import L2Promotion, OobFill
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec, array_axes, tma_strides
 from cudatma.dtypes import TmaType, tma_type
@@ -222,6 +223,19 @@ class TensorMap:
 
     def __repr__(self) -> str:
         return f"TensorMap({self.spec!r}, device={self.device}, backend={self.backend!r})"
+
+    def compare(self) -> Comparison:
+        """The driver's 128 bytes against the codec's, bit for bit, with the names of the fields that differ.
+
+        A map that the driver made is compared as it is; for one of the codec the driver is asked. Of an im2col wide map
+        (sm_100 and up) only the shared fields are known: all other bits that the driver set are listed as they are.
+        Raises DriverError where there is no driver, or where it refuses the map.
+        """
+        made = bytes(self) if self.backend == "driver" else driver.encode(self.spec, self.device)
+        if isinstance(self.spec, Im2colWideSpec):
+            note = "im2col wide: from documents only; its own fields and the places of the shared ones are not verified"
+            return compare(made, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
+        return compare(made, codec.encode(self.spec), ("driver", "codec"))
 
     def replace_address(self, array: object) -> None:
         """Point the map at other memory of the same shape. [CUDA driver API, cuTensorMapReplaceAddress]

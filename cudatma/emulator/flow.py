@@ -211,10 +211,16 @@ class Flow:
         scope = table.name.partition("@")[2]
         return tuple(f"{n}@{scope}" if f"{n}@{scope}" in self.function.labels else n for n in names)
 
+    def _continuing(self, segment: Segment) -> list[int]:
+        """Where lanes of a segment go that are to meet again: those that ``@p exit`` takes away are gone."""
+        last = self.function.body[segment.stop - 1] if segment.stop > segment.start else None
+        gone = last is not None and last.guard and last.parts[0] in ("exit", "trap")
+        return [s for s in segment.next if s >= 0] if gone else segment.next
+
     def _post_dominators(self) -> None:
         """Immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with one virtual end."""
         end = len(self.segments)
-        successors = [[end if s < 0 else s for s in seg.next] for seg in self.segments] + [[]]
+        successors = [[end if s < 0 else s for s in self._continuing(seg)] for seg in self.segments] + [[]]
         predecessors: list[list[int]] = [[] for _ in range(end + 1)]
         for index, outs in enumerate(successors):
             for out in outs:

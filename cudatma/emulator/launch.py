@@ -19,6 +19,8 @@ from cudatma.emulator.types import LANES, NUMPY, Array
 
 #: Shared memory that a card keeps for the system in each block.
 RESERVED_BYTES = 1024
+#: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
+FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
 
 
 @dataclass(slots=True)
@@ -85,6 +87,10 @@ class Launch:
         if setup.observe is not None:
             global_watch.prepare(self)
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
+        #: What has passed beside the steps, in ns, and whether the kernel has looked at a clock since then.
+        self._waited_ns, self._looked_at_clock = 0, False
+        name = setup.program.function.name
+        self.reads_clock = setup.image.reads(name, "%globaltimer") or setup.image.reads(name, "%clock")
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
         self._count = 0
@@ -150,8 +156,21 @@ class Launch:
         return found
 
     def clock(self, name: str) -> int:
-        """The step counter as %clock, %globaltimer or a half of them."""
-        steps = self.scheduler.steps * 32
+        """The step counter as %clock, %globaltimer or a half of them, and the time that has passed in idleness."""
+        self._looked_at_clock = True
+        steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):
             return steps & 0xFFFFFFFF
         return steps >> 32 if name in ("clock_hi", "globaltimer_hi") else steps
+
+    def pass_time(self) -> bool:
+        """Nobody can do anything but look at a clock: let time pass. False where nobody does, or it has not helped.
+
+        A wait that is bounded by a clock ends this way; a kernel that reads one by the way still deadlocks, because it
+        does not read it again. Each time is as long as all before it together.
+        """
+        if not self._looked_at_clock or self._waited_ns > MOST_IDLE_NS:
+            return False
+        self._looked_at_clock = False
+        self._waited_ns += max(FIRST_IDLE_NS, self._waited_ns)
+        return True

@@ -16,6 +16,7 @@ from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.memory import RANK_SHIFT, SHARED_WINDOW
 from cudatma.emulator.types import LANES, Array
 from cudatma.emulator.writer import RUNTIME, runtime
+from cudatma.mbarrier_bits import BarrierBits, encode
 
 if TYPE_CHECKING:
     from cudatma.emulator.cluster import Block
@@ -45,6 +46,13 @@ class MBarrier:
 
     def __post_init__(self) -> None:
         self.pending = self.next_count = self.count
+        self.show()
+
+    def show(self) -> None:
+        """Leave the state in shared memory, where a kernel that looks at the opaque bytes finds them."""
+        state = BarrierBits(self.next_count, self.pending, self.tx, self.phase & 1)
+        raw = encode(state).to_bytes(8, "little")
+        self.block.shared.data[self.offset : self.offset + 8] = np.frombuffer(raw, np.uint8)
 
     @property
     def name(self) -> str:
@@ -71,9 +79,11 @@ class MBarrier:
     def settle(self) -> None:
         """End the phase where nothing is pending."""
         if self.pending or self.tx:
+            self.show()
             return
         self.phase += 1
         self.pending = self.count = self.next_count
+        self.show()
         self.arrived_by.clear()
         self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
         observer = self.block.cluster.observer

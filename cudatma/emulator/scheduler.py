@@ -48,6 +48,7 @@ class Scheduler:
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
         self._completing = False
+        self.has_asked = False
 
     # ---- splits
 
@@ -134,6 +135,8 @@ class Scheduler:
                     return
                 fruitless = fruitless + 1 if released_at == self.progress else 0
                 released_at = self.progress
+                if fruitless >= IDLE_ROUNDS and self.launch.pass_time():
+                    fruitless = 0
                 if fruitless >= IDLE_ROUNDS or not self._release_suspended():
                     raise Deadlock(list(self.blocked.values()))
                 continue
@@ -141,7 +144,9 @@ class Scheduler:
                 idle = idle + 1 if seen == self.progress else 0
                 seen = self.progress
                 if idle > IDLE_ROUNDS * len(self.ready) and not self._help_pollers():
-                    raise Deadlock([*self.blocked.values(), *self.ready])
+                    if not self._let_time_pass():
+                        raise Deadlock([*self.blocked.values(), *self.ready])
+                    idle = 0
             self._quantum(self._choose())
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
                 self._complete_one()
@@ -153,6 +158,17 @@ class Scheduler:
     def _help_pollers(self) -> bool:
         """Do what may end the polling of all that are ready; False where nothing is left to do."""
         return self._complete_one() or self.launch.admit() or self._release_suspended("is_joint")
+
+    def _let_time_pass(self) -> bool:
+        """For kernels that look at a clock: first let whoever is suspended look, then let time pass."""
+        if self.launch.pass_time():
+            self.has_asked = False
+        elif self.has_asked or not self.launch.reads_clock:
+            return False
+        else:
+            self.has_asked = True
+        self._release_suspended()
+        return True
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
         """Let every suspended try_wait time out once, as hardware does; True where there is one."""

@@ -100,26 +100,34 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
     first = first_pixel_dim(spec)
     dims = spec.dims[first : first + spatial]
-    steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
-    low, high = bounding_box(spec)
     size = spec.dtype.element_bytes
     strides = (spec.interleave.slice_bytes if interleaved else size, *spec.strides_bytes)
-    start = [c - lowest for c, lowest in zip(coords[first : first + spatial], low, strict=True)]
-    extents = [top - lowest + 1 for top, lowest in zip(high, low, strict=True)]
-    place = _walk(start, steps, extents, coords[-1], spec.pixels_per_column)
+    place = im2col_pixels(spec, coords)
     image = place[:, spatial]
     rows = image * strides[-1]
     inside = (image >= 0) & (image < spec.dims[-1])
     for axis in range(spatial):
-        position = place[:, axis] + low[axis] + (offsets[axis] if offsets else 0)
+        position = place[:, axis] + (offsets[axis] if offsets else 0)
         rows = rows + position * strides[first + axis]
         inside &= (position >= 0) & (position < dims[axis])
     if interleaved:
         channel = coords[-2]
-        rows = rows + channel * strides[-2]
+        # An array: it wraps around where the product is more than 64 bits.
+        rows = rows + np.array([channel], np.int64) * strides[-2]
         inside &= 0 <= channel < spec.dims[-2]
         return _slices(spec, rows, inside, None, destination)
     return _elements(spec, rows, inside, coords[0], spec.channels_per_pixel, destination)
+
+
+def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
+    """(pixels, spatial + 1): the position of each pixel of a column, W first, before the filter's offset is added, and
+    its image. coords as in im2col_box()."""
+    spatial, first = spec.rank - 2, first_pixel_dim(spec)
+    steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
+    low, high = bounding_box(spec)
+    start = [c - lowest for c, lowest in zip(coords[first : first + spatial], low, strict=True)]
+    extents = [top - lowest + 1 for top, lowest in zip(high, low, strict=True)]
+    return _walk(start, steps, extents, coords[-1], spec.pixels_per_column) + np.array([*low, 0], np.int64)
 
 
 def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int, pixels: int) -> Array:

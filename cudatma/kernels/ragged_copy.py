@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo, describe, overlaps, stream_handle
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
 from cudatma.backend import backend_for
 from cudatma.build import emulated_target, load_kernel
 from cudatma.descriptor import TensorMap
 from cudatma.device_memory import DeviceMemory
 from cudatma.errors import ArgumentError, ArgumentTypeError, check
-from cudatma.kernels.marlin.host import host_bytes
+from cudatma.kernels.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
-from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target, detect
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ TEMPLATE = "kernels/ragged_copy.cu.j2"
 #: Two on each multiprocessor of an H200.
 BLOCKS, THREADS = 264, 64
 _MAP_BYTES = 128
-_TMA_ALIGNMENT_BYTES = 16
 #: Boxes are counted in 32 bits.
 _MAX_BOXES = 2**31 - 1
-_MAX_BOX = 256
 
 #: ``Pair`` of the template, member for member.
 _PAIR = np.dtype(
@@ -53,7 +51,7 @@ _PAIR = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedCopySpec:
+class RaggedCopySpec(BoxRing):
     """One instance of ``kernels/ragged_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
@@ -69,47 +67,10 @@ class RaggedCopySpec:
     entry: str = "ragged_copy"
 
     def __post_init__(self) -> None:
-        if self.element_bytes not in (1, 2, 4, 8):
-            raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4, 8")
-        for field in ("box_rows", "box_columns"):
-            if not 1 <= getattr(self, field) <= _MAX_BOX:
-                raise ArgumentError(field, getattr(self, field), f"1 to {_MAX_BOX}")
-        if self.box_columns * self.element_bytes % _TMA_ALIGNMENT_BYTES:
-            got = f"{self.box_columns} elements of {self.element_bytes} bytes"
-            raise ArgumentError("box_columns", got, f"a multiple of {_TMA_ALIGNMENT_BYTES} bytes")
-        if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
+        self.check_box()
         if self.maps < self.stages:
             why = "a map may be edited again when the boxes that used it are known to be done"
             raise ArgumentError("maps", self.maps, f"at least as many as stages, {self.stages}", why)
-
-    @property
-    def ring(self) -> PipelineSpec:
-        """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
-        box_bytes = self.box_rows * self.box_columns * self.element_bytes
-        return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the ring holds, for the head of the generated source."""
-        return self.ring.notes()
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.ring.smem_bytes
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
-        ring = self.ring
-        return [
-            ("tiles", 0, ring.stages * ring.stage_bytes),
-            ("barriers", ring.barriers_offset, ring.barrier_bytes),
-        ]
-
-    def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
-        shape = f"{self.box_rows} x {self.box_columns}"
-        return [(f"tile {shape} of {self.element_bytes}-byte elements", self.ring.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError or ArgumentError unless the target edits tensor maps and a block holds the ring."""
@@ -152,9 +113,8 @@ class RaggedCopy:
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
         if pairs and (self.device is None) != (chosen == "emulator"):
-            where = "the host" if self.device is None else f"device {self.device}"
             allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-            raise ArgumentError("sources[0].device", where, allowed)
+            raise ArgumentError("sources[0].device", place_name(self.device), allowed)
         pairs = [pair for pair in pairs if pair[0].size_elems]
         self._keep = pairs
         self.blocks = 0
@@ -242,8 +202,8 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
         for field, info in ((f"sources[{i}]", source), (f"destinations[{i}]", destination)):
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
-                got = f"{info.dtype} on {_place(info)}"
-                raise ArgumentError(field, got, f"{first.dtype} on {_place(first)}, as the first source")
+                got, wanted = (f"{one.dtype} on {place_name(one.device)}" for one in (info, first))
+                raise ArgumentError(field, got, f"{wanted}, as the first source")
     _refuse_overlaps(pairs)
     return pairs
 
@@ -261,13 +221,13 @@ def _described(array: Any, field: str) -> ArrayInfo:
     if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
         got = f"{info.strides_bytes[1]} bytes from element to element"
         raise ArgumentError(f"{field}.strides", got, "contiguous rows", "copy it to C order first")
-    if width % _TMA_ALIGNMENT_BYTES:
+    if width % TMA_ALIGNMENT_BYTES:
         why = "TMA stores clip at 16 bytes and would write past the row"
         raise ArgumentError(f"{field}.shape", f"rows of {width} bytes", "a multiple of 16 bytes", why)
-    if info.pointer % _TMA_ALIGNMENT_BYTES:
+    if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "an address that is a multiple of 16")
     pitch = info.strides_bytes[0]
-    if rows > 1 and (pitch % _TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
+    if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
         allowed = "a multiple of 16 from the row's length to 2^40"
         raise ArgumentError(f"{field}.strides", f"{pitch} bytes from row to row", allowed)
     return info
@@ -285,10 +245,6 @@ def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
             if (field[0] == "d" or name[0] == "d") and overlaps(info, other):
                 raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")
         open_.append(one)
-
-
-def _place(info: ArrayInfo) -> str:
-    return "the host" if info.device is None else f"device {info.device}"
 
 
 def _boxes(rows: Any, columns: Any, spec: RaggedCopySpec) -> Any:
@@ -349,7 +305,7 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     if min(arrays, blocks) < 1:
         raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
     rng = np.random.default_rng(seed)
-    unit = max(1, _TMA_ALIGNMENT_BYTES // kind.itemsize)
+    unit = max(1, TMA_ALIGNMENT_BYTES // kind.itemsize)
     shapes = [(int(rng.integers(1, 150)), unit * int(rng.integers(1, 160 // unit + 1))) for _ in range(arrays)]
     sources = [rng.integers(0, 100, shape).astype(kind) for shape in shapes]
     destinations = [np.zeros_like(source) for source in sources]

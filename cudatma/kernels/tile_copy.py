@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for
 from cudatma.build import emulated_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError
+from cudatma.kernels.box_ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
-from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target, detect
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 TEMPLATE = "kernels/tile_copy.cu.j2"
 #: Two on each multiprocessor of an H200; every block walks over the boxes.
 BLOCKS, THREADS = 264, 64
-_MAX_BOX = 256
-_TMA_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TileCopySpec:
+class TileCopySpec(BoxRing):
     """One instance of ``kernels/tile_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
@@ -45,44 +43,7 @@ class TileCopySpec:
     entry: str = "tile_copy"
 
     def __post_init__(self) -> None:
-        if self.element_bytes not in (1, 2, 4, 8):
-            raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4, 8")
-        for field in ("box_rows", "box_columns"):
-            if not 1 <= getattr(self, field) <= _MAX_BOX:
-                raise ArgumentError(field, getattr(self, field), f"1 to {_MAX_BOX}")
-        if self.box_columns * self.element_bytes % _TMA_ALIGNMENT_BYTES:
-            got = f"{self.box_columns} elements of {self.element_bytes} bytes"
-            raise ArgumentError("box_columns", got, f"a multiple of {_TMA_ALIGNMENT_BYTES} bytes")
-        if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
-
-    @property
-    def ring(self) -> PipelineSpec:
-        """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
-        box_bytes = self.box_rows * self.box_columns * self.element_bytes
-        return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the ring holds, for the head of the generated source."""
-        return self.ring.notes()
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.ring.smem_bytes
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
-        ring = self.ring
-        return [
-            ("tiles", 0, ring.stages * ring.stage_bytes),
-            ("barriers", ring.barriers_offset, ring.barrier_bytes),
-        ]
-
-    def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
-        shape = f"{self.box_rows} x {self.box_columns}"
-        return [(f"tile {shape} of {self.element_bytes}-byte elements", self.ring.stage_bytes)]
+        self.check_box()
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError or ArgumentError unless the target has TMA and a block's shared memory holds the ring."""
@@ -107,8 +68,8 @@ def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None
         return destination
     device = pair[0].device
     if (device is None) != (backend == "emulator"):
-        where = "the host" if device is None else f"device {device}"
-        raise ArgumentError("source.device", where, "the host with backend 'emulator', a CUDA device with 'cuda'")
+        allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
+        raise ArgumentError("source.device", place_name(device), allowed)
     target = emulated_target() if device is None else detect(device)
     kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
     kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
@@ -133,17 +94,13 @@ def _check_pair(source: Any, destination: Any) -> tuple[ArrayInfo, ArrayInfo]:
     if len(here.shape) != 2:
         raise ArgumentError("source.shape", here.shape, "two dimensions")
     if (here.shape, here.dtype, here.device) != (there.shape, there.dtype, there.device):
-        got = f"{there.shape} of {there.dtype} on {_place(there)}"
-        raise ArgumentError("destination", got, f"as the source: {here.shape} of {here.dtype} on {_place(here)}")
+        got, wanted = (f"{info.shape} of {info.dtype} on {place_name(info.device)}" for info in (there, here))
+        raise ArgumentError("destination", got, f"as the source: {wanted}")
     if there.readonly:
         raise ArgumentError("destination", "a read-only array", "a writable array")
     if overlaps(here, there):
         raise ArgumentError("destination", "memory that overlaps the source", "memory of its own")
     return here, there
-
-
-def _place(info: ArrayInfo) -> str:
-    return "the host" if info.device is None else f"device {info.device}"
 
 
 def dump_specs(target: Target) -> list[TileCopySpec]:

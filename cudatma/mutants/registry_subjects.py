@@ -21,6 +21,8 @@ from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.mutants.call import Call
+from cudatma.mutants.move_subjects import move_subjects
+from cudatma.mutants.path_subjects import path_subjects
 from cudatma.mutants.subject import Subject
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
@@ -41,10 +43,12 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "plain": {"block_k": 128},
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
+    "store": {"block_k": 128, "store_tokens": 8},
 }
 _STRIP: dict[str, dict[str, Any]] = {
     "even": {"strips": 2, "warps_k": 2},
     "odd_zeros": {"strips": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+    "wide": {"strips": 3, "warps_k": 2, "strips_per_warp": 2, "scale_on": "weight"},
 }
 #: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
 #: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
@@ -177,4 +181,5 @@ def registry_subjects() -> list[Subject]:
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)
-    return [*subjects, Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET)]
+    subjects.append(Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET))
+    return [*subjects, *path_subjects(), *move_subjects()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_resources(spec: WgmmaSpec) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
-    maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
+    maps = 2 + spec.has_stage_scales + spec.has_stage_zeros + (spec.store_tokens > 0)
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ctypes.sizeof(ProblemStruct)]
 
 
@@ -66,3 +67,27 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["UTMALDG"] == 2 * constants + spec.block_k // 64
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
+    # The result's boxes; or what threads read back from the staging rows, and store.
+    assert found["STSM"] == spec.block_m // 16 * spec.stack
+    assert found["UTMASTG"] == (spec.block_m // spec.store_tokens * spec.stack if spec.store_tokens else 0)
+    if spec.store_tokens:
+        assert found["LDS"] < found["STSM"]
+
+
+def test_the_main_loop_is_no_longer_for_a_store_by_tma() -> None:
+    """From the wait for a stage to the loop's end: the epilogue's addresses cost no moves or spills there."""
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    for spec in (spec for spec in SPECS if spec.store_tokens):
+        assert _loop_length(spec) <= _loop_length(replace(spec, store_tokens=0)) + 2, spec.entry
+
+
+def _loop_length(spec: WgmmaSpec) -> int:
+    folder = compiled(spec).folder
+    assert folder is not None
+    text = disassemble(folder / "kernel.cubin").text
+    assert text is not None
+    names = [instruction.mnemonic for instruction in parse_sass(text)]
+    places = [at for at, name in enumerate(names) if name == "HGMMA"]
+    wait = max(at for at, name in enumerate(names) if name == "SYNCS" and at < places[0])
+    return names.index("BRA", places[-1]) - wait

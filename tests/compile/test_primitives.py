@@ -51,6 +51,7 @@ def expected_instructions(target: str) -> dict[str, str]:
         "cp_async_bulk_load": f"cp.async.bulk.shared::cta.global.{COMPLETE}",
         "cp_async_bulk_load_hint": f"cp.async.bulk.shared::cta.global.{COMPLETE}.L2::cache_hint",
         "cp_async_bulk_store": "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp_async_bulk_store_hint": "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint",
         "cp_async_bulk_commit_group": "cp.async.bulk.commit_group",
         "cp_async_bulk_wait_group": "cp.async.bulk.wait_group",
         "cp_async_bulk_wait_group_read": "cp.async.bulk.wait_group.read",
@@ -84,6 +85,7 @@ def expected_instructions(target: str) -> dict[str, str]:
             table[f"ldmatrix_x{n}{suffix}"] = f"ldmatrix.sync.aligned.m8n8.x{n}{modifier}.shared.b16"
             table[f"stmatrix_x{n}{suffix}"] = f"stmatrix.sync.aligned.m8n8.x{n}{modifier}.shared.b16"
     table |= _tensor_instructions(target)
+    table |= _bulk_reductions()
     if has("multicast"):
         stem = f"cp.async.bulk.shared::cluster.global.{COMPLETE}.multicast::cluster"
         table["cp_async_bulk_load_multicast"] = stem
@@ -110,6 +112,18 @@ def expected_instructions(target: str) -> dict[str, str]:
             width = "b64" if field in wide else "b32"
             table[f"tensormap_replace_{field}"] = f"tensormap.replace.tile.{field}.shared::cta.b1024.{width}"
     return table
+
+
+def _bulk_reductions() -> dict[str, str]:
+    ordered = ("u32", "s32", "u64", "s64", "f16", "bf16")
+    types = {"add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16"), "min": ordered, "max": ordered}
+    types |= {"inc": ("u32",), "dec": ("u32",)} | dict.fromkeys(("and", "or", "xor"), ("b32", "b64"))
+    stem = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
+    return {
+        f"cp_reduce_async_bulk_{op}_{kind.split('.')[-1]}": f"{stem}.{op}.{kind}"
+        for op, kinds in types.items()
+        for kind in kinds
+    }
 
 
 def _tensor_instructions(target: str) -> dict[str, str]:
@@ -207,7 +221,7 @@ def test_sass(target: str, tmp_path: Path) -> None:
         assert found[f"UTMALDG.{r}D.W"] == has("im2col_w")
     assert found["UTMALDG.2D.GATHER4"] == has("gather4")
     assert found["UTMASTG.2D.SCATTER4"] == has("scatter4")
-    assert (found["UBLKCP.S.G"], found["UBLKCP.G.S"], found["UBLKPF.L2"], found["UTMACCTL.PF"]) == (2, 1, 1, 1)
+    assert (found["UBLKCP.S.G"], found["UBLKCP.G.S"], found["UBLKPF.L2"], found["UTMACCTL.PF"]) == (2, 2, 1, 1)
     for name in ("LDSM.16.M88", "LDSM.16.MT88", "STSM.16.M88", "STSM.16.MT88"):
         assert [found[name], found[f"{name}.2"], found[f"{name}.4"]] == [1, 1, 1]
     assert found["HMMA.16816.F32"] == found["HMMA.16816.F32.BF16"] == found["MOVM.16.MT88"] == 1

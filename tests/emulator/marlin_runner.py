@@ -14,8 +14,20 @@ from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.quantization import PackedWeight
+from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
+
+#: Relative error, in the 2-norm, that one rounding to the dtype after fp32 accumulation stays below.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+
+
+def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeight, Any]:
+    """Random x (m, k), a weight (k, n) as the spec takes it, and a bias (n,)."""
+    rng = np.random.default_rng(m + k + n)
+    dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
+    w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
+    dtype = np.dtype(w.scales.dtype)
+    return rng.normal(size=(m, k)).astype(dtype), w, rng.normal(size=n).astype(dtype)
 
 
 def run_marlin(
@@ -28,17 +40,19 @@ def run_marlin(
     spec: AnyMarlinSpec | None = None,
     bias: Any = None,
     divide: bool = True,
+    band: int = 0,
+    out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
     """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card."""
     chosen = get_target(target)
     k, n = w.shape
     feeds = feeds or Feeds()
-    out = np.full((x.shape[0], n), np.nan).astype(x.dtype)
+    out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     rows = check_input(x, w)
-    layer = Layer(k, n, w.group_size, not w.symmetric, w.dtype)
+    layer = Layer.of(w)
     spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
-    work = schedule(spec, rows.rows, n, k, processors, divide=divide)
+    work = schedule(spec, rows.rows, n, k, processors, divide=divide, band=band)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
     report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)

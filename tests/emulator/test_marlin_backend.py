@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,10 @@ import pytest
 
 from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.kernels.marlin.config import Feeds
+from cudatma.kernels.marlin.dense import FROM_TOKENS
+from cudatma.kernels.marlin.emulated import emulated_gemm
+from cudatma.kernels.marlin.operands import check_input, check_output
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -35,7 +40,12 @@ def error(y: Any, x: Any, weight: Any, bias: Any) -> float:
     [
         (1, 256, 192, {}),
         (16, 512, 256, {"dtype": "bfloat16"}),
-        (5, 333, 77, {"group_size": 32, "symmetric": False}),  # pitches off 16 bytes: plain loads and stores
+        (
+            5,
+            333,
+            77,
+            {"group_size": 32, "symmetric": False},
+        ),  # pitches off 16 bytes: rows that are copied first, plain stores
         (40, 128, 64, {"group_size": -1}),
     ],
 )
@@ -79,3 +89,86 @@ def test_wrong_operands_are_refused_as_everywhere() -> None:
     x, weight, _ = operands(2, 128, 64)
     with pytest.raises(ArgumentError, match="shape"):
         marlin_gemm(x[:, :100], weight, backend="emulator")
+
+
+@pytest.mark.parametrize("feed", ["tma", {"activation": "gather"}], ids=str)
+def test_act_order_by_the_copy_and_by_element_loads(feed: Any) -> None:
+    x, weight, bias = operands(40, 192, 72)
+    permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", feed=feed)
+    assert error(y, x, permuted, bias) < TOLERANCE["float16"]
+    # The GEMM is the one that permuted activations get.
+    ordered = np.ascontiguousarray(x[:, permuted.perm])
+    if feed == "tma":
+        assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_the_copy_and_the_dependent_gemm_are_clean(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several interleavings; the GEMM has to wait for the copy, the copy for who writes the activations."""
+    monkeypatch.setenv("CUDATMA_TARGET", target)
+    x, weight, _ = operands(40, 192, 72)
+    permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
+    out = np.empty((40, 72), np.float16)
+    rows = check_input(x, permuted)
+    report = emulated_gemm(rows, permuted, check_output(out, rows, permuted), None, Feeds(), schedules=3)
+    assert report.is_clean
+    assert error(out, x, permuted, np.zeros(1)) < TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("feed", ["tma", {"activation": "gather"}], ids=str)
+def test_a_hostile_order_reads_nothing_outside_of_x(feed: Any) -> None:
+    """Weights are checked when they are made, but their arrays can be written to afterwards. An error is raised for a
+    read out of bounds."""
+    x, weight, bias = operands(3, 128, 64)
+    permuted = replace(weight, perm=np.arange(128, dtype=np.int32))
+    permuted.perm[[0, 77, 127]] = (-1, 2**31 - 1, 128)
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", feed=feed)
+    taken = np.where((permuted.perm < 0) | (permuted.perm > 127), 127, permuted.perm)
+    ordered = np.ascontiguousarray(x[:, taken])
+    assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+
+
+def test_a_view_at_any_element() -> None:
+    x, weight, bias = operands(3, 128, 64)
+    buffer = np.full((3, 140), np.nan, np.float16)
+    for offset in (1, 8, 11):
+        buffer[:, offset : offset + 128] = x
+        y = marlin_gemm(buffer[:, offset : offset + 128], weight, bias=bias, backend="emulator")
+        assert np.array_equal(y, marlin_gemm(x, weight, bias=bias, backend="emulator"))
+
+
+def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From so many tokens on and within the budget: the weight by its kernel, bit for bit, and NumPy's product."""
+    monkeypatch.setitem(FROM_TOKENS, "sm_90a", 8)
+    x, weight, bias = operands(8, 130, 72, group_size=32, symmetric=False)
+    permuted = replace(weight, perm=RNG.permutation(130).astype(np.int32))
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", dense_bytes=130 * 72 * 2)
+    dense = permuted.dequantize("float16").astype(np.float32)
+    wanted = x.astype(np.float32) @ dense + bias.astype(np.float32)
+    assert np.array_equal(y, wanted.astype(np.float16))
+    for tokens, budget in ((7, 130 * 72 * 2), (8, 130 * 72 * 2 - 1)):
+        few = x[:tokens]
+        packed = marlin_gemm(few, permuted, bias=bias, backend="emulator")
+        assert np.array_equal(marlin_gemm(few, permuted, bias=bias, backend="emulator", dense_bytes=budget), packed)
+
+
+def test_a_row_is_the_same_in_every_batch() -> None:
+    x, weight, bias = operands(70, 256, 136)
+    whole = marlin_gemm(x, weight, bias=bias, backend="emulator", batch_invariant=True)
+    assert error(whole, x, weight, bias) < TOLERANCE[weight.dtype]
+    for rows in (slice(0, 1), slice(30, 50)):
+        part = marlin_gemm(x[rows], weight, bias=bias, backend="emulator", batch_invariant=True)
+        assert part.tobytes() == whole[rows].tobytes()
+
+
+def test_explained_and_not_run() -> None:
+    x, weight, _ = operands(3, 256, 136)
+    out = np.full((3, 136), 7, np.float16)
+    said = marlin_gemm(x, weight, out, explain=True)
+    assert said.m == 3
+    assert (said.layer.k, said.layer.n) == weight.shape
+    assert (out == 7).all()
+    assert "batch invariance" in str(marlin_gemm(x, weight, explain=True, batch_invariant=True))
+    with pytest.raises(ArgumentError, match=r"x\.shape"):
+        marlin_gemm(x[:0], weight, explain=True)

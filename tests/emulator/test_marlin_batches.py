@@ -12,9 +12,9 @@ from cudatma.kernels.marlin.layer import Feeds, Layer
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 
-K, N, PROCESSORS = 448, 136, 3
+K, N, PROCESSORS = 320, 136, 3
 #: Each tile of either kernel, tails in M, and several tiles a block.
-TOKENS = (1, 11, 30, 50, 100, 140, 300)
+TOKENS = (1, 11, 30, 50, 100, 280)
 
 
 @pytest.mark.parametrize(

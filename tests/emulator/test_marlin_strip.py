@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from marlin_runner import relative_error, run_marlin
+from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
-from cudatma.quantization import PackedWeight, quantize
 
 SCHEDULES = 20
-TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def spec(**fields: Any) -> StripSpec:
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "strips": 2}
     return StripSpec(**{**base, "block_k": 128, "warps_k": 1, "stages": 2, **fields})
-
-
-def operands(m: int, k: int, n: int, of: StripSpec) -> tuple[Any, PackedWeight, Any]:
-    rng = np.random.default_rng(m + k + n)
-    dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
-    w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
-    dtype = np.dtype(w.scales.dtype)
-    return rng.normal(size=(m, k)).astype(dtype), w, rng.normal(size=n).astype(dtype)
 
 
 #: Whole rows, half rows at either end of a block, a ring that wraps, one deeper than K, tails in M, N and K.
@@ -41,7 +30,26 @@ CASES = {
     "bf16_zeros_64": (8, 392, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, strips=5)),
     "zeros_32": (7, 328, 130, spec(group_size=32, has_zeros=True, strips=3, block_k=256, warps_k=4)),
     "column_zeros": (9, 304, 98, spec(group_size=-1, has_zeros=True, block_m=16, strips=1, dtype="bfloat16")),
+    "on_weights": (6, 264, 72, spec(group_size=32, scale_on="weight", has_zeros=True, strips=3, warps_k=2)),
 }
+#: Two strips a warp: whole rows only; a lone strip at either end of a block, whose warps take turns on the schedulers
+#: (1 and 2 parts of the depth a turn) or need not; its upper half the last of all channels; both ways of scaling.
+CASES |= {
+    f"pairs_{name}": (m, k, n, spec(strips_per_warp=2, **fields))
+    for name, (m, k, n, fields) in {
+        "whole_rows": (5, 640, 200, {"strips": 4, "warps_k": 2}),
+        "16_on_weights": (13, 384, 120, {"block_m": 16, "scale_on": "weight"}),
+        "32_tokens": (29, 520, 96, {"block_m": 32, "strips": 3, "warps_k": 2}),
+        "32_on_weights": (27, 256, 230, {"block_m": 32, "strips": 7, "scale_on": "weight", "dtype": "bfloat16"}),
+        "odd_zeros": (3, 392, 260, {"strips": 7, "group_size": 64, "has_zeros": True, "warps_k": 2, "stages": 3}),
+        "odd_32_on_weights": (
+            9, 328, 160, {"strips": 5, "group_size": 32, "has_zeros": True, "block_m": 16, "scale_on": "weight"},
+        ),
+        "column_zeros": (
+            7, 264, 192, {"strips": 3, "group_size": -1, "has_zeros": True, "block_k": 256, "warps_k": 4},
+        ),
+    }.items()
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,7 +61,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k"])
+@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k", "pairs_column_zeros"])
 def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
 

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from marlin_runner import relative_error, run_marlin
+from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.quantization import PackedWeight, quantize
 
 SCHEDULES = 20
-TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def spec(**fields: Any) -> WgmmaSpec:
     """A small tile with a short ring."""
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 16, "block_k": 64}
     return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "stages": 2, **fields})
-
-
-def operands(m: int, k: int, n: int, of: WgmmaSpec) -> tuple[Any, PackedWeight, Any]:
-    rng = np.random.default_rng(m + k + n)
-    dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
-    w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
-    dtype = np.dtype(w.scales.dtype)
-    return rng.normal(size=(m, k)).astype(dtype), w, rng.normal(size=n).astype(dtype)
 
 
 #: Several tiles a block, tiles of several blocks, a ring that wraps, tails in M, N and K.

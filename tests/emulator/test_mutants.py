@@ -29,8 +29,9 @@ from tools import mutants as tool
 SUBJECTS = {subject.name: subject for subject in [*registry_subjects(), *probe_subjects()]}
 #: One mutant in so many is tried here.
 STEP = 37
-#: Probes without a synchronisation, and the one that only takes requests of the hardware capture.
-_WITHOUT = {"mma", "every_primitive", "tma_case"}
+#: Probes without a synchronisation, the one that only takes requests of the hardware capture, and the one that looks at
+#: a barrier's bits, which are no data.
+_WITHOUT = {"mma", "every_primitive", "tma_case", "mbarrier_bits"}
 
 
 def test_every_kernel_and_probe_is_a_subject() -> None:
@@ -63,7 +64,7 @@ def test_the_stored_run_is_enough_and_the_page_shows_it() -> None:
     assert all(note["note"] for result in results for note in result.notes if note["verdict"] == EXEMPT)
     page = tool.PAGE.read_text()
     assert tool.page_with(results, schedules, page) == page
-    assert total(results)[SURVIVED] <= 20
+    assert total(results)[SURVIVED] <= 24
 
 
 @pytest.mark.parametrize("name", ["marlin/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])

@@ -33,7 +33,7 @@ def test_every_array_arrives_and_nothing_else_changes(target: str, dtype: str) -
     sources, destinations, buffers = arrays(24, dtype, 3)
     spec = RaggedCopySpec(np.dtype(dtype).itemsize, box_rows=16, box_columns=16, stages=2, maps=2)
     copy = RaggedCopy(sources, destinations, spec=spec, backend="emulator", target=get_target(target))
-    report = copy.emulate(blocks=3, schedules=50)
+    report = copy.emulate(blocks=3, schedules=20)
     assert report.is_clean
     for source, destination, buffer in zip(sources, destinations, buffers, strict=True):
         np.testing.assert_array_equal(destination, source)

@@ -57,6 +57,8 @@ def test_both_targets_run_the_same_kernel(name: str) -> None:
 STRIPS = {
     "odd_zeros": StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
     "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
+    # Warps of 64 channels and some of 32, scales multiplied into the weights.
+    "wide": StripSpec("float16", 64, True, 16, 3, 256, 4, 2, strips_per_warp=2, scale_on="weight"),
 }
 
 
@@ -68,12 +70,13 @@ def test_the_strip_source(golden: Golden, name: str, target: str) -> None:
     golden(f"marlin_strip_{name}_{target}.cu", render(spec.template, spec, target))
 
 
-#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg.
+#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg; a result that leaves by TMA.
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, steps=4, in_flight=1),
     "wide_multicast": WgmmaSpec(
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),
+    "store": WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 4, store_tokens=16),
 }
 
 

@@ -37,7 +37,7 @@ from marlin_operands import (
 
 from cudatma import detect, marlin_gemm
 from cudatma.build import load_kernel
-from cudatma.kernels.marlin.config import Feeds, Layer, choose, parse_feeds
+from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.target import Target
 
@@ -152,11 +152,8 @@ def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMa
         o = job.options
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
         for feed, m in itertools.product(job.feeds, job.tokens):
-            feeds = parse_feeds(FEEDS[feed])
-            if o.act_order or job.k % 8:
-                feeds = Feeds(feeds.weight, feeds.scale, "gather" if o.act_order else "plain")
             if m:
-                found[choose(layer, m, target, processors, feeds).spec] = None
+                found[choose(layer, m, target, processors, parse_feeds(FEEDS[feed])).spec] = None
     return list(found)
 
 

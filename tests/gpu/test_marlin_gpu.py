@@ -98,14 +98,14 @@ def test_against_float64(job: Job) -> None:
 
 @pytest.mark.parametrize("job", PORTABLE_JOBS, ids=str)
 def test_the_portable_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(plan, "choose", config.choose_portable)
+    monkeypatch.setattr(plan, "choose", lambda *problem, **_: config.choose_portable(*problem))
     check_job(job)
 
 
 @pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
 def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """With few tokens and with tails, tiles shared by blocks and not; small rows, and more tiles than blocks."""
-    monkeypatch.setattr(plan, "choose", lambda *_: Choice(spec, 1))
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, tokens in (
         (1000, 136, (1, spec.block_m - 3)),
@@ -118,7 +118,7 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
 @pytest.mark.parametrize("spec", STRIP_SPECS, ids=lambda spec: spec.entry)
 def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> None:
     """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
-    monkeypatch.setattr(plan, "choose", lambda *_: Choice(spec, spec.blocks_per_sm))
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, spec.blocks_per_sm))
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, tokens in (
         (1000, 136, (1, spec.block_m - 3)),
@@ -134,8 +134,8 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
     """Configuration and source are sm_120a's; only the compiler is told this card's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def choose(layer: Any, m: int, target: Target, processors: int, feeds: Any) -> Any:
-        return config.choose(layer, m, sm120, processors, feeds)
+    def choose(layer: Any, m: int, target: Target, processors: int, feeds: Any, **options: Any) -> Any:
+        return config.choose(layer, m, sm120, processors, feeds, **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
@@ -317,7 +317,7 @@ def test_what_is_refused_touches_nothing() -> None:
     x, out = activations((5, 96), "float16"), poisoned((5, 40), "float16")
     buffer = activations((6 * 96,), "float16")
     wrong: list[Callable[[], Any]] = [
-        lambda: marlin_gemm(buffer[1 : 1 + 96].reshape(1, 96), weight.packed),
+        lambda: marlin_gemm(x, weight.packed, buffer[1 : 1 + 200].reshape(5, 40)),
         lambda: marlin_gemm(x, weight.packed.to_host(), out),
         lambda: marlin_gemm(x[:, :95], weight.packed, out),
         lambda: marlin_gemm(x.get(), weight.packed, out),
@@ -328,9 +328,10 @@ def test_what_is_refused_touches_nothing() -> None:
             call()
     # The same out again, now by the path of known calls.
     marlin_gemm(x, weight.packed, poisoned((5, 40), "float16"))
-    shifted = buffer[1 : 1 + 5 * 96].reshape(5, 96)
-    with pytest.raises(ArgumentError, match=r"x\.pointer"):
-        marlin_gemm(shifted, weight.packed, out)
+    shifted = poisoned((201,), "float16")[1:].reshape(5, 40)
+    with pytest.raises(ArgumentError, match=r"out\.pointer"):
+        marlin_gemm(x, weight.packed, shifted)
+    assert is_poison(shifted)
     cupy.cuda.Device().synchronize()
     assert is_poison(out)
     with pytest.raises(ArgumentTypeError, match=r"x\.dtype"):

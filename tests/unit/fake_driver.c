@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -32,6 +33,15 @@ struct {
     int32_t parameters, capturing;
     uint64_t sizes[MAX_PARAMETERS];
 } fake_setup;
+
+// The panel of a debug kernel (cudatma/hang/records.py), and whether its launches leave a record; device memory is host memory.
+struct {
+    uint64_t aborted, timeout_ns;
+    uint32_t *records;
+    unsigned char *notes;
+    uint32_t capacity, taken, blocks, reserved;
+} fake_panel;
+int fake_hangs;
 
 static __thread uintptr_t stack[16];
 static __thread int depth;
@@ -103,6 +113,22 @@ int cuEventRecord(uint64_t event, uint64_t stream) { return fake_record.recorded
 int cuStreamWaitEvent(uint64_t stream, uint64_t event, unsigned flags) {
     return fake_record.waited_on = event == 77 ? stream + 1 : 0, SUCCESS;
 }
+int cuModuleGetGlobal_v2(void **pointer, size_t *size, void *module, const char *name) {
+    if (strcmp(name, "cudatma_debug_panel")) return NOT_FOUND;
+    return *pointer = &fake_panel, *size = sizeof fake_panel, SUCCESS;
+}
+int cuMemHostAlloc(void **pointer, size_t size, unsigned flags) { return *pointer = malloc(size), SUCCESS; }
+int cuMemHostGetDevicePointer_v2(void **device, void *host, unsigned flags) { return *device = host, SUCCESS; }
+int cuMemAlloc_v2(void **pointer, size_t size) { return *pointer = malloc(size), SUCCESS; }
+int cuMemFree_v2(void *pointer) { return free(pointer), SUCCESS; }
+int cuMemsetD8Async(void *pointer, unsigned char value, size_t size, void *stream) {
+    return memset(pointer, value, size), SUCCESS;
+}
+int cuMemcpyHtoDAsync_v2(void *device, const void *host, size_t size, void *stream) {
+    return memcpy(device, host, size), SUCCESS;
+}
+int cuMemcpyDtoH_v2(void *host, const void *device, size_t size) { return memcpy(host, device, size), SUCCESS; }
+int cuStreamSynchronize(void *stream) { return SUCCESS; }
 int cuLaunchKernelEx(const Config *config, uintptr_t function, void **arguments, void **extra) {
     if (!depth) return INVALID_CONTEXT;
     if (function != stack[depth - 1] + FUNCTION_OF_CONTEXT) return INVALID_HANDLE;
@@ -117,5 +143,12 @@ int cuLaunchKernelEx(const Config *config, uintptr_t function, void **arguments,
     fake_record.argument_bytes = used;
     fake_record.device = (int)(stack[depth - 1] - CONTEXT_OF_DEVICE_0);
     fake_record.launches++;
+    if (fake_hangs && !fake_panel.notes[0] && !fake_panel.aborted) {
+        // An expired wait for parity 1 of the barrier at 0x408, at line 3, by thread 33 of block (2, 0, 0).
+        const uint32_t words[16] = {1, 3, 0x408, 0x400, 1, 0x1ffffe, 0x7ffff800, 1, 0, 2000000, 33, 2, 2, 0, 0, 0};
+        memcpy(fake_panel.records, words, sizeof words);
+        fake_panel.taken = 1;
+        memset(fake_panel.notes, 1, 1672 * fake_panel.blocks);
+    }
     return SUCCESS;
 }

@@ -16,7 +16,9 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build import default_target
-from cudatma.errors import ArgumentError, DriverError, LaunchError
+from cudatma.errors import ArgumentError, DriverError, LaunchError, PipelineHang
+from cudatma.hang import PANEL_NAME
+from cudatma.launch import Kernel
 
 
 class Record(ctypes.Structure):
@@ -80,6 +82,35 @@ def raises(kind: type[Exception], text: str, call: Any) -> None:
             raise AssertionError(f"no {text!r} in: {error}") from error
     else:
         raise AssertionError(f"no {kind.__name__} with {text!r}")
+
+
+def debug_kernel() -> Kernel:
+    """The same kernel, as one that was rendered with debug=True tells by its PTX."""
+    ptx = f"{kernel.ptx}\n.visible .global .align 8 .b8 {PANEL_NAME}[48];\n"
+    layout = [("full", 0, 16)]
+    return Kernel(kernel.cubin, kernel.entry, kernel.target, ptx=ptx, source="a\nb\nwait(full);\n", smem_layout=layout)
+
+
+def case_debug_launches_wait_and_tell() -> None:
+    debug, hangs = debug_kernel(), ctypes.c_int.in_dll(library, "fake_hangs")
+    assert debug.is_debug
+    assert not kernel.is_debug
+    debug.launch((6, 2), 64, args(), stream=0x55, programmatic=True)
+    assert (record.launches, record.stream, record.attribute_count) == (1, 0x55, 0)  # no programmatic one
+    hangs.value = 1
+    for launch in (
+        lambda: debug.launch(6, 64, args(), stream=0x55),
+        lambda: debug.plan(6, 64, args()).launch(0x55),
+        lambda: pickle.loads(pickle.dumps(debug)).launch(6, 64, args(), stream=0x55),
+    ):
+        raises(PipelineHang, "full[1], parity 1, by warp 1 lane 1 of block (2, 0, 0)", launch)
+        raises(PipelineHang, "line 3: wait(full);", launch)
+    hangs.value = 0
+    debug.launch(6, 64, args(), stream=0x55)
+    before = record.launches
+    setup.capturing = 1
+    raises(LaunchError, "captures a graph", lambda: debug.launch(6, 64, args(), stream=0x55))
+    assert record.launches == before
 
 
 def case_launch() -> None:

@@ -210,11 +210,12 @@ def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_portable_kernel_is_chosen_for_a_while() -> None:
     from cudatma.kernels.marlin import config, plan
 
+    problem = config.Layer(8192, 8192, 128, False, "float16"), 16, get_target("sm_90a"), 132, config.Feeds()
     before = plan.choose
 
     def broken() -> None:
         with subjects.portable_kernel():
-            assert vars(plan)["choose"] is config.choose_portable
+            assert plan.choose(*problem, batch_invariant=False) == config.choose_portable(*problem) != before(*problem)
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.descriptor import Im2colSpec, TiledSpec, check_load, check_reduce, check_store
+from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TiledSpec, check_load, check_reduce, check_store
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
 from cudatma.layout import Interleave
@@ -113,6 +113,17 @@ def test_im2col_begins_inside_of_the_bounding_box() -> None:
     sliced = replace(spec, dims=(14, 9, 8, 4), channels_per_pixel=8, interleave=Interleave.B16)
     check_load(sliced, (13, 6, 99, 0))
     refuses(lambda: check_load(sliced, (14, 6, 0, 0)), "coords[0]")
+
+
+def test_im2col_wide_begins_left_of_the_end_of_the_bounding_box() -> None:
+    wide = Im2colWideSpec(
+        dtype="bfloat16", dims=(64, 14, 4), strides_bytes=(128, 1792), swizzle="64B", lower_corner_w=-3,
+        upper_corner_w=-2, channels_per_pixel=32, pixels_per_column=16,
+    )  # fmt: skip
+    for w in (-100, -3, 11):
+        check_load(wide, (0, w, 0))
+    refuses(lambda: check_load(wide, (0, 12, 0)), "coords[1]")
+    refuses(lambda: check_load(wide, (0, 0, 0), (0,)), "offsets")
 
 
 def test_im2col_stores_need_a_bounding_box_inside_of_the_tensor() -> None:

@@ -1,4 +1,7 @@
-"""docs/descriptors.md: its table of the 128 bytes is the codec's, its examples run, its size of the sample is right."""
+"""docs/descriptors.md: its tables are the code's, its examples run, its pictures are there.
+
+`python tests/unit/test_descriptor_docs.py` writes the tables between markers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from pathlib import Path
 
 from cudatma.descriptor import codec
+from cudatma.descriptor.bits import DIFFERENCES
+from cudatma.inspection.swizzle_table import markdown
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
 
@@ -60,7 +65,41 @@ def test_the_table_is_the_codecs() -> None:
 
 def test_the_examples_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         assert block.count("assert") >= 2
         exec(compile(block, str(PAGE), "exec"), {})
+
+
+def differences() -> str:
+    """Markdown: what is known to differ on other cards."""
+    rows = [f"| {row.what} | {row.h200} | {row.others} | {row.source} |" for row in DIFFERENCES]
+    return "\n".join(["| | H200, driver 580.159 | sm_100a, sm_120a | source |", "|---|---|---|---|", *rows])
+
+
+TABLES = {"differences": differences, "swizzle": markdown}
+_MARKED = r"(<!-- table: {} -->\n)(.*?)(<!-- end table -->)"
+
+
+def filled(page: str) -> str:
+    """The page with its marked tables as the code has them."""
+    for name, text in TABLES.items():
+        inside = text()
+        page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)
+        assert count == 1, f"docs/descriptors.md has one table {name}"
+    return page
+
+
+def test_the_marked_tables_are_the_codes() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page, f"run python {Path(__file__).relative_to(PAGE.parents[1])}"
+
+
+def test_the_pictures_are_there() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(pictures) == 2
+    assert all((PAGE.parent / name).is_file() for name in pictures)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,8 +7,10 @@ import io
 import json
 import math
 import os
+import random
 import subprocess
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 
 from cudatma import cli
 from cudatma.descriptor import TiledSpec, codec
-from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.descriptor.bits import explain
+from cudatma.errors import ArgumentError, CudaTmaError, DescriptorError
+from cudatma.inspection import Inspection
 from cudatma.layout import Interleave, Swizzle
 from tools import inspect_descriptor as tool
 
@@ -148,6 +152,98 @@ def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
+# What else it says
+
+
+def answer(arguments: list[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> Any:
+    """The JSON that ``cudatma inspect HEX --json`` prints with further arguments."""
+    assert cli.main(["inspect", HEX, "--json", *arguments]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer([], capsys) == tool.describe_descriptor(RAW)
+    at = answer(["--at", "56,996"], capsys)
+    assert set(at) == {"fields", "at"}
+    assert at["fields"] == tool.describe_descriptor(RAW)
+    assert (at["at"]["expected_bytes"], at["at"]["inside"], at["at"]["outside"]) == (256, 8 * 4, 128 - 8 * 4)
+    assert at["at"]["is_clean"]
+    everything = answer(["--at=0,0", "--element", "3,9", "--lint", "--target", "sm_120a"], capsys)
+    assert set(everything) == {"fields", "at", "element", "lint"}
+    assert everything["element"]["smem_address"] == (3 * 128 + 18) ^ (3 << 4)
+    assert everything["lint"]["target"] == "sm_120a"
+
+
+def test_exit_status_of_accesses_and_risks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "in a store" in answer(["--at", "-8,0"], capsys, 1)["at"]["store_refusal"]["rule"]
+    assert "multiples of 8" in answer(["--at", "1,0"], capsys, 1)["at"]["load_refusal"]["rule"]
+    assert answer(["--lint"], capsys)["lint"]["worst"] == "warning"
+    large = codec.encode(TiledSpec(dtype="float32", dims=(256, 256), strides_bytes=(1024,), box=(256, 256)))
+    assert cli.main(["inspect", large.hex(), "--lint"]) == 1
+    assert "error" in capsys.readouterr().out
+    assert cli.main(["inspect", HEX, "--target", "sm_75"]) == 2
+
+
+def test_text_of_accesses_elements_and_risks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", HEX, "--at", "56,996", "--element", "0,9", "--lint"]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for words in ("access at (56, 996)", "32 of 128 elements", "become zeros", "element (0, 9)", "outside of the"):
+        assert words in shown
+    assert "padded-rows" in shown
+    assert "remedy:" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--at", "0"], ["--at", "0,0,0"], ["--at", "x,0"], ["--at", "0,99999999999"], ["--at", "1,2,3,4,5,6"],
+        ["--at", "0,0", "--offsets", "1"], ["--element", "1"], ["--element", "99,0"], ["--element", "0,-1"],
+        ["--base", "64", "--svg", "-"], ["--base", "-128", "--element", "0,0"], ["--base", "x"],
+        ["--at", "1,0", "--svg", "-"],
+        ["--diff", HEX, "ff"], ["--diff", HEX, "/"],
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", HEX, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+
+
+def test_difference_of_two_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.bin"
+    other.write_bytes(codec.encode(TiledSpec(
+        dtype="float16", dims=(64, 1001), strides_bytes=(144,), box=(16, 8), swizzle="64B", address=0x7F0000001000
+    )))  # fmt: skip
+    assert cli.main(["inspect", "--diff", HEX, str(other)]) == 1
+    shown = capsys.readouterr().out
+    for words in (
+        "swizzle (bits 77-78): 0x3 and 0x2",
+        "dim_minus_1[1] (bits 288-319): 0x3e7 and 0x3e8",
+        "smem_pattern",
+    ):
+        assert words in shown
+    assert cli.main(["inspect", "--json", "--diff", HEX, str(other)]) == 1
+    assert [field["name"] for field in json.loads(capsys.readouterr().out)["fields"]] == [
+        "swizzle", "dim_minus_1[1]", "smem_pattern",
+    ]  # fmt: skip
+    assert cli.main(["inspect", "--diff", HEX, HEX]) == 0
+    assert "all 1024 bits are the same" in capsys.readouterr().out
+
+
+def test_every_bit_of_maps_that_are_not_valid_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", HEX, "--bits"]) == 0
+    assert "dim_minus_1[1]" in capsys.readouterr().out
+    assert cli.main(["inspect", "ff" * 128, "--bits", "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert sum(part["value"] << part["first"] for part in shown["bits"]) == (1 << 1024) - 1
+    assert "rank" in shown["error"]
+    assert cli.main(["inspect", HEX, "--bits", "--wide"]) == 0
+    wide = capsys.readouterr().out
+    assert "box_minus_1" not in wide
+    assert "verified on no card" in wide
+
+
 # What is refused
 
 
@@ -254,6 +350,31 @@ def test_random_text_is_a_typed_error(text: str) -> None:
 def test_wrong_lengths_are_typed_errors(data: bytes) -> None:
     assert isinstance(answer_of(tool.parse_content, data), DescriptorError)
     assert isinstance(answer_of(tool.parse_hex, data.hex().encode()), DescriptorError)
+
+
+def test_nearly_valid_maps_survive_every_question() -> None:
+    """Maps with a few flipped bits: fields, risks, accesses and pictures, or one line that says why not."""
+    chance = random.Random(11)
+    cases = [bytes.fromhex(case["hex"]) for case in driver_maps()]
+    answered = 0
+    for number in range(1500):
+        value = int.from_bytes(chance.choice(cases), "little")
+        for _ in range(chance.choice((0, 1, 2, 3, 8))):
+            value ^= 1 << chance.randrange(1024 if number % 3 == 0 else 592)
+        raw = value.to_bytes(128, "little")
+        assert sum(part.value << part.first for part in explain(raw)) == value
+        try:
+            found = Inspection(raw)
+        except DescriptorError:
+            continue
+        answered += 1
+        json.dumps([found.to_json(), found.lint().to_json(), found.lint("sm_120a").to_json()])
+        coords = [chance.choice((0, 8, -8, 64, 3, (1 << 31) - 1, -(1 << 31), 1 << 31)) for _ in range(found.spec.rank)]
+        with suppress(CudaTmaError):
+            json.dumps(found.at(coords).to_json())
+        if number % 25 == 0:
+            assert "<svg" in found.html() or "no picture" in found.html()
+    assert 500 < answered < 1500
 
 
 def test_runs_as_a_file_and_ends_quietly_with_its_reader(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_dump_specs_hold_every_tile_of_the_table() -> None:
         ({"scale": "cp_async"}, Feeds("tma", "cp_async", "tma")),
         ({"weight": "cp_async", "activation": "tma"}, Feeds("cp_async", "tma", "tma")),
         ({"activation": "plain"}, Feeds("tma", "tma", "plain")),
+        ({"activation": "gather"}, Feeds("tma", "tma", "gather")),
     ],
 )
 def test_parse_feeds(feed: Any, wanted: Feeds) -> None:
@@ -138,7 +139,7 @@ def test_parse_feeds(feed: Any, wanted: Feeds) -> None:
         ({"weights": "tma"}, ArgumentError, "feed"),
         ({"weight": "plain"}, ArgumentError, "feed['weight']"),
         ({"scale": "ldg"}, ArgumentError, "feed['scale']"),
-        ({"activation": "gather"}, ArgumentError, "feed['activation']"),
+        ({"activation": "ldg"}, ArgumentError, "feed['activation']"),
         ({"weight": None}, ArgumentError, "feed['weight']"),
         (None, ArgumentTypeError, "feed"),
         (("tma",), ArgumentTypeError, "feed"),

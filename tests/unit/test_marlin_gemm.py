@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cudatma import ArgumentError, ArgumentTypeError, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
+from cudatma.kernels.marlin.arranged import needs_arranging
 from cudatma.kernels.marlin.config import Feeds
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import resolve_feeds
@@ -164,6 +166,11 @@ FROZEN.flags.writeable = False
         ((X, WEIGHT), {"feed": "dma"}, ArgumentError, "feed"),
         ((X, WEIGHT), {"feed": 3}, ArgumentTypeError, "feed"),
         ((X, WEIGHT), {"programmatic": 1}, ArgumentTypeError, "programmatic"),
+        ((X, WEIGHT), {"feed": {"activation": "gather"}}, ArgumentError, "feed['activation']"),
+        ((X, WEIGHT), {"dense_bytes": -1}, ArgumentError, "dense_bytes"),
+        ((X, WEIGHT), {"dense_bytes": 1e9}, ArgumentTypeError, "dense_bytes"),
+        ((X, WEIGHT), {"dense_bytes": True}, ArgumentTypeError, "dense_bytes"),
+        ((X, WEIGHT), {"dense_bytes": [1]}, ArgumentTypeError, "dense_bytes"),
         ((X, WEIGHT), {"backend": "cpu"}, ArgumentError, "backend"),
         ((X, WEIGHT), {"backend": "cuda"}, ArgumentError, "x.device"),
     ],
@@ -202,7 +209,19 @@ def test_pitches() -> None:
 def test_feeds_that_cannot_serve_a_layout() -> None:
     permuted, _ = make(96, 40, act_order=True)
     mixed = Feeds("cp_async", "tma", "tma")
-    assert resolve_feeds(mixed, WEIGHT, 192) == mixed
-    assert resolve_feeds(mixed, WEIGHT, 194) == Feeds("cp_async", "tma", "plain")
-    assert resolve_feeds(mixed, permuted, 192) == Feeds("cp_async", "tma", "gather")
-    assert resolve_feeds(Feeds(), permuted, 194) == Feeds("tma", "tma", "gather")
+    aligned, odd = check_input(X, WEIGHT), check_input(values((7, 97))[:, :96], WEIGHT)
+    shifted = check_input(values((7, 104))[:, 1:97], WEIGHT)
+    for feeds in (mixed, Feeds()):
+        assert resolve_feeds(feeds, WEIGHT) == resolve_feeds(feeds, permuted) == feeds
+        assert not needs_arranging(feeds, WEIGHT, aligned)
+        assert needs_arranging(feeds, permuted, aligned)
+        assert needs_arranging(feeds, WEIGHT, odd)
+        assert needs_arranging(feeds, WEIGHT, shifted)
+    # Element loads take activations as they lie, a permutation among them.
+    plain = Feeds("cp_async", "tma", "plain")
+    gather = replace(plain, activation="gather")
+    assert resolve_feeds(plain, WEIGHT) == plain
+    assert resolve_feeds(plain, permuted) == resolve_feeds(gather, permuted) == gather
+    assert not any(needs_arranging(feeds, permuted, odd) for feeds in (plain, gather))
+    with pytest.raises(ArgumentError, match="permutation"):
+        resolve_feeds(gather, WEIGHT)

@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma, dump_specs, wgmma_serves
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.layout import Swizzle
+from cudatma.layout import Swizzle, swizzle
 from cudatma.target import TARGETS, get_target
 
 SM90A = get_target("sm_90a")
@@ -45,6 +45,7 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
             in_flight=draw(st.integers(0, 3)),
             consumer_registers=draw(st.sampled_from((0, 152, 232))),
             warpgroups_k=draw(st.integers(1, 2)),
+            store_tokens=draw(st.sampled_from((0, 8, 16, 32, 64, 128))),
         )
     except ArgumentError:
         assume(False)
@@ -67,6 +68,7 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("consumer_registers", 236),
         ("weight_policy", "evict_last"),
         ("blocks_per_sm", 0),
+        ("store_tokens", 24),
         ("block_m", 12),
         ("block_m", 0),
         ("block_m", 264),
@@ -99,6 +101,10 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_k": 64, "steps": 4}, "in_flight", "a stage is 1 groups"),
         ({"block_k": 64, "steps": 2, "in_flight": 2}, "in_flight", "a stage is 2 groups"),
         ({"block_k": 128, "steps": 4, "in_flight": 2}, "in_flight", "deeper stage"),
+        # Boxes that do not make up a tile, one alone, five of them.
+        ({"block_m": 24, "store_tokens": 16}, "store_tokens", "a part of block_m = 24"),
+        ({"store_tokens": 64}, "store_tokens", "buffer"),
+        ({"block_m": 40, "store_tokens": 8}, "store_tokens", "buffer"),
     ],
 )
 def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
@@ -157,6 +163,35 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
     assert spec.zero_slot_bytes >= spec.zero_stage_bytes
     assert (spec.smem_offset("output_staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
     assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
+    if spec.store_tokens:
+        assert (spec.smem_offset("output_staging") | spec.staging_bytes // spec.stack) % 1024 == 0
+        assert spec.staging_bytes == spec.store_tokens * 128 * spec.stack
+
+
+@given(specs())
+def test_a_tile_begins_with_the_first_of_its_buffers(spec: WgmmaSpec) -> None:
+    """A model of the ring that parts/marlin_wgmma_store.cuh.j2 walks through, over three tiles."""
+    if not spec.store_tokens:
+        return
+    assert spec.staging_chunks % spec.staging_buffers == 0
+    read_from: list[int] = []
+    for chunk in range(3 * spec.staging_chunks):
+        pending = read_from[max(0, len(read_from) - (spec.staging_buffers - 2)) :] if spec.staging_buffers > 2 else []
+        following = (chunk + 1) % spec.staging_chunks % spec.staging_buffers
+        assert following not in pending, "the next chunk is written where a store may still read"
+        read_from.append(chunk % spec.staging_chunks % spec.staging_buffers)
+        assert following != read_from[-1]
+
+
+def test_the_rows_of_a_store_fall_on_all_banks() -> None:
+    """stmatrix writes eight rows of 16 bytes at a time: in the 128-byte swizzle they meet no two on a bank."""
+    for warp in range(4):
+        for half in range(2):
+            piece = 2 * warp + half
+            plain = [row * 128 + piece * 16 for row in range(8)]
+            swizzled = [row * 128 + (piece ^ row) * 16 for row in range(8)]
+            assert swizzled == [swizzle(address, Swizzle.B128) for address in plain]
+            assert len({address % 128 // 16 for address in swizzled}) == 8
 
 
 @given(specs())
@@ -202,6 +237,8 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"in_flight": 0},
         {"consumer_registers": 232},
         {"weight_policy": "evict_normal"},
+        {"store_tokens": 32},
+        {"store_tokens": 16},
     ]
     entries = [BASE.entry, *(replace(BASE, **change).entry for change in changed)]
     assert len(set(entries)) == len(entries)

@@ -157,7 +157,6 @@ def test_check_workspace(driver: Driver) -> None:
 def sizes() -> MarlinWorkspace:
     """One whose memory nobody asks for, of the size that a card of PROCESSORS multiprocessors gets."""
     space = object.__new__(MarlinWorkspace)
-    space._pointer = 0
     space.partials_bytes = PROCESSORS * workspace._PARTIALS_PER_SM_BYTES
     space.flags_bytes = PROCESSORS * workspace._FLAGS_PER_SM_BYTES
     return space

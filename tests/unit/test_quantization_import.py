@@ -73,7 +73,9 @@ FILES: list[tuple[str, str, int, Callable[..., PackedWeight], dict[str, Any]]] =
 ]
 
 
-@pytest.mark.parametrize(("name", "layer", "group_size", "load", "options"), FILES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("name", "layer", "group_size", "load", "options"), FILES, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_files_of_other_packers(
     name: str, layer: str, group_size: int, load: Callable[..., PackedWeight], options: dict[str, Any]
 ) -> None:

@@ -1,26 +1,38 @@
-"""Which kernel serves a problem, and for the portable one which tile: a short table, measured on an H200, and one rule.
+"""Which kernel serves a problem, and for the portable one which tile: what was tuned, else a short table and one rule.
 
-docs/performance/marlin_portable.md holds the measurements that the table comes from. wgmma_config has the other table.
+docs/performance/marlin_portable.md holds the measurements, on an H200, that the table comes from. wgmma_config has the
+other table, tuning what `cudatma tune` found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, parse_feeds
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_config import choose_strip, strip_serves
+from cudatma.kernels.marlin.tuning import lookup, pinned_choice
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma, wgmma_serves
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
-__all__ = ["Choice", "Feeds", "Layer", "choose", "choose_portable", "dump_specs", "parse_feeds"]
+__all__ = [
+    "Choice",
+    "Decision",
+    "Feeds",
+    "Layer",
+    "choose",
+    "choose_portable",
+    "choose_untuned",
+    "decide",
+    "dump_specs",
+    "parse_feeds",
+]
 
-KIB = 1024
 #: Shared memory of a block that every target has (SM120: 99 KiB).
 _PORTABLE_SMEM_BYTES = 99 * KIB
-#: What the system keeps of a multiprocessor's shared memory for each block. [CUDA C++ Programming Guide]
-_SMEM_PER_BLOCK_OVERHEAD = KIB
 _MAX_STAGES = 12
 #: Below this many stages for each multiprocessor, the wide tile's partial sums cost more than its traffic saves.
 _WIDE_FROM_STAGES = 16
@@ -56,13 +68,75 @@ _TILES: tuple[tuple[int, _Tile, _Tile], ...] = (
 _WITHOUT_SETMAXNREG = _Tile(64, 256, 128, 1, 8, 1)
 
 
-def choose(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
-    """The spec for ``m`` tokens on a card, and how many blocks of it to run. Deterministic; looks at no device."""
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A choice, where it comes from (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``), and why, in words."""
+
+    choice: Choice[AnyMarlinSpec]
+    source: str
+    why: str
+
+
+def choose(
+    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds, *, batch_invariant: bool = False
+) -> Choice[AnyMarlinSpec]:
+    """The spec for ``m`` tokens on a card, and how many blocks of it to run: decide() without the reasons."""
+    return decide(layer, m, target, multiprocessors, feeds, batch_invariant=batch_invariant).choice
+
+
+def decide(
+    layer: Layer,
+    m: int,
+    target: Target,
+    multiprocessors: int,
+    feeds: Feeds,
+    card: Card | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> Decision:
+    """The choice and its reason, the same for as long as a process lives.
+
+    For batch invariance what invariant.py allows. Else what the tuner pins; else a tuned cell of the user's file or of
+    a shipped table, where TMA brings every operand; else choose_untuned(). card: as in tuning.lookup().
+    """
+    if batch_invariant:
+        why = "batch invariance: one order of additions, whatever the number of tokens"
+        return Decision(choose_invariant(layer, m, target, multiprocessors, feeds), "rule", why)
+    if (choice := pinned_choice()) is not None:
+        return Decision(choice, "pinned", "pinned by the caller")
+    if feeds.all_tma and (found := lookup(layer, m, target, multiprocessors, card)) is not None:
+        cell, source = found.cell, "shipped" if found.shipped else "tuned"
+        gain = f"{cell.us:.4g} us, where the rules' choice took {cell.rule_us:.4g}"
+        return Decision(cell.choice, source, f"{found.path} has this layer, measured at {cell.m} tokens: {gain}")
+    choice, why = _by_rule(layer, m, target, multiprocessors, feeds)
+    return Decision(choice, "rule", why)
+
+
+def choose_untuned(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
+    """The choice by rules and tables alone. Deterministic; looks at no device and no file."""
+    return _by_rule(layer, m, target, multiprocessors, feeds)[0]
+
+
+def _by_rule(
+    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
+) -> tuple[Choice[AnyMarlinSpec], str]:
+    """The choice, and the rule that it follows."""
     if strip_serves(layer, m, target, multiprocessors, feeds):
-        return choose_strip(layer, m, target, multiprocessors)
+        why = (
+            f"few tokens, every operand by TMA, and {layer.n} channels in strips keep {multiprocessors} multiprocessors"
+        )
+        return choose_strip(layer, m, target, multiprocessors), f"{why} busy: the weight's bytes decide"
     if wgmma_serves(m, target, feeds):
-        return choose_wgmma(layer, m, target, multiprocessors)
-    return choose_portable(layer, m, target, multiprocessors, feeds)
+        why = f"more tokens than mma.sync is faster for, every operand by TMA, and {target.name} has wgmma"
+        return choose_wgmma(layer, m, target, multiprocessors), f"{why}: the table of tiles measured on an H200"
+    if not feeds.all_tma:
+        why = f"not every operand comes by TMA (weight {feeds.weight}, scale {feeds.scale}, x {feeds.activation})"
+    elif target.has_wgmma:
+        why = "few tokens, but too few channels or too many products for strips"
+    else:
+        why = f"too many tokens, or too few channels, for strips, and {target.name} has no wgmma"
+    choice = choose_portable(layer, m, target, multiprocessors, feeds)
+    return choice, f"{why}: the portable kernel's table of tiles measured on an H200"
 
 
 def choose_portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[MarlinSpec]:
@@ -89,7 +163,7 @@ def _pick(layer: Layer, m: int, multiprocessors: int) -> _Tile:
 
 def _with_stages(tile: _Tile, layer: Layer, blocks: int, target: Target, feeds: Feeds) -> MarlinSpec:
     """The spec with as many stages as its share of shared memory holds."""
-    budget = min(_PORTABLE_SMEM_BYTES, target.smem_per_sm_bytes // blocks - _SMEM_PER_BLOCK_OVERHEAD)
+    budget = min(_PORTABLE_SMEM_BYTES, target.smem_share_bytes(blocks))
 
     def spec(stages: int) -> MarlinSpec:
         return MarlinSpec(

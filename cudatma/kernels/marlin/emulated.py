@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.build import TARGET_VARIABLE, default_target, load_kernel
-from cudatma.emulator import EmulatedModule, Report, load
+from cudatma.build import emulated_target, load_kernel
+from cudatma.emulator import EmulatedModule, Report
+from cudatma.hang.emulated import ListeningModule
+from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
+from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
-from cudatma.kernels.marlin.host import host_bytes
+from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import resolve_feeds, tensor_maps
+from cudatma.kernels.marlin.plan import resolve_feeds, resolve_store, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
+from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
-from cudatma.target import Target, get_target
+from cudatma.target import Target
 
 #: The card that is imagined: an H200's multiprocessors, so that tiles are divided as they would be there.
 _PROCESSORS = 132
-_DEFAULT_TARGET = "sm_90a"
-
-
-def imagined_target() -> Target:
-    """$CUDATMA_TARGET, else sm_90a: no card is asked, and none is needed."""
-    return default_target() if os.environ.get(TARGET_VARIABLE) else get_target(_DEFAULT_TARGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,9 @@ class EmulatedLaunch:
     flags: np.ndarray[Any, np.dtype[np.uint32]]
     workspace: tuple[Any, ...]
 
-    def run(self, module: EmulatedModule, **options: Any) -> Report:
+    def run(self, module: EmulatedModule | ListeningModule, **options: Any) -> Report:
         """Launch it; options as for ``EmulatedModule.launch``."""
-        return module.launch(
+        report: Report = module.launch(
             self.spec.entry,
             self.work.blocks,
             self.spec.threads,
@@ -56,6 +54,7 @@ class EmulatedLaunch:
             arrays=self.arrays,
             **options,
         )
+        return report
 
 
 def prepare(
@@ -84,26 +83,76 @@ def prepare(
     packed = [None if array is None else describe(array) for array in (w.qweight, w.scales, w.zeros, w.perm)]
     weight, scales, zeros, perm = packed
     memory = [weight, scales, zeros, x.info, perm, bias, out.info, describe(partials), describe(flags)]
-    maps = tensor_maps(w, x, spec, target)[0]
+    maps = tensor_maps(w, x, out, spec, target)[0]
     arguments = (*maps, *(0 if info is None else info.pointer for info in memory), bytes(problem))
     arrays = tuple(host_bytes(info) for info in memory if info is not None)
     return EmulatedLaunch(spec, work, arguments, arrays, flags, (partials, x, w, out, bias))
 
 
 def emulated_gemm(
-    x: Rows, w: PackedWeight, out: Rows, bias: ArrayInfo | None, feeds: Feeds, *, schedules: int = 1
+    x: Rows,
+    w: PackedWeight,
+    out: Rows,
+    bias: ArrayInfo | None,
+    feeds: Feeds,
+    *,
+    dense_bytes: int = 0,
+    batch_invariant: bool = False,
+    schedules: int = 1,
 ) -> Report:
-    """Run the kernel for these operands, all on the host; out holds the result.
+    """Run the kernels for these operands, all on the host; out holds the result. The report is the last kernel's.
 
-    schedules: interleavings to try; the first is in order, the second delays every completion as far as it can.
-    Raises HazardError where the kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
+    dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS. schedules: interleavings to try; the
+    first is in order, the second delays every completion as far as it can.
+    Raises HazardError where a kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
     """
-    target = imagined_target()
+    target = emulated_target()
+    if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
+        return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape
-    feeds = resolve_feeds(feeds, w, x.pitch_bytes)
-    choice = choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), x.rows, target, _PROCESSORS, feeds)
-    work = schedule(choice.spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm)
-    launch = prepare(x, w, out, bias, choice.spec, work, target)
+    feeds, arranged = resolve_feeds(feeds, w), needs_arranging(feeds, w, x)
+    if arranged:
+        x = _arranged(x, w, target, schedules)
+    choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, feeds, batch_invariant=batch_invariant)
+    aligned = out.is_vectorised and out.info.pointer % 16 == 0
+    spec = resolve_store(choice.spec, n, out.pitch_bytes if aligned else 1)
+    work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=choice.divide, band=choice.band)
+    launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
+    # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.
+    previous = (host_bytes(x.info),) if arranged else ()
     return launch.run(
-        load(load_kernel(choice.spec.template, choice.spec, target).ptx), schedules=schedules, target=target
+        load_kernel(spec.template, spec, target).emulated,
+        schedules=schedules,
+        target=target,
+        produced_by_previous=previous,
     )
+
+
+def _arranged(x: Rows, w: PackedWeight, target: Target, schedules: int) -> Rows:
+    """The rows that the copying kernel leaves; as in a dependent launch, it waits for who writes the activations."""
+    k = w.shape[0]
+    spec = choose_arrangement(w, x.rows, x.is_aligned, target, _PROCESSORS)
+    result = np.full((x.rows, result_pitch_bytes(k) // 2), np.nan).astype(x.info.dtype)
+    source, order = host_bytes(x.info), None if w.perm is None else describe(w.perm).pointer
+    load_kernel(TEMPLATE, spec, target).emulate(
+        permute_grid(spec, x.rows, k, _PROCESSORS),
+        spec.threads,
+        permute_arguments(x.info.pointer, order, result.ctypes.data, x.rows, k, x.pitch_bytes),
+        shared_bytes=spec.smem_bytes,
+        schedules=schedules,
+        arrays=[source, result] if order is None else [source, result, w.perm],
+        produced_by_previous=(source,),
+    )
+    return arranged_rows(x, result.ctypes.data, result)
+
+
+def _dense(x: Rows, w: PackedWeight, out: Rows, bias: ArrayInfo | None, target: Target, schedules: int) -> Report:
+    """The weight dequantised by its kernel, and the product in fp32 by NumPy, rounded once."""
+    k, n = w.shape
+    whole = np.empty((k, dense_pitch_bytes(n) // 2), x.info.dtype)
+    report = emulate(w, check_dense(whole[:, :n], w), target, schedules=schedules)
+    values = host_array(x.info).astype(np.float32) @ whole[:, :n].astype(np.float32)
+    if bias is not None:
+        values += host_array(bias).astype(np.float32)
+    host_array(out.info)[...] = values.astype(out.info.dtype)
+    return report

@@ -9,14 +9,18 @@ import numpy as np
 
 from cudatma.arrays import empty_like_library, stream_handle
 from cudatma.backend import backend_for
+from cudatma.build import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.host import host_array
+from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
 from cudatma.kernels.marlin.config import Feeds, parse_feeds
-from cudatma.kernels.marlin.host import host_array
+from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.plan import Plan, resolve_feeds
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace, stream_workspace
 from cudatma.quantization import PackedWeight
+from cudatma.target import detect
 
 #: Plans that a weight keeps: decoding meets a few hundred batch sizes, each plan takes some 5 KB.
 _MAX_PLANS = 2048
@@ -33,35 +37,56 @@ def marlin_gemm(
     backend: str | None = None,
     workspace: MarlinWorkspace | None = None,
     programmatic: bool = False,
+    dense_bytes: int = 0,
+    batch_invariant: bool = False,
+    debug: bool | None = None,
+    explain: bool = False,
 ) -> Any:
     """y = x W + bias, W int4, with fp32 accumulation; the same bits every time.
 
     x: (..., K) fp16 or bf16, the weight's dtype: CuPy, torch, DLPack or ``__cuda_array_interface__``, on the weight's
-    device. Its base must be aligned to 16 bytes; a pitch that is no multiple of 16 bytes is served by plain loads.
+    device. Where its base or pitch is no multiple of 16 bytes, and where the weight was quantized in activation order,
+    a second kernel copies it to the workspace first.
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
     None. bias: (N,) or None. stream: None is the current stream of x's library.
-    feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation.
+    feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation. An activation may
+    also be ``"plain"`` or, of a weight in activation order, ``"gather"``: element loads without the copy, slower.
     backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
     ``"reference"`` (NumPy); ``"auto"``: the card, or the emulator where there is none, as a BackendWarning says.
     None: $CUDATMA_BACKEND, else auto.
-    workspace: partial sums for this launch; None: the stream's own. A graph should be launched on the stream that it
-    was captured on, or be given a workspace of its own.
+    workspace: partial sums and copied activations of this call; None: the stream's own. A graph should be launched on
+    the stream that it was captured on, or be given a workspace of its own.
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
+    dense_bytes: device memory that all dequantised weights of a device may take. From 2048 tokens on (dense.py), a
+    weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS; feed, workspace and programmatic
+    do not matter then. Tokens and budget alone decide. See docs/performance/marlin_paths.md.
+    batch_invariant: a row's bits do not depend on how many rows are beside it, at some cost in speed (invariant.py).
+    explain: launch nothing and return an Explanation of what would run and why, see marlin_explain().
+    debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
+    None: what ``cudatma.debugging()`` or, at the first call of a kind, $CUDATMA_DEBUG says.
 
     Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
     inside a graph capture), TargetError, CompileError, DriverError, HazardError (emulator); nothing is launched then.
+    PipelineHang (debug).
     """
-    plain = backend is None and workspace is None and type(feed) is str and type(programmatic) is bool
-    library = library_of_tensor(x) if plain else ""
-    if library and type(w) is PackedWeight and w.attachments:
+    demands = (feed, programmatic, dense_bytes, batch_invariant)
+    if explain:
+        return _explained(x, check_weight(w), feed, batch_invariant)
+    if debug is not None:
+        with debugging(debug):
+            return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
+    plain = backend is None and workspace is None and feed.__class__ is str and dense_bytes.__class__ is int
+    plain = plain and programmatic.__class__ is bool and batch_invariant.__class__ is bool
+    library = library_of_tensor(x) if plain and debug_scope.get() is None else ""
+    if library and w.__class__ is PackedWeight:
         if out is None:
             out = new_result(library, x, w.shape[1])
-        key = call_key(library, x, out, bias, feed, programmatic)  # type: ignore[arg-type]
+        key = call_key(library, x, out, bias, demands)
         plan = None if key is None else w.attachments.get(key)
-        if plan is not None:
-            return run_again(plan, w, library, x, out, bias, stream)
-    return _first(x, check_weight(w), out, bias, stream, feed, backend, workspace, programmatic)
+        if plan is not None and run_again(plan, w, library, x, out, bias, stream):
+            return out
+    return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
 
 
 def _first(
@@ -70,18 +95,23 @@ def _first(
     out: Any,
     bias: Any,
     stream: Any,
-    feed: str | Mapping[str, str],
     backend: str | None,
     workspace: MarlinWorkspace | None,
+    feed: str | Mapping[str, str],
     programmatic: bool,
+    dense_bytes: int,
+    batch_invariant: bool,
 ) -> Any:
     """A call with full checks; leaves a plan behind for the next one like it."""
-    feeds = parse_feeds(feed)
-    if type(programmatic) is not bool:
-        raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
+    feeds = resolve_feeds(parse_feeds(feed), w)
+    for field, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
+        if type(flag) is not bool:
+            raise ArgumentTypeError(field, type(flag).__name__, "bool")
+    if check_budget(dense_bytes) and batch_invariant:
+        raise ArgumentError("dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch")
     chosen = backend_for("marlin_gemm", backend, stacklevel=3)
     if chosen != "cuda":
-        return _on_host(x, w, out, bias, feeds, chosen)
+        return _on_host(x, w, out, bias, feeds, chosen, dense_bytes, batch_invariant)
     rows = check_input(x, w)
     device = rows.info.device
     if device is None:
@@ -89,38 +119,75 @@ def _first(
     if out is None:
         out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
     target = check_output(out, rows, w)
-    bias_pointer = 0 if bias is None else check_bias(bias, w, target.info).pointer
+    addend = None if bias is None else check_bias(bias, w, target.info)
     handle = stream_handle(stream, rows.info.kind, device)
     space = None if workspace is None else check_workspace(workspace, device)
     if rows.rows == 0:
         return out
+    if dense_bytes and serves_dense(w, rows.rows, dense_bytes, detect(device)):
+        dense_gemm(rows, w, target, addend, dense_bytes, handle)
+        return out
     space = stream_workspace(device, handle) if space is None else space
-    plan = _plan(w, rows, target, feeds, programmatic, device, handle)
+    plan = _plan(w, rows, target, feeds, programmatic, batch_invariant, handle, space)
     space.require_room(plan.spec, plan.schedule)
-    plan.run(rows.info.pointer, target.info.pointer, bias_pointer, space, handle)
+    plan.run(rows.info.pointer, target.info.pointer, 0 if addend is None else addend.pointer, space, handle)
     library = library_of_tensor(x)
-    key = call_key(library, x, out, bias, feed, programmatic) if library and type(feed) is str else None
-    if key is not None:
-        _keep(w, key, plan)
+    # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.
+    if library and type(feed) is str and rows.info.pointer % 16 == 0 and debug_scope.get() is None:
+        key = call_key(library, x, out, bias, (feed, programmatic, dense_bytes, batch_invariant))
+        if key is not None:
+            _keep(w, key, plan)
     return out
 
 
-def _plan(w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool, device: int, handle: int) -> Plan:
-    key = (device, x.rows, x.pitch_bytes, out.pitch_bytes, feeds, programmatic)
+def _plan(
+    w: PackedWeight,
+    x: Rows,
+    out: Rows,
+    feeds: Feeds,
+    programmatic: bool,
+    batch_invariant: bool,
+    handle: int,
+    space: MarlinWorkspace,
+) -> Plan:
+    layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
+    key = (*layout, feeds, programmatic, batch_invariant, wants_debug(None))
     plan = w.attachments.get(key)
     if plan is None:
-        plan = Plan(w, x, out, feeds, programmatic, handle)
+        if needs_arranging(feeds, w, x):
+            plan = ArrangedPlan(w, x, out, feeds, programmatic, batch_invariant, handle, space)
+        else:
+            plan = Plan(w, x, out, feeds, programmatic, batch_invariant, handle)
         _keep(w, key, plan)
     return plan
 
 
 def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
     if len(w.attachments) >= _MAX_PLANS:
-        w.attachments.clear()
+        for known in [known for known, kept in list(w.attachments.items()) if isinstance(kept, Plan)]:
+            w.attachments.pop(known, None)
     w.attachments[key] = plan
 
 
-def _on_host(x: Any, w: PackedWeight, out: Any, bias: Any, feeds: Feeds, backend: str) -> Any:
+def _explained(x: Any, w: PackedWeight, feed: str | Mapping[str, str], batch_invariant: bool) -> Any:
+    from cudatma.kernels.marlin.explain import marlin_explain  # only who asks pays for the model
+
+    rows = check_input(x, w)
+    if not rows.rows:
+        raise ArgumentError("x.shape", rows.info.shape, "at least one token", "a call without any launches nothing")
+    return marlin_explain(w, rows.rows, feed=feed, device=rows.info.device, batch_invariant=batch_invariant)
+
+
+def _on_host(
+    x: Any,
+    w: PackedWeight,
+    out: Any,
+    bias: Any,
+    feeds: Feeds,
+    backend: str,
+    dense_bytes: int,
+    batch_invariant: bool,
+) -> Any:
     """The result on the CPU: by the emulator, or as fp32 products of the dequantised weight, rounded once."""
     rows = check_input(x, w)
     if rows.info.device is not None:
@@ -132,7 +199,8 @@ def _on_host(x: Any, w: PackedWeight, out: Any, bias: Any, feeds: Feeds, backend
     if rows.rows and backend == "emulator":
         from cudatma.kernels.marlin.emulated import emulated_gemm  # only this backend needs the emulator
 
-        emulated_gemm(rows, w, target, addend, feeds)
+        options: dict[str, Any] = {"dense_bytes": dense_bytes, "batch_invariant": batch_invariant}
+        emulated_gemm(rows, w, target, addend, feeds, **options)
     elif rows.rows:
         values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
         if addend is not None:

@@ -2,8 +2,8 @@
 
 A sum in floating point depends on its order. Here the order over the depth is one and the same for every instance of a
 kernel: a warp or warpgroup adds up its channels alone, 16 depths at a time from the first to the last, on weights that
-carry their scales already. No tile is divided among blocks (``schedule(..., divide=False)``) and no depth among warps,
-and which of the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
+carry their scales already. No tile is divided among blocks (``Choice.divide``) and no depth among warps, and which of
+the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -24,14 +24,14 @@ Spec = TypeVar("Spec", MarlinSpec, WgmmaSpec)
 
 
 def choose_invariant(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
-    """The spec for ``m`` tokens. Deterministic; looks at no device. To be scheduled without division."""
+    """The spec for ``m`` tokens, to be scheduled without division. Deterministic; looks at no device."""
     spec: AnyMarlinSpec
     if feeds.all_tma and target.has_wgmma and target.has_setmaxnreg:
         spec = _wgmma(layer, m, target, multiprocessors)
     else:
         spec = _portable(layer, m, target, multiprocessors, feeds)
     spec.check_target(target)
-    return Choice(spec, 1)
+    return Choice(spec, 1, divide=False)
 
 
 def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:
@@ -50,7 +50,7 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaS
         steps=1,
         in_flight=3,
         consumer_registers=232 if warpgroups * block_m == 512 else 0,
-        weight_policy=_policy(m, block_m),
+        weight_policy=weight_policy(m, block_m),
     )
     return _deepest(spec, target.smem_per_block_bytes)
 
@@ -73,7 +73,7 @@ def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds:
         feed_scale=feeds.scale,
         feed_activation=feeds.activation,
         scale_on="epilogue" if layer.group_size == -1 else "weight",
-        weight_policy=_policy(m, block_m),
+        weight_policy=weight_policy(m, block_m),
     )
     return _deepest(spec, target.smem_per_block_bytes)
 
@@ -81,11 +81,6 @@ def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds:
 def _fills(m: int, block_m: int, n: int, block_n: int, multiprocessors: int) -> bool:
     """Whether tiles of so many channels give every multiprocessor one."""
     return ceil_div(m, block_m) * ceil_div(n, block_n) >= multiprocessors
-
-
-def _policy(m: int, block_m: int) -> str:
-    """Weights that several token tiles read should stay in L2."""
-    return "evict_first" if m <= block_m else "evict_normal"
 
 
 def _deepest(spec: Spec, smem_bytes: int) -> Spec:

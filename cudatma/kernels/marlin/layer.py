@@ -11,8 +11,9 @@ from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.quantization import PackedWeight
 
-#: Either kernel's spec; StagedTile holds what they have in common.
+#: Any of the kernels' specs; StagedTile holds what they have in common.
 AnyMarlinSpec: TypeAlias = MarlinSpec | StripSpec | WgmmaSpec
 Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
 
@@ -40,13 +41,29 @@ class Layer:
     has_zeros: bool
     dtype: str
 
+    @classmethod
+    def of(cls, w: PackedWeight) -> Layer:
+        """A weight's."""
+        return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Spec]):
-    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
+    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds).
+
+    band: token tiles that are walked through before the next channel tile; 0: what schedule() takes. divide: whether
+    schedule() may divide tiles among blocks.
+    """
 
     spec: Spec
     blocks_per_sm: int
+    band: int = 0
+    divide: bool = True
+
+
+def weight_policy(m: int, block_m: int) -> str:
+    """L2 policy of the weights' loads: those that several token tiles read should stay there."""
+    return "evict_first" if m <= block_m else "evict_normal"
 
 
 def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
@@ -63,6 +80,7 @@ def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
     for operand, way in feed.items():
         if operand not in ("weight", "scale", "activation"):
             raise ArgumentError("feed", operand, "weight, scale, activation")
-        if way not in (ACTIVATION_FEEDS[:-1] if operand == "activation" else FEEDS):
-            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(FEEDS))
+        allowed = ACTIVATION_FEEDS if operand == "activation" else FEEDS
+        if way not in allowed:
+            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(allowed))
     return Feeds(**feed)

@@ -13,25 +13,46 @@ from cudatma.arrays import describe, stream_handle
 from cudatma.backend import selected_backend
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangement
 from cudatma.kernels.marlin.config import parse_feeds
+from cudatma.kernels.marlin.dense import check_budget, dense_copy, serves_dense
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.plan import configure, resolve_feeds
-from cudatma.kernels.marlin.workspace import stream_workspace
+from cudatma.kernels.marlin.workspace import MarlinWorkspace, stream_workspace
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
+from cudatma.target import detect
+
+#: Dense rows of a multiple of these begin at multiples of 16 bytes.
+_ALIGNED_ELEMS = 8
 
 
 class MarlinLinear:
     """y = x W + b with W in int4; called like a function.
 
-    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. feed: as in marlin_gemm.
-    in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
+    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. feed, dense_bytes,
+    batch_invariant: as in marlin_gemm. in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
     """
 
-    def __init__(self, weight: PackedWeight, bias: Any = None, *, feed: str | Mapping[str, str] = "tma") -> None:
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: Any = None,
+        *,
+        feed: str | Mapping[str, str] = "tma",
+        dense_bytes: int = 0,
+        batch_invariant: bool = False,
+    ) -> None:
         self.weight = check_weight(weight)
-        self._feeds, self.feed = parse_feeds(feed), feed
+        self._feeds, self.feed = resolve_feeds(parse_feeds(feed), weight), feed
+        self.dense_bytes, self.batch_invariant = check_budget(dense_bytes), batch_invariant
+        if type(batch_invariant) is not bool:
+            raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
+        if batch_invariant and dense_bytes:
+            raise ArgumentError(
+                "dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch"
+            )
         self.in_features, self.out_features = weight.shape
         if bias is not None:
             info = describe(bias, "bias")
@@ -69,35 +90,58 @@ class MarlinLinear:
         """This layer with weight and bias on ``device`` (an ordinal; None is CuPy's current one)."""
         weight = self.weight.to_device(device)
         if weight is self.weight or self.bias is None:
-            return MarlinLinear(weight, self.bias, feed=self.feed)
-        return MarlinLinear(weight, _upload(self.bias, weight.device or 0), feed=self.feed)
+            return MarlinLinear(weight, self.bias, **self._options)
+        return MarlinLinear(weight, _upload(self.bias, weight.device or 0), **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Those of marlin_gemm that belong to the layer."""
+        return {"feed": self.feed, "dense_bytes": self.dense_bytes, "batch_invariant": self.batch_invariant}
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
-        return marlin_gemm(x, self.weight, out, self.bias, stream, feed=self.feed, **options)
+        return marlin_gemm(x, self.weight, out, self.bias, stream, **self._options, **options)
 
     def warm_up(self, tokens: Iterable[int], stream: Any = None) -> None:
-        """Compile and load what batches of these sizes need, and make the stream's workspace.
+        """Compile and load what batches of these sizes need, make the stream's workspace, and dequantise the weight if
+        one of them takes the dense path.
 
-        For use before a graph capture, or so that no request waits for a compiler. On the CPU there is nothing to do.
+        For dense activations that begin at multiples of 16 bytes; others may need one more kernel. For use before a
+        graph capture, or so that no request waits for a compiler. On the CPU there is nothing to do.
         """
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
-        device = self.weight.device
         if not isinstance(tokens, Iterable):
             raise ArgumentTypeError("tokens", type(tokens).__name__, "a sequence of ints, one a batch size")
-        for m in tokens:
+        batches = list(tokens)
+        for m in batches:
             if type(m) is not int or not 0 <= m < 2**31:
                 raise ArgumentError("tokens", m, "ints from 0 to 2**31 - 1")
-            if m:
-                feeds = resolve_feeds(self._feeds, self.weight, self.in_features * 2)
-                configure(self.weight, m, device, feeds)
-        stream_workspace(device, stream_handle(stream, "cupy", device))
+        device = self.weight.device
+        handle = stream_handle(stream, "cupy", device)
+        space, target = stream_workspace(device, handle), detect(device)
+        for m in filter(None, batches):
+            if self.dense_bytes and serves_dense(self.weight, m, self.dense_bytes, target):
+                dense_copy(self.weight, self.dense_bytes, handle)
+            else:
+                self._warm(m, space, handle)
+
+    def _warm(self, m: int, space: MarlinWorkspace, stream: int) -> None:
+        """What a batch of m dense rows needs of kernels and memory."""
+        device, k = space.device, self.in_features
+        configure(self.weight, m, device, self._feeds, batch_invariant=self.batch_invariant)
+        aligned = k % _ALIGNED_ELEMS == 0
+        if self._feeds.activation not in ("plain", "gather") and not (aligned and self.weight.perm is None):
+            configure_arrangement(self.weight, m, aligned, device)
+            with space.rows.lock:
+                space.rows.room(arranged_bytes(m, k), stream)
 
     def __repr__(self) -> str:
-        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}, feed={self.feed!r})"
+        dense = f", dense_bytes={self.dense_bytes}" if self.dense_bytes else ""
+        invariant = ", batch_invariant=True" if self.batch_invariant else ""
+        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}, feed={self.feed!r}{dense}{invariant})"
 
 
 def _converted_bias(bias: Any, dtype: str) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.quantization import PackedWeight
 
@@ -31,8 +31,13 @@ class Rows:
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether every row starts at a multiple of 16 bytes, as TMA and 16-byte accesses want."""
+        """Whether rows lie multiples of 16 bytes apart, as TMA and 16-byte accesses want."""
         return self.pitch_bytes % _ALIGNMENT == 0
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every row starts at a multiple of 16 bytes."""
+        return self.is_vectorised and self.info.pointer % _ALIGNMENT == 0
 
 
 def check_weight(w: object) -> PackedWeight:
@@ -78,17 +83,17 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), w.dtype, "convert it, or quantize for its dtype")
     if info.device != w.device:
-        where = [("the host" if d is None else f"device {d}") for d in (info.device, w.device)]
+        got, wanted = place_name(info.device), f"{place_name(w.device)}, where w is"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
-        raise ArgumentError(f"{field}.device", where[0], f"{where[1]}, where w is", remedy)
+        raise ArgumentError(f"{field}.device", got, wanted, remedy)
 
 
-def _check_aligned(rows: Rows, field: str) -> None:
-    if rows.info.size_elems and (rows.info.pointer % _ALIGNMENT or not rows.info.pointer):
+def _check_aligned(rows: Rows, field: str, alignment: int) -> None:
+    if rows.info.size_elems and (rows.info.pointer % alignment or not rows.info.pointer):
         raise ArgumentError(
             f"{field}.pointer",
             hex(rows.info.pointer),
-            f"a multiple of {_ALIGNMENT} bytes, not null",
+            f"a multiple of {alignment} bytes, not null",
             "start the view at an aligned element, or copy it",
         )
 
@@ -99,7 +104,7 @@ def check_input(x: object, w: PackedWeight) -> Rows:
     _check_common(info, w, "x")
     rows = _rows(info, w.shape[0], "x")
     if info.device is not None:
-        _check_aligned(rows, "x")
+        _check_aligned(rows, "x", _ELEMENT_BYTES)
     return rows
 
 
@@ -116,7 +121,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     if rows.rows > 1 and rows.pitch_bytes < w.shape[1] * _ELEMENT_BYTES:
         raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap")
     if info.device is not None:
-        _check_aligned(rows, "out")
+        _check_aligned(rows, "out", _ALIGNMENT)
     if overlaps(x.info, info):
         raise ArgumentError(
             "out", "memory that overlaps x", "memory of its own", "blocks still read x while out is written"

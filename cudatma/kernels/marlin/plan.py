@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from ctypes import addressof
+from dataclasses import replace
 from typing import Any
 
 from cudatma import context
@@ -22,44 +23,80 @@ from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.launch import Kernel
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
 
 
-def resolve_feeds(feeds: Feeds, w: PackedWeight, pitch_bytes: int) -> Feeds:
-    """Activations in the order of a permutation, or with a pitch off 16 bytes, cannot come by TMA or cp.async."""
-    if w.perm is not None:
-        return Feeds(feeds.weight, feeds.scale, "gather")
-    return feeds if pitch_bytes % 16 == 0 else Feeds(feeds.weight, feeds.scale, "plain")
+def resolve_feeds(feeds: Feeds, w: PackedWeight) -> Feeds:
+    """The feeds for activations as they lie: element loads of a weight with a permutation go through it.
+
+    Others come by TMA or cp.async, from rows that were arranged for it where need be (arranged.py). ArgumentError for a
+    gather without a permutation.
+    """
+    if feeds.activation not in ("plain", "gather"):
+        return feeds
+    if w.perm is None and feeds.activation == "gather":
+        raise ArgumentError("feed['activation']", "gather", "plain, or a weight with a permutation")
+    return replace(feeds, activation="plain" if w.perm is None else "gather")
+
+
+def resolve_store(spec: AnyMarlinSpec, n: int, pitch_bytes: int) -> AnyMarlinSpec:
+    """The spec, without TMA stores where rows of ``n`` channels, ``pitch_bytes`` apart, have no whole 16-byte pieces:
+    TMA would write over what follows a row's last channels, and takes no such pitch."""
+    if not isinstance(spec, WgmmaSpec) or not spec.store_tokens or (n * 2 % 16 == 0 and pitch_bytes % 16 == 0):
+        return spec
+    return replace(spec, store_tokens=0)
 
 
 def configure(
-    w: PackedWeight, m: int, device: int, feeds: Feeds, stream: int | None = None
+    w: PackedWeight,
+    m: int,
+    device: int,
+    feeds: Feeds,
+    stream: int | None = None,
+    out_pitch_bytes: int | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Kernel, AnyMarlinSpec, Schedule]:
     """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule.
 
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
+    out_pitch_bytes: from one row of the result to the next; None: dense rows.
     """
     target = detect(device)
     k, n = w.shape
     processors = context.device(device).multiprocessors
-    choice = choose(Layer(k, n, w.group_size, not w.symmetric, w.dtype), m, target, processors, feeds)
-    spec = choice.spec
-    known = known_kernel(spec.template, spec, target)
+    choice = choose(Layer.of(w), m, target, processors, feeds, batch_invariant=batch_invariant)
+    spec = resolve_store(choice.spec, n, n * 2 if out_pitch_bytes is None else out_pitch_bytes)
+    kernel, resident = loaded(spec.template, spec, device, stream)
+    blocks = processors * min(choice.blocks_per_sm, resident)
+    return kernel, spec, schedule(spec, m, n, k, blocks, divide=choice.divide, band=choice.band)
+
+
+def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[Kernel, int]:
+    """A spec's kernel on the device, compiled if need be, and how many of its blocks a multiprocessor holds.
+
+    stream: as in configure().
+    """
+    target = detect(device)
+    known = known_kernel(template, spec, target)
     if stream is not None and (known is None or not known.is_loaded(device)):
         refuse_in_capture(device, stream, "a stream that has its kernel loaded")
-    kernel = known or load_kernel(spec.template, spec, target)
+    kernel = known or load_kernel(template, spec, target)
     kernel.load(device)
     resident = kernel.occupancy(spec.threads, spec.smem_bytes, device)
     if resident < 1:
         raise ArgumentError("device", device, f"a card that holds a block of {spec.entry}")
-    return kernel, spec, schedule(spec, m, n, k, processors * min(choice.blocks_per_sm, resident))
+    return kernel, resident
 
 
 class Plan:
     """One (weight, tokens, layouts, device): descriptors made, kernel loaded, arguments marshalled.
+
+    feeds: as resolve_feeds() gives them, for rows that they can bring.
 
     run() writes the pointers that changed and launches. Safe from many threads; keeps no activation array alive.
     """
@@ -71,6 +108,8 @@ class Plan:
         "_lock",
         "_map",
         "_map_address",
+        "_out_map",
+        "_out_map_address",
         "_output",
         "_partials",
         "_plan",
@@ -83,20 +122,30 @@ class Plan:
         "x_extent",
     )
 
-    def __init__(self, w: PackedWeight, x: Rows, out: Rows, feeds: Feeds, programmatic: bool, stream: int) -> None:
+    def __init__(
+        self,
+        w: PackedWeight,
+        x: Rows,
+        out: Rows,
+        feeds: Feeds,
+        programmatic: bool,
+        batch_invariant: bool,
+        stream: int,
+    ) -> None:
         device = x.info.device
         if device is None:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         self.device, target = device, detect(device)
-        feeds = resolve_feeds(feeds, w, x.pitch_bytes)
-        kernel, spec, self.schedule = configure(w, x.rows, device, feeds, stream)
+        kernel, spec, self.schedule = configure(
+            w, x.rows, device, feeds, stream, out.pitch_bytes, batch_invariant=batch_invariant
+        )
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()
         fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups, programmatic=programmatic)
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
-        maps, activation_map = tensor_maps(w, x, spec, target)
+        maps, activation_map, output_map = tensor_maps(w, x, out, spec, target)
         pointers = [w.qweight, w.scales, w.zeros, x.info.pointer, w.perm, 0, out.info.pointer, 0, 0]
         self._plan = kernel.plan(
             self.schedule.blocks,
@@ -111,9 +160,12 @@ class Plan:
         values = self._plan.arguments
         self._x, self._bias, self._output = values[at + 3], values[at + 5], values[at + 6]
         self._partials, self._flags = values[at + 7], values[at + 8]
-        # The activations' map among the arguments, and its host address where only the driver may change it.
+        # The maps of activations and result among the arguments, and their host addresses where only the driver may
+        # change them.
         self._map = None if activation_map is None else values[activation_map]
         self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
+        self._out_map = None if output_map is None else values[output_map]
+        self._out_map_address = addressof(self._out_map) if self._out_map and target.tensormap_knows_allocation else 0
         # What the arguments hold of the last call, beside the pointers that always change.
         self._space = 0
         self._last_bias = 0
@@ -130,6 +182,11 @@ class Plan:
                 replace_address(self._map_address, x)
             else:
                 self._map[0] = x
+            if self._out_map is not None:
+                if self._out_map_address:
+                    replace_address(self._out_map_address, out)
+                else:
+                    self._out_map[0] = out
             if workspace.partials_pointer != self._space or bias != self._last_bias:
                 # The address, not the object: a plan must not keep a workspace, nor free it in the midst of a capture.
                 self._space, self._last_bias, self._bias.value = workspace.partials_pointer, bias, bias
@@ -137,8 +194,11 @@ class Plan:
             self._plan.launch(stream)
 
 
-def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> tuple[list[Any], int | None]:
-    """The maps in the order of the kernel's parameters, and the index of the activations' (None if they need none)."""
+def tensor_maps(
+    w: PackedWeight, x: Rows, out: Rows, spec: AnyMarlinSpec, target: Target
+) -> tuple[list[Any], int | None, int | None]:
+    """The maps in the order of the kernel's parameters, and the indices of the activations' and of the result's (None
+    if there is none). ArgumentError for a result whose rows a TMA store would overrun: resolve_store() comes first."""
     maps: list[Any] = []
     if spec.feed_weight == "tma":
         maps.extend(_weight_maps(w, spec, target))
@@ -148,10 +208,18 @@ def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -
             rows = spec.groups_per_stage
             maps.append(create_scale_tma_desc(table, spec.scale_row, rows, whole_column=False, target=target))
     if spec.feed_activation != "tma":
-        return maps, None
+        return maps, None, None
     # Each block of a cluster loads a part of the tokens for all.
     maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, target=target))
-    return maps, len(maps) - 1
+    at = len(maps) - 1
+    if not isinstance(spec, WgmmaSpec) or not spec.store_tokens:
+        return maps, at, None
+    if resolve_store(spec, w.shape[1], out.pitch_bytes) is not spec:
+        got = f"{w.shape[1]} channels, {out.pitch_bytes} bytes from row to row"
+        raise ArgumentError("out", got, "rows of whole 16-byte pieces", "a TMA store writes nothing less")
+    box = (spec.store_tokens, spec.staging_pitch_bytes // 2)
+    maps.append(TensorMap.from_array(out.as_matrix(), box, axes=(1, 0), swizzle="128B", target=target))
+    return maps, at, at + 1
 
 
 def _weight_maps(w: PackedWeight, spec: AnyMarlinSpec, target: Target) -> list[TensorMap]:

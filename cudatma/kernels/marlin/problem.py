@@ -11,8 +11,8 @@ from cudatma.kernels.marlin.stage import StagedTile
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
-#: Tokens of a band that is walked through before the next channel tile: both operands of a wave stay in L2.
-_RASTER_TOKENS = 2048
+#: Tokens of a band where a choice names none: what was measured. raster.py has a model.
+_BAND_TOKENS = 2048
 
 #: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
 #: many weights. docs/performance/marlin_strip.md
@@ -38,6 +38,8 @@ class Schedule:
 
     blocks: grid size. A tile is what a cluster of ``cluster`` blocks computes at a time, side by side in N.
     stream_tiles: tiles whose depth is divided among all clusters; the rest is dealt out whole.
+    band: token tiles that are walked through before the next channel tile, so that L2 serves both operands of a wave;
+    0: some 2048 tokens.
     shares: clusters. partial_blocks: blocks that need a slot in the workspace (0: no tile is divided).
     """
 
@@ -47,6 +49,7 @@ class Schedule:
     k_iterations: int
     stream_tiles: int
     cluster: int = 1
+    band: int = 0
 
     @property
     def shares(self) -> int:
@@ -65,12 +68,15 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int, *, divide: bool = True) -> Schedule:
+def schedule(
+    spec: StagedTile, m: int, n: int, k: int, resident_blocks: int, *, divide: bool = True, band: int = 0
+) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
     Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay. Else it is divided by
     depth together with one full wave, so that every cluster gets the same number of stages and no share is shorter than
-    a tile (unless there is less than one wave altogether). divide: False deals every tile out whole.
+    a tile (unless there is less than one wave altogether). divide: False deals every tile out whole. band: as in
+    Schedule; it numbers the tiles, and so decides which of them are divided.
     """
     if not spec.partial_bytes:  # a kernel that divides no tile: a block each, in waves where there are more
         return Schedule(
@@ -98,7 +104,7 @@ def schedule(spec: StagedTile, m: int, n: int, k: int, resident_blocks: int, *, 
         # Fewer shares often take no longer: the longest stays the same, and fewer tiles are divided.
         units = rest * k_iterations
         shares, stream_tiles = ceil_div(units, ceil_div(units, resident)), rest
-    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)
+    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster, band)
 
 
 def fill_problem(
@@ -115,7 +121,7 @@ def fill_problem(
     """Write everything but the pitches, which change from call to call. programmatic: a dependent launch."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
-    problem.raster_m = max(1, _RASTER_TOKENS // spec.block_m)
+    problem.raster_m = min(plan.band, plan.tiles_m) or max(1, _BAND_TOKENS // spec.block_m)
     problem.weight_row_blocks = ceil_div(k, 64)
     problem.weight_rows = ceil_div(n, 64) * problem.weight_row_blocks
     problem.scale_rows, problem.scale_pitch = scale_rows, 64 * ceil_div(n, 64)

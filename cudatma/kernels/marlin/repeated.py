@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cudatma.arrays import current_stream, describe, stream_handle
-from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
+from cudatma.arrays import current_stream, stream_handle
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight
@@ -36,18 +35,18 @@ def library_of_tensor(x: Any) -> str:
     return known
 
 
-def call_key(library: str, x: Any, out: Any, bias: Any, feed: str, programmatic: bool) -> tuple[Any, ...] | None:
-    """What the plan of a call depends on; None where the arrays are not all of one library."""
+def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the plan of a call depends on; None where the arrays are not all of one library. demands: its options."""
     kind = type(x)
     if kind is not type(out) or (bias is not None and kind is not type(bias)):
         return None
     if library == "cupy":
         bias_facts = None if bias is None else (bias.shape, bias.strides, bias.dtype, bias.data.device_id)
         return (library, x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
-                out.data.device_id, bias_facts, feed, programmatic)  # fmt: skip
+                out.data.device_id, bias_facts, demands)  # fmt: skip
     bias_facts = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
     return (library, x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, bias_facts,
-            feed, programmatic)  # fmt: skip
+            demands)  # fmt: skip
 
 
 def new_result(library: str, x: Any, n: int) -> Any:
@@ -60,8 +59,11 @@ def new_result(library: str, x: Any, n: int) -> Any:
     return cupy.empty((*x.shape[:-1], n), x.dtype)
 
 
-def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias: Any, stream: Any) -> Any:
-    """Launch a plan whose key the call matched: alignment and overlap are all that addresses can still get wrong."""
+def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias: Any, stream: Any) -> bool:
+    """Launch a plan whose key the call matched; False, and nothing is launched, where the full checks have to look.
+
+    Alignment and overlap are all that addresses can still get wrong.
+    """
     if library == "cupy":
         at, to, add = x.data.ptr, out.data.ptr, 0 if bias is None else bias.data.ptr
     else:
@@ -71,10 +73,8 @@ def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias:
     if bias is not None:
         clash = clash or add % _ELEMENT_BYTES != 0 or (add < end and to < add + _ELEMENT_BYTES * w.shape[1])
     if (at | to) & 15 or clash:
-        # The full checks say what is wrong, or that views of one buffer lie side by side.
-        check_output(out, check_input(x, w), w)
-        if bias is not None:
-            check_bias(bias, w, describe(out, "out"))
+        # They say what is wrong, that views of one buffer lie side by side, or that x has to be copied first.
+        return False
     handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
     plan.run(at, to, add, stream_workspace(plan.device, handle), handle)
-    return out
+    return True

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from cudatma.build import load_kernel
 from cudatma.dtypes import activation_type
-from cudatma.emulator import Report, load
+from cudatma.emulator import Report
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import resolve_feeds
+from cudatma.kernels.marlin.plan import resolve_store
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.strip_config import choose_strip
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma
 from cudatma.kernels.sample import Sample
-from cudatma.quantization import PackedWeight, quantize
+from cudatma.quantization import quantize
 from cudatma.target import Target
 
 #: ||out - reference|| / ||reference|| that one rounding to the dtype, after fp32 accumulation, must keep.
@@ -44,8 +45,9 @@ def sample(
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
 
-    def choose(layer: Layer, weight: PackedWeight, pitch_bytes: int) -> AnyMarlinSpec:
-        feeds = resolve_feeds(parse_feeds(feed), weight, pitch_bytes)
+    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
+        # Rows that TMA and cp.async cannot bring are loaded element by element here; marlin_gemm copies them first.
+        feeds = parse_feeds(feed) if pitch_bytes % 16 == 0 else replace(parse_feeds(feed), activation="plain")
         return choose_portable(layer, m, target, processors, feeds).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
@@ -66,7 +68,7 @@ def wgmma_sample(
     if k % 8:
         raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
 
-    def choose(layer: Layer, weight: PackedWeight, pitch_bytes: int) -> AnyMarlinSpec:
+    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
         return choose_wgmma(layer, m, target, processors).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
@@ -87,7 +89,7 @@ def strip_sample(
     if k % 8:
         raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
 
-    def choose(layer: Layer, weight: PackedWeight, pitch_bytes: int) -> AnyMarlinSpec:
+    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
         return choose_strip(layer, m, target, processors).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
@@ -95,7 +97,7 @@ def strip_sample(
 
 def _sample(
     target: Target,
-    choose: Callable[[Layer, PackedWeight, int], AnyMarlinSpec],
+    choose: Callable[[Layer, int], AnyMarlinSpec],
     m: int,
     n: int,
     k: int,
@@ -104,7 +106,7 @@ def _sample(
     processors: int,
     seed: int,
 ) -> Sample:
-    """choose: the spec for a layer, its weight and the bytes from one row of activations to the next."""
+    """choose: the spec for a layer and the bytes from one row of activations to the next."""
     for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
         if value < 1:
             raise ArgumentError(field, value, "1 and more")
@@ -113,14 +115,14 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    spec = choose(Layer(k, n, group_size, False, dtype), weight, rows.pitch_bytes)
+    spec = resolve_store(choose(Layer.of(weight), rows.pitch_bytes), n, n * 2)
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)
     reference = x.astype(np.float64) @ weight.dequantize(np.float64)
 
     def run(**options: object) -> Report:
-        return launch.run(load(kernel.ptx), **({"target": target} | options))
+        return launch.run(kernel.emulated, **({"target": target} | options))
 
     def error() -> float:
         return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))

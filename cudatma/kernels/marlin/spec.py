@@ -208,10 +208,4 @@ class MarlinSpec(StagedTile):
             target.require(feature, "the Marlin kernel")
         if self.consumer_registers:
             target.require("setmaxnreg", "consumer_registers")
-        if self.smem_bytes > target.smem_per_block_bytes:
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
-                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
-            )
+        self.check_smem(target)

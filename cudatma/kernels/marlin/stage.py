@@ -1,10 +1,12 @@
-"""What a stage of the ring holds, and where it stands in shared memory: alike in both Marlin kernels."""
+"""What a stage of the ring holds, and where it stands in shared memory: alike in all Marlin kernels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cudatma.dtypes import ActivationType, activation_type
+from cudatma.errors import ArgumentError
+from cudatma.target import Target
 
 GROUP_SIZES = (32, 64, 128, -1)
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
@@ -145,6 +147,16 @@ class StagedTile:
     def smem_bytes(self) -> int:
         _, offset, size = self.smem_layout()[-1]
         return offset + size
+
+    def check_smem(self, target: Target) -> None:
+        """Raise ArgumentError unless a block's shared memory fits."""
+        if self.smem_bytes > target.smem_per_block_bytes:
+            raise ArgumentError(
+                "stages",
+                self.stages,
+                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
+            )
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""

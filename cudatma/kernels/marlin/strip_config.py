@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer
+from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
-KIB = 1024
 #: Multiprocessors of the card that dumps are made for: an H200's.
 _PROCESSORS = 132
 #: More tokens than that are bound by mma.sync, not by the weight's bytes.
@@ -23,11 +22,16 @@ _WGMMA_TOKENS, _WGMMA_STRIPS = 16, 4
 #: A ring of fewer stages stands still while one is worked on.
 _LEAST_STAGES, _MAX_STAGES = 3, 12
 _DEPTHS = (1024, 512, 256, 128)
+#: (most tokens, strips of a warp, what scales multiply). Only 1 was measured: another number is all it takes to choose
+#: warps of 64 channels, wherever a block has two strips. docs/performance/marlin_strip.md, "Warps of 64 channels"
+_VARIANTS: tuple[tuple[int, int, str], ...] = (
+    (8, 1, "accumulator"),
+    (16, 1, "accumulator"),
+    (2**31 - 1, 1, "accumulator"),
+)
 #: Most bytes of weights, and of activations, in one stage: a stage is what the last warps work on when all has arrived.
 _STAGE_BYTES = 32 * KIB
 _SMEM_FOR_TWO_BYTES = 192 * KIB
-#: What the system keeps of a multiprocessor's shared memory for each block. [CUDA C++ Programming Guide]
-_SMEM_PER_BLOCK_OVERHEAD = KIB
 
 
 def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
@@ -42,39 +46,60 @@ def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, fee
 
 def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[StripSpec]:
     """The spec for ``m`` tokens on a card that strip_serves(). Deterministic; looks at no device."""
+    return _choose(layer, m, target, multiprocessors, _VARIANTS)
+
+
+def _choose(
+    layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
+) -> Choice[StripSpec]:
+    """The same with another table than _VARIANTS."""
     strips, waves = _strips(layer.n, multiprocessors)
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
     block_m = 8 if m <= 8 else 16 if m <= 16 else 32
-    budget = min(target.smem_per_block_bytes, target.smem_per_sm_bytes // blocks - _SMEM_PER_BLOCK_OVERHEAD)
+    budget = target.smem_share_bytes(blocks)
 
-    def stages(block_k: int, warps_k: int) -> int:
-        """As many as fit and are of use; 0: not even two."""
+    def deepest(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
+        """With as many stages as fit and are of use; None where two strips leave a thread too few registers."""
+        policy = weight_policy(m, block_m)
         useful = max(2, min(_MAX_STAGES, ceil_div(layer.k, block_k)))
-        fitting = (n for n in range(useful, 1, -1) if spec(block_k, warps_k, n).smem_bytes <= budget)
-        return next(fitting, 0)
+        try:
+            spec = StripSpec(
+                layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, useful, policy,
+                blocks, strips_per_warp, scale_on,
+            )  # fmt: skip
+        except ArgumentError:
+            if strips_per_warp == 1:
+                raise
+            return None
+        fitting = (replace(spec, stages=n) for n in range(useful, 1, -1))
+        return next((one for one in fitting if one.smem_bytes <= budget), None)
 
-    def spec(block_k: int, warps_k: int, stages: int) -> StripSpec:
-        # Weights that several token tiles read should stay in L2.
-        policy = "evict_first" if m <= block_m else "evict_normal"
-        return StripSpec(
-            layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, stages, policy, blocks
-        )  # fmt: skip
-
-    for block_k, warps_k in _divisions(layer, strips, block_m):
-        enough = min(_LEAST_STAGES, ceil_div(layer.k, block_k))
-        if (most := stages(block_k, warps_k)) >= max(2, enough):
-            chosen = spec(block_k, warps_k, most)
-            chosen.check_target(target)
-            return Choice(chosen, blocks)
+    for strips_per_warp, scale_on in _variants(layer, strips, m, variants):
+        for block_k, warps_k in _divisions(layer, strips, block_m, strips_per_warp):
+            enough = min(_LEAST_STAGES, ceil_div(layer.k, block_k))
+            chosen = deepest(block_k, warps_k, strips_per_warp, scale_on)
+            if chosen is not None and chosen.stages >= max(2, enough):
+                chosen.check_target(target)
+                return Choice(chosen, blocks)
     raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
 
 
-def _divisions(layer: Layer, strips: int, block_m: int) -> list[tuple[int, int]]:
-    """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits."""
+def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, str], ...]) -> list[tuple[int, str]]:
+    """(strips of a warp, what scales multiply), as the table says, and behind it what always works."""
+    _, strips_per_warp, scale_on = next(row for row in table if m <= row[0])
+    wanted = (strips_per_warp, scale_on if layer.group_size != -1 else "accumulator")
+    return list(dict.fromkeys(([wanted] if strips_per_warp <= strips else []) + [(1, "accumulator")]))
+
+
+def _divisions(layer: Layer, strips: int, block_m: int, strips_per_warp: int) -> list[tuple[int, int]]:
+    """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
+
+    A warp of two strips has twice the instructions to hide them, and wants the registers of two: 8 will do.
+    """
     found = []
     for warps_k in (8, 4, 2, 1):
-        if strips * warps_k > (8 if warps_k == 8 else 16):
+        if ceil_div(strips, strips_per_warp) * warps_k > (8 if warps_k == 8 or strips_per_warp > 1 else 16):
             continue
         for block_k in _DEPTHS:
             stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
@@ -103,4 +128,21 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(large, group_size=-1, has_zeros=True), 8),
     ]
     cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS, Feeds())]
-    return list(dict.fromkeys(choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases))
+    specs = [choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases]
+    return list(dict.fromkeys(specs + _wide_specs(target)))
+
+
+def _wide_specs(target: Target) -> list[StripSpec]:
+    """Warps of 64 channels: whole rows, and a lone strip among them; each way to scale, each number of tokens."""
+    large, square = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 8192, 32, True, "bfloat16")
+    cases = (
+        (large, 16, "accumulator"),
+        (replace(large, n=12288), 32, "weight"),
+        (square, 16, "weight"),
+        (replace(square, group_size=-1), 8, "accumulator"),
+    )
+    return [
+        _choose(layer, m, target, _PROCESSORS, ((m, 2, scale_on),)).spec
+        for layer, m, scale_on in cases
+        if target.has("mma_sync") and target.has("tma")
+    ]

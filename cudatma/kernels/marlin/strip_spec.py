@@ -19,7 +19,13 @@ from cudatma.target import Target
 STRIP_CHANNELS = 32
 #: A box of scales has at most 256 channels.
 MAX_STRIPS = 8
+#: What the group's scales multiply.
+SCALE_ON = ("accumulator", "weight")
 _MAX_WARPS = 16
+#: Of a multiprocessor, each with its own registers. Warps are dealt out to them in turn. [public microbenchmarks]
+_SCHEDULERS, _SCHEDULER_REGISTERS, _MAX_REGISTERS = 4, 16384, 255
+#: What a warp of two strips wants beside its sums and the activations of a 64-deep block: weights, scales, addresses.
+_WORKING_REGISTERS = 44
 _SCALE_ROW = 64
 
 
@@ -28,8 +34,12 @@ class StripSpec(StagedTile):
     """One instance of ``kernels/marlin_strip.cu.j2``. Every operand comes by TMA.
 
     dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
-    block_m: tokens, 8, 16 or 32. strips: of 32 channels, that a block computes; each has warps_k warps, which divide
-    the depth of a stage. block_k: depth of a stage. stages: depth of the ring.
+    block_m: tokens, 8, 16 or 32. strips: of 32 channels, that a block computes. block_k: depth of a stage.
+    stages: depth of the ring.
+    strips_per_warp: 1, or 2: a warp then computes a whole 64-channel row of packed weights from one read of the
+    activations. warps_k: warps that work on the same channels and divide the depth of a stage.
+    scale_on: ``"accumulator"`` multiplies fp32 sums once a group (whole-column scales: once, at the end), ``"weight"``
+    the dequantised weights, which are rounded once more, and needs no second set of sums.
     """
 
     dtype: str
@@ -42,6 +52,8 @@ class StripSpec(StagedTile):
     stages: int
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
+    strips_per_warp: int = 1
+    scale_on: str = "accumulator"
 
     template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
     cluster: ClassVar[int] = 1
@@ -59,17 +71,30 @@ class StripSpec(StagedTile):
             "warps_k": (1, 2, 4, 8, 16),
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2),
+            "strips_per_warp": (1, 2),
+            "scale_on": ("accumulator",) if self.group_size == -1 else SCALE_ON,
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
                 raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
         if type(self.stages) is not int or not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
+        if self.strips_per_warp > self.strips:
+            why = "no warp would have both; give the block more strips"
+            raise ArgumentError("strips_per_warp", self.strips_per_warp, f"at most strips = {self.strips}", why)
         if self.consumer_warps > _MAX_WARPS:
-            raise ArgumentError("strips * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
+            raise ArgumentError("warps_n * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
         if self.block_k // 64 % self.warps_k:
             why = "each warp takes whole 64-deep blocks"
             raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
+        wanted = self.sums + self.block_m + _WORKING_REGISTERS  # 64 depths of a token take a register
+        if self.strips_per_warp > 1 and wanted > self.registers:
+            raise ArgumentError(
+                "warps_n * warps_k * blocks_per_sm",
+                self.consumer_warps * self.blocks_per_sm,
+                f"so few that a thread has {wanted} registers",
+                f"it has {self.registers}, or ptxas would spill; take fewer warps, fewer tokens or scale_on weight",
+            )
 
     # What a reader of the generated source finds as named constants.
 
@@ -79,7 +104,9 @@ class StripSpec(StagedTile):
         zeros = "_zeros" if self.has_zeros else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}_k{self.warps_k}_s{self.stages}"
         blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
-        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}"
+        warp = "_w64" if self.strips_per_warp > 1 else ""
+        scaled = "_sw" if self.scale_on == "weight" else ""
+        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}"
 
     @property
     def block_n(self) -> int:
@@ -96,8 +123,40 @@ class StripSpec(StagedTile):
         return self.strips % 2 == 1
 
     @property
+    def warps_n(self) -> int:
+        """Warps side by side. With two strips a warp, each takes a 64-channel row, the last one maybe half a row."""
+        return -(-self.strips // self.strips_per_warp)
+
+    @property
+    def has_lone_strip(self) -> bool:
+        """Among warps of two strips there are some with one, which have half as much to do."""
+        return self.strips_per_warp > 1 and self.has_half_row
+
+    @property
+    def takes_turns(self) -> bool:
+        """Without turns, all warps with a lone strip would share one scheduler, and the others have more to do."""
+        return self.has_lone_strip and _SCHEDULERS % self.warps_n == 0
+
+    @property
+    def parts_per_turn(self) -> int:
+        """Parts of the depth whose warps make up one on each scheduler: behind them the columns move on by a warp."""
+        return _SCHEDULERS // self.warps_n
+
+    @property
+    def sums(self) -> int:
+        """fp32 sums that a consumer thread keeps: those of the group at hand too, where they are what is scaled."""
+        sets = 2 if self.has_stage_scales and self.scale_on == "accumulator" else 1
+        return sets * STRIP_CHANNELS * self.strips_per_warp * self.block_m // 32
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread can have with all warps of blocks_per_sm blocks on one multiprocessor."""
+        warps = -(-self.threads // 32 * self.blocks_per_sm // _SCHEDULERS)
+        return min(_MAX_REGISTERS, _SCHEDULER_REGISTERS // (32 * warps) // 8 * 8)
+
+    @property
     def consumer_warps(self) -> int:
-        return self.strips * self.warps_k
+        return self.warps_n * self.warps_k
 
     @property
     def producer_warps(self) -> int:
@@ -134,10 +193,4 @@ class StripSpec(StagedTile):
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "griddepcontrol"):
             target.require(feature, "the Marlin kernel for few tokens")
-        if self.smem_bytes > target.smem_per_block_bytes:
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
-                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
-            )
+        self.check_smem(target)

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer
+from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
-KIB = 1024
 #: Up to so many tokens the portable kernel is faster: wgmma with few columns runs at half of mma.sync's rate.
 _PORTABLE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Fields of WgmmaSpec; stages: at most, fewer where scales and zero points take their room."""
+    """Fields of WgmmaSpec; stages: at most, fewer where scales and zero points take their room.
+
+    by_traffic: band and weight_policy are what raster.py predicts the least traffic for, instead of what was measured.
+    """
 
     block_m: int
     block_k: int
@@ -30,6 +33,8 @@ class _Tile:
     consumer_registers: int = 0
     cluster: int = 1
     warpgroups: int = 2
+    store_tokens: int = 0
+    by_traffic: bool = False
 
 
 _256 = _Tile(256, 64, 5, steps=1, in_flight=3, consumer_registers=232)
@@ -58,7 +63,11 @@ def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> 
     tile = below if layer.k * layer.n // 2 // multiprocessors < border else above
     if tile.block_m == _256.block_m and _padded(m, 256) > _WIDE_TILE_GAIN * _padded(m, 128):
         tile = _128
-    return Choice(_with_stages(tile, layer, m, target), 1)
+    spec = _with_stages(tile, layer, m, target)
+    if not tile.by_traffic or m <= tile.block_m:  # one token tile: there is one order, and nothing is read again
+        return Choice(spec, 1)
+    band, policy = least_traffic(spec, m, layer.n, layer.k, multiprocessors // spec.cluster)
+    return Choice(replace(spec, weight_policy=policy), 1, band)
 
 
 def _padded(m: int, block_m: int) -> int:
@@ -67,7 +76,11 @@ def _padded(m: int, block_m: int) -> int:
 
 def _with_stages(tile: _Tile, layer: Layer, m: int, target: Target) -> WgmmaSpec:
     """The spec with the tile's stages, or as many as shared memory holds."""
-    spec = WgmmaSpec(
+    return _fitting(_spec(tile, layer, m), target)
+
+
+def _spec(tile: _Tile, layer: Layer, m: int) -> WgmmaSpec:
+    return WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
         has_zeros=layer.has_zeros,
@@ -80,9 +93,14 @@ def _with_stages(tile: _Tile, layer: Layer, m: int, target: Target) -> WgmmaSpec
         steps=tile.steps,
         in_flight=tile.in_flight,
         consumer_registers=tile.consumer_registers,
+        store_tokens=tile.store_tokens,
         # Weights that several token tiles read should stay in L2.
-        weight_policy="evict_first" if m <= tile.block_m else "evict_normal",
+        weight_policy=weight_policy(m, tile.block_m),
     )
+
+
+def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
+    """The spec, with fewer stages where shared memory does not hold them."""
     while spec.smem_bytes > target.smem_per_block_bytes:
         spec = replace(spec, stages=spec.stages - 1)
     spec.check_target(target)
@@ -102,4 +120,8 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         (replace(large, group_size=-1, has_zeros=True), 256),
         (replace(small, group_size=-1, dtype="bfloat16"), 64),
     ]
-    return list(dict.fromkeys(choose_wgmma(layer, m, target, 132).spec for layer, m in cases))
+    specs = [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
+    by_tma = [(large, 1024, 32), (large, 128, 16), (replace(large, dtype="bfloat16", group_size=-1), 256, 64)]
+    for layer, m, tokens in by_tma:
+        specs.append(_fitting(replace(choose_wgmma(layer, m, target, 132).spec, store_tokens=tokens), target))
+    return list(dict.fromkeys(specs))

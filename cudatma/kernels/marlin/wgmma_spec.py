@@ -23,6 +23,11 @@ _MOST_PLAIN_ACCUMULATORS = 96
 #: What a consumer thread wants beside its accumulators: weights, fragments, scales, addresses.
 _WORKING_REGISTERS = 64
 _K16_PER_BLOCK = 4
+#: A token's row of a TMA store: as wide as the 128-byte swizzle, which repeats after eight of them.
+_STORE_ROW_BYTES = 128
+_SWIZZLE_REPEAT_BYTES = 8 * _STORE_ROW_BYTES
+#: Staging buffers of a warpgroup: with four a store has three chunks' time to read its own.
+_LEAST_STORE_BUFFERS, _MOST_STORE_BUFFERS = 2, 4
 #: With the producer's they stay within a block's 1024 threads, and have registers to work with.
 _MOST_WARPGROUPS = 4
 
@@ -40,6 +45,8 @@ class WgmmaSpec(StagedTile):
     steps: 16-deep steps that a commit group of wgmmas takes.
     in_flight: groups that go on while the next one is dequantised.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
+    store_tokens: tokens of a box that leaves by a TMA store, which takes rows of whole 16-byte pieces; 0: threads store
+    the result, whatever its rows.
     """
 
     dtype: str
@@ -57,6 +64,7 @@ class WgmmaSpec(StagedTile):
     warpgroups_k: int = 1
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
+    store_tokens: int = 0
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     feed_weight: ClassVar[str] = "tma"
@@ -77,6 +85,7 @@ class WgmmaSpec(StagedTile):
             "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2, 3, 4),
+            "store_tokens": (0, 8, 16, 32, 64, 128),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -89,6 +98,7 @@ class WgmmaSpec(StagedTile):
         self._check_tile()
         self._check_groups()
         self._check_registers()
+        self._check_store()
 
     def _check_tile(self) -> None:
         if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
@@ -135,6 +145,12 @@ class WgmmaSpec(StagedTile):
             allowed = f"0, or {least} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
+    def _check_store(self) -> None:
+        if self.store_tokens and (self.block_m % self.store_tokens or self.staging_buffers < _LEAST_STORE_BUFFERS):
+            why = "one buffer is written while another one is read, and every tile begins with the first"
+            allowed = f"0, or a part of block_m = {self.block_m} of which 2 or 3 make a part of it too"
+            raise ArgumentError("store_tokens", self.store_tokens, allowed, why)
+
     # What a reader of the generated source finds as named constants.
 
     @property
@@ -147,7 +163,8 @@ class WgmmaSpec(StagedTile):
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
-        return f"marlin_wgmma_{self.activation.short}_{scales}{zeros}_{tile}_{ring}{registers}{cluster}{policy}"
+        store = f"_t{self.store_tokens}" if self.store_tokens else ""
+        return f"marlin_wgmma_{self.activation.short}_{scales}{zeros}_{tile}_{ring}{registers}{cluster}{policy}{store}"
 
     @property
     def block_n(self) -> int:
@@ -212,11 +229,16 @@ class WgmmaSpec(StagedTile):
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
         staging = self.warpgroups * self.staging_buffers * self.staging_bytes
-        return (("depth_reduction", sums), ("output_staging", staging))
+        # The swizzle counts absolute addresses; of what stands before, only scales and zero points are no multiples.
+        unaligned = self.stages * (self.scale_stage_bytes + self.zero_slot_bytes)
+        gap = -unaligned % _SWIZZLE_REPEAT_BYTES if self.store_tokens else 0
+        return (("depth_reduction", sums), ("gap", gap), ("output_staging", staging))
 
     @property
     def staging_tokens(self) -> int:
         """Tokens that leave together."""
+        if self.store_tokens:
+            return self.store_tokens
         return 8 if self.block_m % 16 else 16
 
     @property
@@ -225,16 +247,20 @@ class WgmmaSpec(StagedTile):
 
     @property
     def staging_buffers(self) -> int:
+        """Of each warpgroup. By TMA: the most that divide a tile's chunks, so that each tile begins with the first."""
+        if self.store_tokens:
+            return max(count for count in range(1, _MOST_STORE_BUFFERS + 1) if self.staging_chunks % count == 0)
         return min(2, self.staging_chunks)
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """One token's channels of a warpgroup, and 16 bytes that keep stmatrix free of bank conflicts."""
-        return 128 * self.stack + 16
+        """By TMA: 64 channels in the 128-byte swizzle. Else one token's channels of a warpgroup, and 16 bytes. Either
+        keeps stmatrix free of bank conflicts."""
+        return _STORE_ROW_BYTES if self.store_tokens else 128 * self.stack + 16
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging_tokens * self.staging_pitch_bytes
+        return self.staging_tokens * self.staging_pitch_bytes * (self.stack if self.store_tokens else 1)
 
     @property
     def collect_unroll(self) -> int:
@@ -249,10 +275,4 @@ class WgmmaSpec(StagedTile):
             target.require("setmaxnreg", "consumer_registers")
         if self.cluster > 1:
             target.require("multicast", "cluster")
-        if self.smem_bytes > target.smem_per_block_bytes:
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
-                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
-            )
+        self.check_smem(target)

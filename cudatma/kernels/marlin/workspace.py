@@ -1,15 +1,17 @@
-"""Device memory for partial sums: one fixed size a card, one for each stream, never grown.
+"""Device memory for partial sums, one fixed size a card, and for rows of activations: one of each for each stream.
 
 Blocks that share a tile leave fp32 partial sums and a flag there; the kernel leaves all flags zero behind. Two launches
 that may run at the same time must not share a workspace, so it belongs to a (device, stream) pair or is passed in.
+Activations that no TMA load can bring as they lie are copied to rows there first (arranged.py); only who needs such
+rows has them, and they grow with the largest batch.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from cudatma import context
+from cudatma.device_memory import DeviceMemory
 from cudatma.errors import ArgumentTypeError, LaunchError, check
 from cudatma.kernels.marlin.problem import Schedule
 from cudatma.kernels.marlin.stage import StagedTile
@@ -20,9 +22,53 @@ _PARTIALS_PER_SM_BYTES = 128 * 256 * 4
 _FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
+def has_room(spec: StagedTile, blocks_per_sm: int) -> bool:
+    """Whether a workspace holds the partial sums and flags of so many blocks on every multiprocessor."""
+    partials, flags = blocks_per_sm * spec.partial_bytes, blocks_per_sm * spec.warp_tiles * 4
+    return partials <= _PARTIALS_PER_SM_BYTES and flags <= _FLAGS_PER_SM_BYTES
+
+
+#: Rows of activations begin with this much, and are made in multiples of it.
+_ROWS_STEP_BYTES = 2 << 20
+
+
+class ActivationRows:
+    """Memory for arranged activations, of one launch at a time; nothing until it is asked for.
+
+    lock: held from before the launch that writes the rows until behind the one that reads them, so that no other thread
+    of the same stream puts its own between them. A larger batch gets a new piece of at least twice the size; earlier
+    ones stay, since a captured graph may hold their address: together they are smaller than the last.
+    """
+
+    __slots__ = ("_device", "_pieces", "lock")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._pieces: list[DeviceMemory] = []
+        self.lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the piece in use."""
+        return self._pieces[-1].nbytes if self._pieces else 0
+
+    def room(self, nbytes: int, stream: int) -> int:
+        """The address of at least ``nbytes`` bytes, for a launch on ``stream``.
+
+        Raises LaunchError where it would have to grow inside a graph capture, DriverError (no memory).
+        """
+        if nbytes > self.nbytes:
+            refuse_in_capture(self._device, stream, "a stream whose workspace has room for these activations")
+            wanted = max(nbytes, 2 * self.nbytes)
+            self._pieces.append(DeviceMemory(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES, self._device))
+        return self._pieces[-1].pointer
+
+
 class MarlinWorkspace:
     """Partial sums and flags for one launch at a time on a device; 128.25 KiB for each multiprocessor.
 
+    rows: where activations are arranged that cannot be read as they lie (act-order, pitches and addresses off 16
+    bytes); grows to the largest such batch.
     flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream, or by the caller, who then
     passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
     Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
@@ -30,45 +76,25 @@ class MarlinWorkspace:
 
     __slots__ = (
         "__weakref__",
-        "_pointer",
+        "_memory",
         "device",
         "flags_bytes",
         "flags_pointer",
         "partials_bytes",
         "partials_pointer",
+        "rows",
     )
 
     def __init__(self, device: int | None = None) -> None:
-        self._pointer = 0
         if device is not None and type(device) is not int:
             raise ArgumentTypeError("device", type(device).__name__, "a device's ordinal, or None")
         self.device = context.current_device() if device is None else device
+        self.rows = ActivationRows(self.device)
         processors = context.device(self.device).multiprocessors
         self.partials_bytes, self.flags_bytes = processors * _PARTIALS_PER_SM_BYTES, processors * _FLAGS_PER_SM_BYTES
-        with context.using(self.device) as driver, context.outside_captures(driver):
-            size = self.partials_bytes + self.flags_bytes
-            self._pointer = int(check(driver.cuMemAlloc(size), "cuMemAlloc"))
-            self.partials_pointer, self.flags_pointer = self._pointer, self._pointer + self.partials_bytes
-            self._clear(driver)
-
-    def _clear(self, driver: Any) -> None:
-        """Zero the flags, on a stream of its own: the default stream waits for others, captured ones among them."""
-        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        stream = check(driver.cuStreamCreate(flags), "cuStreamCreate")
-        try:
-            check(driver.cuMemsetD8Async(self.flags_pointer, 0, self.flags_bytes, stream), "cuMemsetD8Async")
-            check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
-        finally:
-            check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
-
-    def __del__(self) -> None:
-        if getattr(self, "_pointer", 0) and not context.forked:
-            try:
-                with context.using(self.device) as driver, context.outside_captures(driver):
-                    driver.cuMemFree(self._pointer)
-            except Exception:
-                # The interpreter or the driver is shutting down, which frees the memory as well.
-                self._pointer = 0
+        self._memory = DeviceMemory(self.partials_bytes + self.flags_bytes, self.device)
+        self.partials_pointer, self.flags_pointer = self._memory.pointer, self._memory.pointer + self.partials_bytes
+        self._memory.clear(self.partials_bytes, self.flags_bytes)
 
     def require_room(self, spec: StagedTile, schedule: Schedule) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
@@ -108,11 +134,15 @@ def release_workspaces() -> None:
         _by_stream.clear()
 
 
-def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
-    """Raise LaunchError while ``stream`` is being captured into a graph. [CUDA driver API, cuStreamIsCapturing]"""
+def is_capturing(device: int, stream: int) -> bool:
+    """Whether ``stream`` is being captured into a graph. [CUDA driver API, cuStreamIsCapturing]"""
     with context.using(device) as driver:
-        status = check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
-    if int(status) != 0:
+        return int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")) != 0
+
+
+def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
+    """Raise LaunchError while ``stream`` is being captured into a graph."""
+    if is_capturing(device, stream):
         remedy = "run this GEMM once on this stream before the capture, or call MarlinLinear.warm_up()"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 

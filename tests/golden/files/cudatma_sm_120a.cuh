@@ -48,6 +48,13 @@ __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 byte
                  : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_store_hint(void* dst, u32 src, u32 bytes, u64 policy) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
 }  // namespace cudatma
 namespace cudatma {
 
@@ -67,6 +74,202 @@ __device__ __forceinline__ void cp_async_bulk_wait_group() {
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, cp.reduce.async.bulk] Like cp_async_bulk_store(), but each element at `dst` becomes op(old, new); each element
+// is atomic by itself. Addresses and `bytes` are multiples of 16. Part of the issuing thread's current bulk group.
+// inc: old >= new ? 0 : old + 1; dec: old == 0 or old > new ? new : old - 1.
+__device__ __forceinline__ void cp_reduce_async_bulk_add_u32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_s32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_u64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_add_bf16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_u32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.u32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_s32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.s32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_u64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.u64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_s64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.s64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_f16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_min_bf16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.bf16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_u32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.u32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_s32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.s32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_u64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.u64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_s64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.s64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_f16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_max_bf16(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.bf16 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_inc_u32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.inc.u32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_dec_u32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.dec.u32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_and_b32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.and.b32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_and_b64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.and.b64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_or_b32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.or.b32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_or_b64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.or.b64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_xor_b32(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.xor.b32 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_reduce_async_bulk_xor_b64(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.xor.b64 [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
 }
 
 }  // namespace cudatma
@@ -823,6 +1026,7 @@ __device__ __forceinline__ void cp_async_bulk_prefetch(const void* src, u32 byte
 }
 
 }  // namespace cudatma
+
 namespace cudatma {
 
 // [PTX ISA, cp.reduce.async.bulk.tensor] Like the tile store, but each element of `map` becomes op(old, new); each

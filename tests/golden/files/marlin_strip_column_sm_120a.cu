@@ -10,6 +10,8 @@
 //   stages = 3
 //   weight_policy = 'evict_normal'
 //   blocks_per_sm = 2
+//   strips_per_warp = 1
+//   scale_on = 'accumulator'
 // 2 warps consume, 1 produce; a block takes 73776 B.
 // One stage holds
 //     8192 B  activations 8 x 512 float16, 128B swizzle
@@ -449,11 +451,14 @@ constexpr u32 BLOCK_M = 8;      // tokens of a block (columns of the mma)
 constexpr u32 STRIPS = 2;        // strips of 32 channels (two rows of mmas) that a block computes
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 512;      // depth of one stage
-constexpr u32 WARPS_K = 1;      // warps that share a strip and divide each stage's depth
+constexpr u32 STRIPS_PER_WARP = 1;   // that a warp computes from one read of the activations
+constexpr u32 WARPS_N = 2;      // warps side by side
+constexpr u32 WARPS_K = 1;      // warps that work on the same channels and divide each stage's depth
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 2;
 constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
 
+constexpr u32 FRAGMENTS = 2 * STRIPS_PER_WARP;  // 16-channel fragments of a warp
 constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
@@ -506,6 +511,11 @@ struct Strips {
 
     __device__ __forceinline__ explicit Strips(u32 tile_n)
         : first(tile_n * STRIPS), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
+
+    // Shared memory has the whole rows first, whichever end the half row belongs to. The strip at a position there.
+    __device__ __forceinline__ u32 at(u32 position) const {
+        return first + position;
+    }
 };
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
@@ -589,40 +599,36 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, one strip, a part of each stage's depth ----------------------------------------------------------
-typedef float Accumulators[2][N8][4];           // two 16-channel fragments by N8 8-token fragments
+// ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
+typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
     u32 block_bytes;                            // from one 64-deep block of weights to the next
 
-    __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 strip, u32 part, u32 lane) {
+    // position: of the warp's first strip among those in shared memory. strip: the same one, counted over the whole weight.
+    __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
         // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
         const u32 row = token, chunk = lane >> 3;
         // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4);
-        const u32 position = strip;
         block_bytes = K64_BLOCK_BYTES;
         const u32 upper = position % 2 * HALF_BLOCK_BYTES;
         weights = smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16;
         scales = zeros = 0;
     }
 
-    // The 64-channel row of a strip, counted from the block's first, and this thread's four channels in its permuted order:
-    // channel 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on.
-    __device__ __forceinline__ static u32 strips_row(const Strips& strips, u32 strip) {
-        return (strips.first + strip) / 2 - strips.first_row;
-    }
-    __device__ __forceinline__ static u32 place_in_row(const Strips& strips, u32 strip, u32 lane) {
-        return 8 * (lane >> 2) + 4 * ((strips.first + strip) & 1);
-    }
+    // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
+    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.
+    __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
 };
 
-__device__ __forceinline__ void clear(Accumulators& acc) {
+template <u32 F>
+__device__ __forceinline__ void clear(float (&acc)[F][N8][4]) {
 #pragma unroll
-    for (u32 c = 0; c < 2; ++c)
+    for (u32 c = 0; c < F; ++c)
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
 }
@@ -639,16 +645,18 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
         b[step + 1][0][1] = r[3];
     }
 }
-// This warp's part of one stage.
-__device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[2], const SlotAddresses& slots, u32 stage) {
+// This warp's part of one stage, for F fragments of 16 channels.
+template <u32 F>
+__device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
+                                               u32 stage) {
     const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
     Accumulators& sums = acc;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[2];   // one word for each 16-deep step
+        uint4 packed[F];   // one word for each 16-deep step
 #pragma unroll
-        for (u32 c = 0; c < 2; ++c)
+        for (u32 c = 0; c < F; ++c)
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
@@ -657,7 +665,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
 #pragma unroll
         for (u32 step = 0; step < 4; ++step) {
 #pragma unroll
-            for (u32 c = 0; c < 2; ++c) {
+            for (u32 c = 0; c < F; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], step), zeros[c]);
 #pragma unroll
@@ -666,13 +674,14 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         }
     }
 }
-// ---- Result: the warps of a strip add up, the first of them stores --------------------------------------------------
+// ---- Result: the warps of the same strips add up, the first of them stores ------------------------------------------
 // movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
 __device__ __forceinline__ void store_result(const Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 lane) {
+                                             const u16* scales, u32 tile_m, u32 channel0, u32 fragments, u32 lane) {
     const u32 group = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < 2; ++c) {
+    for (u32 c = 0; c < FRAGMENTS; ++c) {
+        if (c >= fragments) break;
         const u32 first = channel0 + 16 * c, low = first + group, high = low + 8;
         // Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r.
         u32 pair = 0;
@@ -769,12 +778,16 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
     __syncthreads();   // the barriers are there
-    const u32 strip = warp_index % STRIPS, part = warp_index / STRIPS;
-    const u32 channel0 = (strips.first + strip) * 32;
-    const SlotAddresses slots(smem, strips, strip, part, lane);
+    const u32 part = warp_index / WARPS_N;
+    const u32 position = warp_index % WARPS_N * STRIPS_PER_WARP;
+    const u32 strip = strips.at(position), channel0 = strip * 32;
+    constexpr u32 fragments = FRAGMENTS;
+    const SlotAddresses slots(smem, strips, position, strip, part, lane);
     Accumulators acc;
     clear(acc);
-    ZeroPoint zero_points[2] = {zero_point(8, 8), zero_point(8, 8)};
+    ZeroPoint zero_points[FRAGMENTS];
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
     u32 stage = 0, phase = 0, previous = 0;
 #pragma unroll 1
     for (u32 k = 0; k < problem.k_iterations; ++k) {
@@ -783,7 +796,7 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
         __syncwarp();
         if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * previous);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        multiply_stage(acc, zero_points, slots, stage);
+            multiply_stage<FRAGMENTS>(acc, zero_points, slots, stage);
         previous = stage;
         if (++stage == STAGES) {
             stage = 0;
@@ -791,5 +804,5 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
         }
     }
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(acc, problem, output, bias, scales, tile_m, channel0, lane);
+    store_result(acc, problem, output, bias, scales, tile_m, channel0, fragments, lane);
 }

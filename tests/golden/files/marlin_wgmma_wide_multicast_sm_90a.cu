@@ -15,6 +15,7 @@
 //   warpgroups_k = 1
 //   weight_policy = 'evict_normal'
 //   blocks_per_sm = 1
+//   store_tokens = 0
 // 8 warps consume, 4 produce; a block takes 193616 B.
 // One stage holds
 //    32768 B  activations 256 x 64 float16, 128B swizzle
@@ -698,10 +699,10 @@ constexpr u32 ZEROS = 184320;
 constexpr u32 OUTPUT_STAGING = 184320;
 constexpr u32 FULL_BARRIERS = 193536;
 constexpr u32 EMPTY_BARRIERS = 193576;
-constexpr u32 STAGING_TOKENS = 16;
-constexpr u32 STAGING_BUFFERS = 2;
-constexpr u32 STAGING_PITCH_BYTES = 144;
-constexpr u32 STAGING_BYTES = 2304;
+constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
+constexpr u32 STAGING_BUFFERS = 2;   // of each warpgroup
+constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
+constexpr u32 STAGING_BYTES = 2304;   // of one buffer
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 struct Problem {
@@ -725,10 +726,10 @@ struct Problem {
 };
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that
-// first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
-// and collected late. Owners wait only for blocks with a lower blockIdx (the share number counts down), which were
-// dispatched before them: no wait can starve a block that has not started.
+// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
+// that first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own
+// share. Contributions are thus written early and collected late. Owners wait only for blocks with a lower blockIdx (the
+// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
 
 struct Piece {
     u32 tile, k_begin, k_end;
@@ -1019,7 +1020,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
-// ---- Consumer: one piece of work ---------------------------------------------------------------------------------------------
+// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"

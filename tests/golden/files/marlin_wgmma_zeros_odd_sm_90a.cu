@@ -15,6 +15,7 @@
 //   warpgroups_k = 1
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
+//   store_tokens = 0
 // 8 warps consume, 1 produce; a block takes 111168 B.
 // One stage holds
 //     6144 B  activations 24 x 128 bfloat16, 128B swizzle
@@ -663,10 +664,10 @@ constexpr u32 ZEROS = 98304;
 constexpr u32 OUTPUT_STAGING = 102400;
 constexpr u32 FULL_BARRIERS = 111104;
 constexpr u32 EMPTY_BARRIERS = 111136;
-constexpr u32 STAGING_TOKENS = 8;
-constexpr u32 STAGING_BUFFERS = 2;
-constexpr u32 STAGING_PITCH_BYTES = 272;
-constexpr u32 STAGING_BYTES = 2176;
+constexpr u32 STAGING_TOKENS = 8;   // that leave a warpgroup together
+constexpr u32 STAGING_BUFFERS = 2;   // of each warpgroup
+constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
+constexpr u32 STAGING_BYTES = 2176;   // of one buffer
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 struct Problem {
@@ -690,10 +691,10 @@ struct Problem {
 };
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that
-// first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
-// and collected late. Owners wait only for blocks with a lower blockIdx (the share number counts down), which were
-// dispatched before them: no wait can starve a block that has not started.
+// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
+// that first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own
+// share. Contributions are thus written early and collected late. Owners wait only for blocks with a lower blockIdx (the
+// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
 
 struct Piece {
     u32 tile, k_begin, k_end;
@@ -967,7 +968,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
-// ---- Consumer: one piece of work ---------------------------------------------------------------------------------------------
+// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 __device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"

@@ -581,10 +581,10 @@ struct Problem {
 };
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile: that
-// first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own share. Contributions are thus written early
-// and collected late. Owners wait only for blocks with a lower blockIdx (the share number counts down), which were
-// dispatched before them: no wait can starve a block that has not started.
+// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
+// that first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own
+// share. Contributions are thus written early and collected late. Owners wait only for blocks with a lower blockIdx (the
+// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
 
 struct Piece {
     u32 tile, k_begin, k_end;
@@ -877,7 +877,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
-// ---- Consumer: one piece of work ---------------------------------------------------------------------------------------------
+// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 // Where a warp stands in the tile.
 struct WarpPosition {
     u32 lane, k;               // k: which part of the stage's depth

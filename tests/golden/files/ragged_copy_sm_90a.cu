@@ -683,10 +683,10 @@ struct TmaPipeline {
 }  // namespace cudatma
 using namespace cudatma;
 
-constexpr u32 STAGES = 4;            // at least 2: a slot is freed one store later
-constexpr u32 STAGE_BYTES = 8192;      // from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;   // what the load of one box reports to its barrier
-constexpr u32 BARRIERS = 32768;         // behind the slots
+constexpr u32 STAGES = 4;  // at least 2: a slot is freed one store later
+constexpr u32 STAGE_BYTES = 8192;  // from one slot to the next
+constexpr u32 EXPECTED_BYTES = 8192;  // what the load of one box reports to its barrier
+constexpr u32 BARRIERS = 32768;  // behind the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
 // Tensor maps in global memory that each warp of a block edits in turn. One is edited again after MAPS other arrays, each of

@@ -1,0 +1,157 @@
+"""The ways to a product: ordered and act-order weights, dense ones by torch, and the kernels between by themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Contender, Measured, cold, launches_for, measuring_stream, require_card, sustained
+from benchmarks.layer import Layer, make_layer, ours
+from benchmarks.operands import GROUP_SIZE, packed_bytes
+from benchmarks.plan import SUSTAINED_FROM, expected_us
+from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
+from benchmarks.shapes import parse_shapes, parse_tokens
+
+SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
+#: Contender -> its title. "dense" is what dense_bytes= leaves: cuBLAS on a weight that is there already.
+WAYS = {
+    "ordered": "ordered",
+    "act_order": "act-order",
+    "gather": "act-order, element loads",
+    "dense": "dense, cuBLAS",
+    "dequantize": "dequantize alone",
+    "dequantize_rows": "the same, act-order",
+}
+#: Element loads take long with many tokens, and are no rival there.
+_GATHER_UP_TO = 256
+
+
+def act_order(layer: Layer) -> Layer:
+    """The same weights, packed in a random order of their rows."""
+    import cupy
+
+    order = cupy.asarray(np.random.default_rng(6).permutation(layer.k).astype(np.int32))
+    return replace(layer, packed=[replace(weight, perm=order) for weight in layer.packed])
+
+
+def dequantizer(layer: Layer, name: str) -> Contender:
+    """cudatma.dequantize of each packed weight in turn."""
+    import cupy
+
+    import cudatma
+
+    dense = cupy.empty((layer.k, layer.n), cupy.uint16).view(layer.x.dtype)
+    weights = layer.packed
+    nbytes = packed_bytes(layer.k, layer.n) + layer.dense_bytes
+    launches = launches_for(nbytes, len(weights), nbytes / 4e6)
+    return Contender(name, lambda i: cudatma.dequantize(weights[i % len(weights)], dense), len(weights), launches)
+
+
+def dense_product(layer: Layer, m: int) -> Contender:
+    """torch.mm of each dense weight in turn."""
+    import torch
+
+    from benchmarks.operands import to_torch
+
+    x, out = to_torch(layer.x[:m]), to_torch(layer.out[:m])
+    weights = [flat.view(layer.k, layer.n) for flat in layer.dense]
+    expected = expected_us(layer.k, layer.n, m, layer.dense_bytes)
+    launches = launches_for(layer.dense_bytes, len(weights), expected)
+    return Contender("dense", lambda i: torch.mm(x, weights[i % len(weights)], out=out), len(weights), launches)
+
+
+def measure(stream: Any, layer: Layer, permuted: Layer, m: int, options: argparse.Namespace) -> Measured:
+    """All ways of one cell, taking turns. What does not depend on tokens stands in every cell: a check of the run."""
+    contenders = [ours(layer, m, "tma", "ordered"), ours(permuted, m, "tma", "act_order")]
+    if m <= _GATHER_UP_TO:
+        contenders.append(ours(permuted, m, {"activation": "gather"}, "gather"))
+    contenders += [dequantizer(layer, "dequantize"), dequantizer(permuted, "dequantize_rows")]
+    if layer.dense:
+        contenders.append(dense_product(layer, m))
+    if m < SUSTAINED_FROM:
+        return cold(stream, contenders, options.replays)
+    return sustained(stream, contenders, options.seconds)
+
+
+def make_cell(k: int, n: int, m: int, measured: Measured) -> Cell:
+    """Microseconds by way; what act-order costs of the ordered time; how much faster the dense product is."""
+    times = {name: measured.us(name) for name in WAYS}
+    cell: Cell = {"k": k, "n": n, "m": m, "us": times}
+    cell["act_order_costs"] = ratio(times["act_order"], times["ordered"])
+    cell["dense_speed_up"] = ratio(times["ordered"], times["dense"])
+    if measured.errors:
+        cell["error"] = "; ".join(f"{name}: {text}" for name, text in measured.errors.items())
+    return cell
+
+
+def paths_table(cells: Sequence[Cell]) -> Table:
+    """Times, and the two ratios."""
+    rows = [
+        (
+            *(f"{c['k']} x {c['n']}", c["m"]),
+            *(shown(c.get("us", {}).get(name)) for name in WAYS),
+            *(shown(c.get("act_order_costs")), shown(c.get("dense_speed_up"))),
+        )
+        for c in cells
+    ]
+    columns = ("K x N", "M", *WAYS.values(), "act-order / ordered", "ordered / dense")
+    note = "Microseconds, weights cold in L2, group 128, fp16. The last column decides FROM_TOKENS of marlin/dense.py."
+    return Table(columns, tuple(rows), note)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cudatma bench paths", description=__doc__)
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help="also write the results there")
+    add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
+    add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: six, 1 to 4096)")
+    add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
+    add("--seconds", type=float, default=1.0, help="how long ways alternate from M = 256 on (default: 1)")
+    return parser
+
+
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma bench paths``; returns the exit status: 1 if a cell could not be measured."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    require_card(parser)
+    settings = {"dtype": "float16", "group_size": GROUP_SIZE, "replays": options.replays}
+    result = Result({**settings, "sustained_seconds": options.seconds}, paths_table, options.json)
+    with_dense = _has_torch()  # imported before the stream is made, so that torch works on it too
+    with measuring_stream() as stream:
+        for k, n in options.shapes:
+            layers: tuple[Layer, Layer] | None = None
+            for m in options.tokens:
+                try:
+                    if layers is None:
+                        layer = make_layer(k, n, "float16", max(options.tokens), with_dense=with_dense)
+                        layers = layer, act_order(layer)
+                    cell = make_cell(k, n, m, measure(stream, *layers, m, options))
+                except Exception as error:
+                    cell = {"k": k, "n": n, "m": m, "error": failure(error)}
+                times = "  ".join(f"{WAYS[name]} {shown(us)} us" for name, us in cell.get("us", {}).items())
+                result.add(cell, f"{k} x {n}, M = {m}: {times}")
+    print_table(result.console, paths_table(result.cells), "Paths")
+    return int(any(cell.get("error") for cell in result.cells))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""Every one of the 1024 bits by name, and how well each is known: measured on an H200, documented, or not known.
+
+codec.py holds the places. This page of facts says where they come from, and what is known of other cards and drivers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+
+from cudatma.descriptor.codec import DERIVED, DESCRIPTOR_BYTES, FIELDS, read_fields
+from cudatma.dtypes import TMA_TYPES
+
+_PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
+#: Set by drivers for cards of sm_100 and up. NVIDIA asks to clear it where the allocation behind the tensor is small
+#: and the tensor not dense; what it tells the card is not published. [NVIDIA driver 595.71.05, release notes]
+ALLOCATION_BIT = 85
+
+
+class Evidence(Enum):
+    """Where the meaning of a bit comes from."""
+
+    MEASURED = "measured on an H200"
+    DOCUMENTED = "documents only"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BitRange:
+    """A field of a tensor map, or a run of bits that belongs to none.
+
+    name: of codec.FIELDS, or ``"unknown"``. first, bits: its place. value: what stands there. evidence: how its meaning
+    is known. note: what else there is to say; empty for most.
+    """
+
+    first: int
+    bits: int
+    name: str
+    value: int
+    evidence: Evidence
+    note: str = ""
+
+    @property
+    def place(self) -> str:
+        """``"64"`` or ``"65-67"``."""
+        return str(self.first) if self.bits == 1 else f"{self.first}-{self.first + self.bits - 1}"
+
+
+def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
+    """All 1024 bits of a map in order, without gaps, whether or not the map is valid.
+
+    Bits of no field are runs named ``"unknown"`` with what stands in them, zero or not. wide: the map is an im2col wide
+    one, which no published bit tells from others: only the fields that all kinds share are named, at the places that
+    they are assumed to have. Raises DescriptorError unless ``data`` has 128 bytes.
+    """
+    kind, fields = read_fields(data)
+    value = int.from_bytes(bytes(data), "little")
+    layout = FIELDS[kind]
+    if wide:
+        layout = {
+            n: place for n, place in FIELDS["tiled"].items() if FIELDS["im2col"].get(n) == place and n != "im2col"
+        }
+    ranges: list[BitRange] = []
+    at = 0
+    for name, (first, bits) in sorted(layout.items(), key=lambda item: item[1]):
+        ranges += _gap(value, at, first)
+        part = _field(name, first, bits, fields)
+        ranges.append(replace(part, evidence=Evidence.DOCUMENTED, note="place assumed") if wide else part)
+        at = first + bits
+    return (*ranges, *_gap(value, at, 8 * DESCRIPTOR_BYTES))
+
+
+def _gap(value: int, start: int, end: int) -> list[BitRange]:
+    """Bits of no field; the allocation bit stands alone."""
+    cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
+    runs = []
+    for first, last in pairwise(cuts):
+        held = value >> first & ((1 << (last - first)) - 1)
+        note = "set by drivers of sm_100 and up, 0 on an H200" if first == ALLOCATION_BIT else ""
+        runs.append(BitRange(first, last - first, "unknown", held, Evidence.UNKNOWN, note))
+    return runs
+
+
+def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange:
+    value, evidence, note = fields[name], Evidence.MEASURED, ""
+    index = int(name[name.index("[") + 1 : -1]) if "[" in name else 0
+    if name.startswith("stride_"):
+        index += 1  # a pitch belongs to the dimension that it steps in
+    if name == "swizzle_atomicity" or (name == "format" and value in _PACKED_FORMATS):
+        evidence, note = Evidence.DOCUMENTED, "sm_100 and up"
+    elif name in DERIVED:
+        note = "set by no argument of the driver's functions"
+    elif index > fields["rank_minus_1"]:
+        note = "beyond the rank" if not value else "beyond the rank, but not 0"
+    return BitRange(first, bits, name, value, evidence, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that may differ from card to card or driver to driver.
+
+    what: in a few words. h200: as verified there (driver 580.159). others: what is known of sm_100a and sm_120a, from
+    documents. source: which ones.
+    """
+
+    what: str
+    h200: str
+    others: str
+    source: str
+
+
+#: What is known to differ; everything in the column ``others`` is from documents and was not verified.
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "bits 65-67, `version`",
+        "0; other values load the same box",
+        "unknown; maps laid out by hand for Hopper are reported to trap on GB10 (sm_121), the driver's own to work",
+        "public reports",
+    ),
+    Difference(
+        "bit 85",
+        "0, whatever memory stands behind the address",
+        "set by drivers; to be cleared where the allocation is below 128 KiB and the tensor is not dense",
+        "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 names "
+        "13.2 and 13.3 as well",
+    ),
+    Difference(
+        "allocation class",
+        "no bit depends on the allocation",
+        "CUDA 13.5 sets it after encoding, for a window of 4 or 128 KiB; its bits are not published",
+        "CUDA driver API, cuTensorMapSetAllocationClass",
+    ),
+    Difference(
+        "bits 83-84, `swizzle_atomicity`",
+        "the driver refuses the ATOM swizzles; the card does not look at the bits",
+        "the four 128B swizzles",
+        "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
+    ),
+    Difference(
+        "formats 11, 12, 13",
+        "refused by the driver",
+        "the packed 4- and 6-bit types",
+        "CUDA driver API, CUtensorMapDataType; PTX ISA, tensormap.replace",
+    ),
+    Difference(
+        "im2col wide",
+        "documented for compute capability 10.0 and up only",
+        "cuTensorMapEncodeIm2colWide makes the bytes; where its corners, pixels and mode stand is not published, so "
+        "that they are shown raw",
+        "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
+    ),
+    Difference(
+        "another address",
+        "changes the first eight bytes",
+        "cuTensorMapReplaceAddress, because other bits may depend on the allocation",
+        "CUDA driver API, cuTensorMapReplaceAddress",
+    ),
+    Difference(
+        "largest box, `smem_bytes`",
+        "228 KiB accepted, 235008 bytes refused",
+        "inferred: the shared memory of a multiprocessor, 228 KiB on sm_100a, 100 KiB on sm_120a",
+        "`descriptor.access.check_described_bytes`",
+    ),
+)

@@ -1,0 +1,10 @@
+"""What a kernel that was rendered with ``debug=True`` says when one of its waits expires, and the host that listens.
+
+The device half is ``ptx_templates/parts/debug.cuh.j2``; docs/debugging.md tells the whole.
+"""
+
+from cudatma.hang.names import Names
+from cudatma.hang.records import PANEL_NAME, is_debug_ptx, timeout_seconds
+from cudatma.hang.report import StuckWait, hang_of
+
+__all__ = ["PANEL_NAME", "Names", "StuckWait", "hang_of", "is_debug_ptx", "timeout_seconds"]

@@ -1,0 +1,182 @@
+"""Records -> what a person reads: who waits where, for which barrier, and what is missing there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.errors import PipelineHang
+from cudatma.hang import records as shared
+from cudatma.hang.names import Names
+from cudatma.hang.rules import RULES
+from cudatma.mbarrier_bits import MAX_COUNT, BarrierBits, decode
+
+_WARP = 32
+_RANK = {"refused": 0, "expired": 1, "waiting": 2}
+#: Groups of equal waits that a message lists.
+_LISTED = 16
+_STATES = {
+    shared.WAIT_EXPIRED: "expired",
+    shared.WAITED: "waiting",
+    shared.NAMED_EXPIRED: "expired",
+    shared.NAMED_WAITED: "waiting",
+    shared.REFUSED: "refused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StuckWait:
+    """One warp that could not go on.
+
+    state: "expired" (its own time was up), "waiting" (it waited when the kernel was ended), "refused" (it asked for
+    what the hardware would stop; ``rule`` names it, ``detail`` says it). barrier: array and stage, "named barrier 3".
+    address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and block.
+    lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
+    arrivals: what mbarrier_init was told, or how many threads a named barrier waits for; 0 where it is not known.
+    raw: the mbarrier's 8 bytes; bits: decoded, None where there are none. verified: whether that decoding has been
+    checked on such a card. line, text: of the generated source.
+    """
+
+    state: str
+    barrier: str
+    address: int
+    block: tuple[int, int, int]
+    warp: int
+    lanes: int
+    parity: int | None
+    arrivals: int
+    raw: int | None
+    bits: BarrierBits | None
+    verified: bool
+    waited_seconds: float
+    line: int
+    text: str
+    rule: str = ""
+    detail: str = ""
+
+    @property
+    def lane(self) -> int:
+        """The lowest lane that waits."""
+        return (self.lanes & -self.lanes).bit_length() - 1
+
+    @property
+    def is_half_done(self) -> bool:
+        """Whether something has come to the barrier in this phase, but not all."""
+        if self.bits is None:
+            return not self.rule
+        return self.bits.tx_bytes != 0 or self.bits.pending_arrivals != (self.arrivals or self.bits.arrivals)
+
+    @property
+    def cause(self) -> str:
+        """What the state of the barrier suggests; "" where nothing is known of it."""
+        if self.rule:
+            return self.detail
+        if self.bits is None:
+            return self.detail
+        pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
+        if pending == 0 and tx > 0:
+            return f"{tx} announced bytes never came: expect_tx says more than the copies deliver, or a copy is missing"
+        if pending == 0:
+            return f"{-tx} bytes more came than were announced"
+        if tx < 0:
+            return f"{-tx} bytes came that no expect_tx announced, and {pending} arrivals are missing"
+        if tx > 0:
+            return f"{pending} arrivals are missing, and {tx} bytes"
+        if self.arrivals and pending < self.arrivals:
+            return f"{pending} of {self.arrivals} arrivals are missing"
+        return "nobody has arrived in this phase: a wrong parity, a stage that was skipped, or a path without an arrive"
+
+
+def hang_of(
+    records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, taken: int = 0
+) -> PipelineHang | None:
+    """The error that the records of a launch stand for, None where there are none.
+
+    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that card. where: the card's name, or
+    the emulator. taken: how many records there would be if all had been kept.
+    """
+    found = sorted((_wait(record, names, verified) for record in shared.written(records)), key=_order)
+    if not found:
+        return None
+    return PipelineHang(_text(found, names, where, taken - len(found)), tuple(found), names.entry)
+
+
+def _order(wait: StuckWait) -> tuple[Any, ...]:
+    """Refusals first, then barriers at which something but not everything has come: the others mostly wait because of
+    them. Among equals what expired, longest first; in a block by warp."""
+    follows = not wait.rule and not wait.is_half_done
+    return (follows, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
+
+
+def _wait(record: Any, names: Names, verified: bool) -> StuckWait:
+    kind, line, address = int(record["kind"]), int(record["line"]), int(record["address"])
+    wanted, first, second = int(record["wanted"]), int(record["first"]), int(record["second"])
+    common: dict[str, Any] = {
+        "state": _STATES.get(kind, "waiting"),
+        "address": address,
+        "block": tuple(int(part) for part in record["block"]),
+        "warp": int(record["thread"]) // _WARP,
+        "lanes": int(record["lanes"]),
+        "verified": verified,
+        "waited_seconds": int(record["waited_us"]) / 1e6,
+        "line": line,
+        "text": names.line(line),
+    }
+    barrier = names.barrier(address, int(record["dynamic_base"]))
+    if kind == shared.REFUSED:
+        rule, say = RULES.get(wanted, (f"rule {wanted}", lambda a, b: f"values {a}, {b}"))
+        common |= {"parity": None, "arrivals": 0, "raw": None, "bits": None}
+        return StuckWait(**common, barrier=barrier, rule=rule, detail=say(first, second))
+    if kind in (shared.NAMED_EXPIRED, shared.NAMED_WAITED):
+        detail = f"{first} of {wanted} threads have come"
+        common |= {"parity": None, "raw": None, "bits": None}
+        return StuckWait(**common, arrivals=wanted, barrier=f"named barrier {address}", detail=detail)
+    raw = int(record["bits_high"]) << 32 | int(record["bits_low"])
+    told = first if first <= MAX_COUNT else 0
+    return StuckWait(**common, barrier=barrier, parity=wanted, arrivals=told, raw=raw, bits=decode(raw))
+
+
+def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> str:
+    first = found[0]
+    what = "an operation was refused" if first.rule else f"a wait of {first.waited_seconds:.3g} s expired"
+    groups: dict[tuple[Any, ...], list[StuckWait]] = {}
+    for wait in found:
+        groups.setdefault((wait.state, wait.barrier, wait.parity, wait.raw, wait.line, wait.cause), []).append(wait)
+    lines = [f"{names.entry} on {where}: {what}, and the kernel was ended; what it wrote is not valid"]
+    for waits in list(groups.values())[:_LISTED]:
+        lines += _group(waits)
+    if len(groups) > _LISTED:
+        lines.append(f"and {len(groups) - _LISTED} more groups of waits")
+    if lost > 0:
+        lines.append(f"and {lost} waits of which no record was kept")
+    return "\n".join(lines)
+
+
+def _group(waits: Sequence[StuckWait]) -> list[str]:
+    """Two or three lines for waits that differ in block and warp only."""
+    first = waits[0]
+    asked = "" if first.parity is None else f", parity {first.parity}"
+    place = f"line {first.line}: {first.text}" if first.line else "line not known: NVRTC tells it from 12.9 on"
+    lines = [f"  {first.state}: {first.barrier}{asked}, by {_who(waits)}", f"    {place}"]
+    if first.raw is not None and first.bits is not None:
+        told = f"initialised with {first.arrivals} arrivals; " if first.arrivals else ""
+        sure = "" if first.verified else " (not verified on this card)"
+        bits = first.bits
+        state = f"{bits.pending_arrivals} arrivals and {bits.tx_bytes} bytes pending, parity {bits.parity}"
+        lines.append(f"    {told}raw {first.raw:#018x}, decoded{sure}: {state}")
+    return [*lines, f"    {first.cause}"]
+
+
+def _who(waits: Sequence[StuckWait]) -> str:
+    blocks: dict[tuple[int, int, int], set[int]] = {}
+    for wait in waits:
+        blocks.setdefault(wait.block, set()).add(wait.warp)
+    block, warps = next(iter(blocks.items()))
+    lanes = {wait.lanes for wait in waits}
+    only = f" lane {waits[0].lane}" if len(lanes) == 1 and bin(waits[0].lanes).count("1") == 1 else ""
+    named = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
+    more = f", and in {len(blocks) - 1} more blocks" if len(blocks) > 1 else ""
+    return f"{named}{only} of block {block}{more}"

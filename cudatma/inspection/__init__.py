@@ -1,0 +1,6 @@
+"""Tensor maps explained: read from wherever they are, field by field and bit by bit, drawn, checked and compared."""
+
+from cudatma.inspection.fields import describe_descriptor
+from cudatma.inspection.inspection import Inspection, inspect
+
+__all__ = ["Inspection", "describe_descriptor", "inspect"]

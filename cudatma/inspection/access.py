@@ -1,0 +1,241 @@
+"""What a load, a store or a reduction at given coordinates does: bytes, elements outside, clipping, or the trap.
+
+The rules are descriptor.access's, the geometry is the emulator's; nothing is stated here a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.descriptor.access import (
+    REDUCE_TYPES,
+    check_load,
+    check_reduce,
+    check_store,
+    check_traps,
+    check_write_traps,
+)
+from cudatma.descriptor.modes import OobFill
+from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
+from cudatma.errors import DescriptorError
+from cudatma.inspection.fields import WIDE_NOTE
+from cudatma.inspection.placement import Placement, check_size
+
+#: Rows of a store that overwrites something are listed up to this many.
+MOST_ROWS = 16
+_TRAPS = "illegal instruction; the context is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an access does not work. rule: field, value and what is allowed. effect: what happens otherwise."""
+
+    field: str
+    rule: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """Bytes that a store writes past the end of a row. row: of the box. first_offset: bytes from the tensor's base."""
+
+    row: int
+    coords: tuple[int, ...]
+    first_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccessReport:
+    """What happens at ``coords`` (TMA order).
+
+    load_refusal, store_refusal: why a load or a store cannot be issued, None where it can. expected_bytes: what the
+    mbarrier counts for a load. elements, inside, outside: of the box in a load. fill: what it puts in place of those
+    outside; None where there are none. gmem_range: first byte and one past the last that lie in the tensor, from its
+    base; None where none does. stored: elements of the tensor that a store writes; it knows no offsets. overwrites,
+    overwritten_rows, overwritten_bytes: what a store writes past the ends of rows: the first rows of it, how many rows,
+    how many bytes. reductions: those that the element type knows and that are legal here. note: what is not known.
+    """
+
+    coords: tuple[int, ...]
+    offsets: tuple[int, ...]
+    load_refusal: Refusal | None
+    store_refusal: Refusal | None
+    expected_bytes: int
+    footprint_bytes: int
+    elements: int | None
+    inside: int | None
+    outside: int | None
+    fill: str | None
+    gmem_range: tuple[int, int] | None
+    stored: int | None
+    overwrites: tuple[Overwrite, ...]
+    overwritten_rows: int
+    overwritten_bytes: int
+    reductions: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether a load and a store both work and a store stays inside of the tensor."""
+        return self.load_refusal is None and self.store_refusal is None and not self.overwritten_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the names of the fields."""
+        return asdict(self) | {"is_clean": self.is_clean}
+
+
+def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
+    """What accesses at ``coords`` do. offsets: im2col loads only, W first.
+
+    Raises DescriptorError for coordinates and offsets that are no integers, or too many or few.
+    """
+    place = _well_formed(spec, coords, offsets)
+    load = _refusal(lambda: check_load(spec, place, offsets), lambda: check_traps(spec, place))
+    store = _refusal(lambda: _check_direction(spec, place), lambda: check_write_traps(spec, place))
+    try:
+        check_size(spec)
+    except DescriptorError as error:
+        load = store = Refusal(error.field, _rule(error), "no block can hold the box")
+    box = None
+    if load is None and not isinstance(spec, Im2colWideSpec):
+        box = Placement(spec, place, offsets).box
+    elements = inside = outside = None
+    span = None
+    if box is not None:
+        bits = spec.dtype.element_bits
+        elements = box.valid.size * box.unit_bytes * 8 // bits
+        inside = int(box.valid.sum()) * 8 // bits
+        outside = elements - inside
+        held = box.valid > 0
+        span = (int(box.gmem[held].min()), int((box.gmem + box.valid)[held].max())) if held.any() else None
+    target = None if store is not None or isinstance(spec, Im2colWideSpec) else Placement(spec, place)
+    rows, overwrites = (0, []) if target is None else _overwrites(target)
+    return AccessReport(
+        place,
+        tuple(offsets or ()),
+        load,
+        store,
+        spec.expected_bytes,
+        spec.footprint_bytes,
+        elements,
+        inside,
+        outside,
+        ("NaN, 0x7FF7 in every 16 bits" if spec.oob_fill is OobFill.NAN else "zeros") if outside else None,
+        span,
+        None if target is None else int(target.box.valid.sum()) * 8 // spec.dtype.element_bits,
+        tuple(overwrites[:MOST_ROWS]),
+        rows,
+        sum(part.size_bytes for part in overwrites),
+        () if store is not None else _reductions(spec, place),
+        WIDE_NOTE if isinstance(spec, Im2colWideSpec) else "",
+    )
+
+
+def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
+    """Coordinates as ints of the right number. That no instruction could have these is the caller's mistake; that one
+    traps at them is what the report says."""
+    try:
+        check_load(spec, coords, offsets)
+    except DescriptorError as error:
+        if error.field == "coords" or "integer" in error.allowed or error.field.startswith("offsets"):
+            raise
+    return tuple(int(c) for c in coords)
+
+
+def _rule(error: DescriptorError) -> str:
+    return f"{error.field} is {error.got}; allowed: {error.allowed}"
+
+
+def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
+    """The rule that ``check`` breaks; one that ``trap`` breaks too is measured to trap."""
+    try:
+        check()
+    except DescriptorError as error:
+        try:
+            trap()
+        except DescriptorError:
+            return Refusal(error.field, _rule(error), _TRAPS)
+        return Refusal(error.field, _rule(error), "ruled out by NVIDIA's documents")
+    return None
+
+
+def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
+    """check_store() without the clipping at the end of a row, which is a report's own part."""
+    check_write_traps(spec, place)
+    try:
+        check_store(spec, place)
+    except DescriptorError as error:
+        if error.field != "dims[0]":
+            raise
+
+
+def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
+    """Rows whose end a store overwrites, and what it writes there: stores move whole chunks of 16 bytes."""
+    box = placed.box
+    past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
+    rows = np.nonzero(past.any(axis=1))[0].tolist()
+    found: list[Overwrite] = []
+    for row in rows:
+        chunk = int(np.nonzero(past[row])[0][0])
+        end = int(box.gmem[row, chunk] + box.valid[row, chunk])
+        coords = placed.row_coords(row) if len(found) < MOST_ROWS else ()
+        found.append(Overwrite(row, coords, end, int(past[row].sum())))
+    return len(rows), found
+
+
+def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
+    """Reductions that the element type knows; those that only clip are among them."""
+    legal = []
+    for op in REDUCE_TYPES:
+        try:
+            check_reduce(spec, op, place)
+        except DescriptorError as error:
+            if error.field != "dims[0]":
+                continue
+        legal.append(op)
+    return tuple(legal)
+
+
+def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
+    """A report as (what, sentence) for people."""
+    lines = []
+    if report.load_refusal is not None:
+        lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))
+    else:
+        text = f"the mbarrier counts {report.expected_bytes} bytes; {report.footprint_bytes} bytes of shared memory"
+        lines.append(("load", text))
+        if report.elements is not None:
+            where = f"{report.inside} of {report.elements} elements lie in the tensor"
+            where += f"; the other {report.outside} become {report.fill}" if report.outside else ""
+            lines.append(("", where))
+        if report.gmem_range is not None:
+            low, high = ((spec.address + end) % (1 << 64) for end in report.gmem_range)
+            lines.append(("", f"it reads from {low:#x} up to {high:#x}"))
+    if report.store_refusal is not None:
+        lines.append(("store", f"{report.store_refusal.effect}: {report.store_refusal.rule}"))
+    else:
+        lines.append(("store", _store_line(report)))
+        for part in report.overwrites[:3]:
+            first = (spec.address + part.first_offset) % (1 << 64)
+            lines.append(("", f"row {part.row}: {part.size_bytes} bytes from {first:#x} on, past the row's end"))
+        if report.overwritten_rows > 3:
+            lines.append(("", f"and so on in {report.overwritten_rows} rows, {report.overwritten_bytes} bytes in all"))
+        known = ", ".join(report.reductions) or f"none is known for {spec.dtype.name}"
+        lines.append(("reductions", known))
+    return [*lines, *([("note", report.note)] if report.note else [])]
+
+
+def _store_line(report: AccessReport) -> str:
+    if report.overwritten_bytes:
+        return f"overwrites {report.overwritten_bytes} bytes that are not the tensor's: rows are clipped at 16 bytes"
+    if report.stored is None:
+        return "writes the box"
+    if not report.stored:
+        return "writes nothing: the box lies outside of the tensor"
+    clipped = (report.elements or report.stored) - report.stored
+    return f"writes {report.stored} elements" + (f"; {clipped} outside of the tensor are clipped" if clipped else "")

@@ -1,0 +1,83 @@
+"""What a warp pays to read a box out of shared memory: along rows, down columns, and with ldmatrix.
+
+The arithmetic is cudatma.layout's: 32 banks of 4 bytes, one wavefront where no two lanes want different words of one
+bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cudatma.descriptor.rules import CHUNK_BYTES, smem_bits
+from cudatma.descriptor.spec import AnySpec
+from cudatma.layout import WARP_LANES, Interleave, swizzle, wavefronts
+
+#: Columns of chunks that are tried; the pattern repeats after eight.
+_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """What one read costs at the worst place of the box.
+
+    pattern: ``"row"`` (32 lanes along a row), ``"column"`` (32 rows, one element each) or ``"ldmatrix"`` (8 rows of 16
+    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, least: as it lies, and the fewest possible.
+    """
+
+    pattern: str
+    lanes: int
+    access_bytes: int
+    wavefronts: int
+    least: int
+
+    @property
+    def ways(self) -> float:
+        """How many times the least possible it takes; 1 is free of conflicts."""
+        return self.wavefronts / max(1, self.least)
+
+
+def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
+    """The cost of the three reads for a box at shared address ``base``; those that a box is too small for are left out.
+
+    Packed elements of less than a byte are read as bytes.
+    """
+    rows, row_bytes, pitch = _lines(spec)
+    size = max(1, smem_bits(spec.dtype) // 8)
+
+    def at(row: int, byte: int) -> int:
+        return swizzle(base + row * pitch + byte, spec.swizzle)
+
+    def chunk(row: int, byte: int) -> int:
+        # The flip mode swaps the halves of a chunk; the chunk stays where it is.
+        return at(row, byte) // CHUNK_BYTES * CHUNK_BYTES
+
+    columns = range(0, min(row_bytes, _COLUMNS * CHUNK_BYTES), CHUNK_BYTES)
+    costs = []
+    lanes = min(WARP_LANES, row_bytes // size)
+    if lanes > 1:
+        along = [[at(row, lane * size) for lane in range(lanes)] for row in range(min(rows, 8))]
+        costs.append(_worst("row", along, size))
+    lanes = min(WARP_LANES, rows)
+    if lanes > 1:
+        down = [[at(row, column) for row in range(lanes)] for column in columns]
+        costs.append(_worst("column", down, size))
+    if rows >= 8:
+        matrices = [[chunk(row, column) for row in range(8)] for column in columns]
+        costs.append(_worst("ldmatrix", matrices, CHUNK_BYTES))
+    return tuple(costs)
+
+
+def _lines(spec: AnySpec) -> tuple[int, int, int]:
+    """Rows, bytes of a row and pitch; with interleave a row is one pixel's slice."""
+    layout = spec.box_layout
+    if spec.interleave is Interleave.NONE:
+        return layout.rows, layout.row_bytes, layout.pitch_bytes
+    width = spec.interleave.slice_bytes
+    return layout.expected_bytes // width, width, width
+
+
+def _worst(pattern: str, accesses: Sequence[Sequence[int]], size: int) -> ReadCost:
+    found = [(*wavefronts(addresses, size), len(addresses)) for addresses in accesses]
+    worst = max(found, key=lambda cost: cost[0] / max(1, cost[1]))
+    return ReadCost(pattern, worst[2], size, worst[0], worst[1])

@@ -1,0 +1,128 @@
+"""Activations copied to aligned rows, in the order of the weight's permutation, right before the GEMM reads them.
+
+Serves what TMA and cp.async cannot bring as it lies: GPTQ's act-order, a pitch or an address off 16 bytes. There are
+two launches: the GEMM is a programmatic dependent of the copy, so that its weights are on their way while the copy
+runs. It is the GEMM that aligned activations get, and so are the bits of its result.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from cudatma import context
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.layer import Feeds
+from cudatma.kernels.marlin.operands import Rows
+from cudatma.kernels.marlin.plan import Plan, loaded
+from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.kernels.permute_columns import (
+    ELEMENT_BYTES,
+    TEMPLATE,
+    PermuteColumnsSpec,
+    choose_permute,
+    permute_arguments,
+    permute_grid,
+    result_pitch_bytes,
+)
+from cudatma.launch import Kernel
+from cudatma.quantization import PackedWeight
+from cudatma.target import Target, detect
+
+
+def needs_arranging(feeds: Feeds, w: PackedWeight, x: Rows) -> bool:
+    """Whether x has to be copied first. Element loads ("plain", "gather") take it as it lies."""
+    if feeds.activation in ("plain", "gather"):
+        return False
+    return w.perm is not None or not x.is_aligned
+
+
+def arranged_bytes(rows: int, k: int) -> int:
+    """Memory that arranged activations take."""
+    return rows * result_pitch_bytes(k)
+
+
+def arranged_rows(x: Rows, pointer: int, owner: object = None) -> Rows:
+    """The rows that a copy of x leaves at an address; owner: what keeps their memory."""
+    k, pitch = x.info.shape[-1], result_pitch_bytes(x.info.shape[-1])
+    info = replace(
+        x.info,
+        pointer=pointer,
+        shape=(x.rows, k),
+        strides_bytes=(pitch, ELEMENT_BYTES),
+        owner=x.info.owner if owner is None else owner,
+    )
+    return Rows(info, x.rows, pitch)
+
+
+def choose_arrangement(
+    w: PackedWeight, rows: int, is_aligned: bool, target: Target, processors: int
+) -> PermuteColumnsSpec:
+    """The copying kernel for a weight and a batch. is_aligned: of the activations as they come."""
+    return choose_permute(
+        rows,
+        w.shape[0],
+        has_permutation=w.perm is not None,
+        is_aligned=is_aligned,
+        target=target,
+        multiprocessors=processors,
+    )
+
+
+def configure_arrangement(
+    w: PackedWeight, rows: int, is_aligned: bool, device: int, stream: int | None = None
+) -> tuple[Kernel, PermuteColumnsSpec, tuple[int, int]]:
+    """The copying kernel, loaded onto the device, and its grid. stream: as for plan.configure()."""
+    processors = context.device(device).multiprocessors
+    spec = choose_arrangement(w, rows, is_aligned, detect(device), processors)
+    kernel, resident = loaded(TEMPLATE, spec, device, stream)
+    return kernel, spec, permute_grid(spec, rows, w.shape[0], processors * resident)
+
+
+class ArrangedPlan(Plan):
+    """A plan of two launches: activations are copied to the workspace, the GEMM reads them there.
+
+    Made for x with rows that all lie on 16 bytes, or for any; the one for any serves all.
+    """
+
+    __slots__ = ("_arrange", "_arrange_lock", "_result", "_rows_bytes", "_source")
+
+    def __init__(
+        self,
+        w: PackedWeight,
+        x: Rows,
+        out: Rows,
+        feeds: Feeds,
+        programmatic: bool,
+        batch_invariant: bool,
+        stream: int,
+        workspace: MarlinWorkspace,
+    ) -> None:
+        device, k = x.info.device, w.shape[0]
+        if device is None:
+            raise ArgumentError("x.device", "the host", "a CUDA device")
+        self._rows_bytes = arranged_bytes(x.rows, k)
+        kernel, spec, grid = configure_arrangement(w, x.rows, x.is_aligned, device, stream)
+        with workspace.rows.lock:
+            rows = arranged_rows(x, workspace.rows.room(self._rows_bytes, stream))
+        super().__init__(w, rows, out, feeds, True, batch_invariant, stream)
+        self.x_extent = x.info.extent[1] - x.info.pointer
+        self._arrange = kernel.plan(
+            grid,
+            spec.threads,
+            permute_arguments(x.info.pointer, w.perm, rows.info.pointer, x.rows, k, x.pitch_bytes),
+            shared_bytes=spec.smem_bytes,
+            programmatic=programmatic,
+            device=device,
+        )
+        self._source, self._result = self._arrange.arguments[0], self._arrange.arguments[2]
+        self._arrange_lock = threading.Lock()
+
+    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
+        """As Plan.run(), in two launches. LaunchError where the workspace would have to grow inside a graph capture."""
+        with workspace.rows.lock:
+            rows = workspace.rows.room(self._rows_bytes, stream)
+            with self._arrange_lock:
+                self._source.value, self._result.value = x, rows
+                self._arrange.launch(stream)
+            super().run(rows, out, bias, workspace, stream)

@@ -1,0 +1,203 @@
+"""Every configuration worth a try for a layer and a number of tokens, of all kernels. Pure.
+
+Fields run over short lists; what a spec's own rules, the target, the registers or the workspace refuse is left out. The
+lists hold more than was ever measured: what is good is for the model (model.py) and the tuner to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.model import plan_of
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.raster import least_traffic
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.workspace import has_room
+from cudatma.target import Target
+
+Fields = dict[str, Any]
+
+#: Of one of a multiprocessor's four parts, for the lanes of a warp each; and the most of a thread.
+_PARTS, _REGISTERS_PER_PART, _REGISTERS_PER_THREAD = 4, 16384 // 32, 255
+#: What a thread wants beside its accumulators.
+_WORKING_REGISTERS = 56
+_MAX_STAGES = 12
+#: A stage is what the last warps still work on when all has arrived.
+_STRIP_STAGE_BYTES = 48 * 1024
+#: With more tokens the strips' instruction, mma.sync, is the bound, and every strip is read again for each 32 of them.
+_STRIP_TOKENS = 64
+_STRIP_BLOCK_M, _PORTABLE_BLOCK_M = (8, 16, 32), (8, 16, 32, 64, 128)
+_WGMMA_BLOCK_M = (16, 32, 64, 96, 128, 192, 256)
+#: (warpgroups, warpgroups_k)
+_WARPGROUPS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+#: Registers that setmaxnreg can give 3 or 2 consumer warpgroups with big tiles; 0 leaves them as they are.
+_CONSUMER_REGISTERS = (0, 152, 232)
+#: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.
+_PIPELINES = ((1, 3), (2, 1), (2, 3), (1, 1), (4, 1))
+_STORES = (32, 16)
+
+
+def candidates(
+    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
+) -> Iterator[Choice[AnyMarlinSpec]]:
+    """One choice for each shape of a tile, of every kernel that takes these feeds; each passes check_target().
+
+    variants() has the rest: depth of the pipeline, order of the tiles, how the result leaves.
+    """
+    if feeds.all_tma:
+        if m <= _STRIP_TOKENS:
+            yield from _strips(layer, m, target, multiprocessors)
+        if target.has_wgmma:
+            yield from _wgmma(layer, m, target)
+    yield from _portable(layer, m, target, feeds)
+
+
+def variants(
+    choice: Choice[AnyMarlinSpec], layer: Layer, m: int, target: Target, multiprocessors: int
+) -> Iterator[Choice[AnyMarlinSpec]]:
+    """The same tile, otherwise divided, issued, stored, numbered or fed."""
+    spec, whole = choice.spec, replace(choice, divide=False)
+    if plan_of(whole, layer, m, target, multiprocessors) != plan_of(choice, layer, m, target, multiprocessors):
+        yield whole
+    if isinstance(spec, WgmmaSpec):
+        yield from _changed(choice, ({"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES), target)
+        yield from _changed(choice, _other_warpgroups(spec), target)
+        if layer.n % 8 == 0:  # a TMA store takes rows of whole 16-byte pieces
+            yield from _changed(choice, ({"store_tokens": tokens} for tokens in _STORES), target)
+        if m > spec.block_m:
+            clusters = max(1, multiprocessors * choice.blocks_per_sm // spec.cluster)
+            band, policy = least_traffic(spec, m, layer.n, layer.k, clusters)
+            yield replace(choice, spec=replace(spec, weight_policy=policy), band=band)
+    else:
+        yield from _changed(choice, ({"scale_on": scale} for scale in ("accumulator", "weight")), target)
+    yield from _changed(choice, ({"stages": spec.stages - fewer} for fewer in (1, 2)), target)
+
+
+def _other_warpgroups(spec: WgmmaSpec) -> Iterator[Fields]:
+    """Other ways to compute the same channels."""
+    for side, deep in _WARPGROUPS:
+        if spec.block_n % (64 * side) == 0:
+            yield {"warpgroups": side, "stack": spec.block_n // (64 * side), "warpgroups_k": deep}
+
+
+def _changed(
+    choice: Choice[AnyMarlinSpec], changes: Iterable[Mapping[str, Any]], target: Target
+) -> Iterator[Choice[AnyMarlinSpec]]:
+    for change in changes:
+        with contextlib.suppress(ArgumentError):
+            changed = replace(choice.spec, **change)
+            changed.check_target(target)
+            sums = changed.accumulators if isinstance(changed, WgmmaSpec) and not changed.consumer_registers else 0
+            if changed != choice.spec and _fits(changed, target, sums):
+                yield replace(choice, spec=changed)
+
+
+def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
+    # More strips a block than there are for each multiprocessor would leave some without a block.
+    most = min(MAX_STRIPS, ceil_div(ceil_div(layer.n, STRIP_CHANNELS), multiprocessors))
+    shapes = itertools.product(
+        _token_tiles(_STRIP_BLOCK_M, m), range(1, most + 1), (1024, 512, 256, 128), (8, 4, 2, 1), (1, 2), (1, 2)
+    )
+    for block_m, strips, block_k, warps_k, strips_per_warp, blocks in shapes:
+        stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
+        if stage_bytes > _STRIP_STAGE_BYTES or block_k >= 2 * max(64, layer.k):
+            continue
+        fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
+        fields["strips_per_warp"] = strips_per_warp
+        sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
+        yield from _deepest(StripSpec, fields, target, sums, useful=ceil_div(layer.k, block_k))
+
+
+def _wgmma(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:
+    shapes = itertools.product(
+        _token_tiles(_WGMMA_BLOCK_M, m), (64, 128, 256), _WARPGROUPS, (1, 2), (1, 2), (1, 2), _CONSUMER_REGISTERS
+    )
+    for block_m, block_k, (warpgroups, warpgroups_k), stack, cluster, blocks, registers in shapes:
+        sums = stack * block_m // 2
+        if registers and (blocks > 1 or sums <= 64):
+            continue  # nobody needs them, or another block has them
+        fields = _common(layer, m, block_m, blocks) | {"block_k": block_k, "stack": stack, "cluster": cluster}
+        fields |= {"warpgroups": warpgroups, "warpgroups_k": warpgroups_k, "consumer_registers": registers}
+        fields |= dict(zip(("steps", "in_flight"), _PIPELINES[0], strict=True))
+        # The spec's own rules know what setmaxnreg leaves.
+        yield from _deepest(WgmmaSpec, fields, target, 0 if registers else sums)
+
+
+def _portable(layer: Layer, m: int, target: Target, feeds: Feeds) -> Iterator[Choice[AnyMarlinSpec]]:
+    ways = {"feed_weight": feeds.weight, "feed_scale": feeds.scale, "feed_activation": feeds.activation}
+    shapes = itertools.product(
+        _token_tiles(_PORTABLE_BLOCK_M, m),
+        (64, 128, 256),
+        (64, 128, 256),
+        (1, 2),
+        (2, 4, 8),
+        (1, 2),
+        (1, 2, 3),
+        (0, 232),
+    )
+    for block_m, block_n, block_k, warps_m, warps_n, warps_k, blocks, registers in shapes:
+        scale_on = "epilogue" if layer.group_size == -1 else "accumulator" if block_m <= 32 else "weight"
+        sums = block_m * block_n // (32 * warps_m * warps_n) * (2 if scale_on == "accumulator" else 1)
+        if registers and (blocks > 1 or sums < 128):
+            continue
+        fields = _common(layer, m, block_m, blocks) | ways | {"block_n": block_n, "block_k": block_k}
+        fields |= {"warps_m": warps_m, "warps_n": warps_n, "warps_k": warps_k}
+        fields |= {"scale_on": scale_on, "consumer_registers": registers}
+        yield from _deepest(MarlinSpec, fields, target, 0 if registers else sums)
+
+
+def _common(layer: Layer, m: int, block_m: int, blocks: int) -> Fields:
+    return {
+        "dtype": layer.dtype,
+        "group_size": layer.group_size,
+        "has_zeros": layer.has_zeros,
+        "block_m": block_m,
+        "blocks_per_sm": blocks,
+        "weight_policy": weight_policy(m, block_m),
+    }
+
+
+def _token_tiles(sizes: tuple[int, ...], m: int) -> list[int]:
+    """Those that hold no more than the least that holds all tokens."""
+    enough = next((size for size in sizes if size >= m), sizes[-1])
+    return [size for size in sizes if size <= enough]
+
+
+def _deepest(
+    kind: type[AnyMarlinSpec], fields: Fields, target: Target, accumulators: int, useful: int = _MAX_STAGES
+) -> Iterator[Choice[AnyMarlinSpec]]:
+    """The choice with as many stages as shared memory holds and a ring can use; nothing where something refuses it.
+
+    accumulators: fp32 sums of a consumer thread, 0 where the spec's rules have looked after registers.
+    """
+    with contextlib.suppress(ArgumentError, TargetError):
+        least: AnyMarlinSpec = kind(**fields, stages=2)
+        stage_bytes = replace(least, stages=3).smem_bytes - least.smem_bytes
+        blocks = least.blocks_per_sm
+        more = (target.smem_share_bytes(blocks) - least.smem_bytes) // stage_bytes
+        spec = replace(least, stages=max(2, min(_MAX_STAGES, useful, 2 + more)))
+        spec.check_target(target)
+        if _fits(spec, target, accumulators):
+            yield Choice(spec, blocks)
+
+
+def _fits(spec: AnyMarlinSpec, target: Target, accumulators: int) -> bool:
+    """Whether its blocks stand side by side on a multiprocessor, keep their sums in registers, and find room for their
+    partial sums."""
+    blocks = spec.blocks_per_sm
+    # A block's warps are dealt out to the parts; the fullest limits all.
+    warps = ceil_div(spec.threads // 32 * blocks, _PARTS)
+    registers = min(_REGISTERS_PER_THREAD, _REGISTERS_PER_PART // warps // 8 * 8)
+    return (
+        spec.smem_bytes <= target.smem_share_bytes(blocks)
+        and (not accumulators or accumulators + _WORKING_REGISTERS <= registers)
+        and has_room(spec, blocks)
+    )

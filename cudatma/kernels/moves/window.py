@@ -1,0 +1,194 @@
+"""Windows of strided arrays: which part of a source goes where, axis by axis. Pure arithmetic, in NumPy order.
+
+A window begins at ``start`` in each axis of the source and has ``extent`` elements; what of it lies outside of the
+source is filled. The kernels get a simplified form: axes of one element are folded into the pointers, axes that are
+dense in both arrays are merged, so that a copy of whole rows is one long row and more than five axes may still be few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+#: Alignment of addresses, pitches and row lengths that TMA asks for.
+CHUNK_BYTES = 16
+_MAX_BOX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """start: where the window begins in the source, may be negative. extent: elements of the window, 1 and up.
+    size: elements of the source. source_stride, destination_stride: bytes."""
+
+    start: int
+    extent: int
+    size: int
+    source_stride: int
+    destination_stride: int
+
+    @property
+    def lead(self) -> int:
+        """Elements of the window before the source begins."""
+        return min(self.extent, max(0, -self.start))
+
+    @property
+    def first(self) -> int:
+        """The source's first element in the window."""
+        return max(0, self.start)
+
+    @property
+    def body(self) -> int:
+        """Elements of the window that the source has."""
+        return max(0, min(self.size, self.start + self.extent) - self.first)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the window takes all of the source, and nothing outside of it."""
+        return self.start == 0 and self.extent == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """source, destination: addresses of element [0, ..] of the source array and of the window's result.
+    itemsize: bytes of an element. axes: outermost first."""
+
+    source: int
+    destination: int
+    itemsize: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether nothing is filled."""
+        return all(axis.body == axis.extent for axis in self.axes)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether anything is copied."""
+        return all(axis.body for axis in self.axes)
+
+    @property
+    def first_byte(self) -> int:
+        """Address of the first element that is copied; means something where has_body."""
+        return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether it is, simplified, one run of bytes in both arrays."""
+        return self.is_inside and len(self.axes) == 1 and self.is_dense
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the innermost axis has no gaps in either array."""
+        inner = self.axes[-1]
+        return inner.source_stride == inner.destination_stride == self.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the window."""
+        total = self.itemsize
+        for axis in self.axes:
+            total *= axis.extent
+        return total
+
+
+def simplify(window: Window) -> Window:
+    """The same copy with as few axes as possible, the result's outermost first; at least one axis."""
+    source, kept = window.source, []
+    for axis in window.axes:
+        if axis.extent == 1 and axis.body == 1:
+            source += axis.start * axis.source_stride
+        else:
+            kept.append(axis)
+    kept.sort(key=lambda axis: -axis.destination_stride)
+    merged: list[Axis] = []
+    for axis in kept:
+        while merged and (joined := _join(merged[-1], axis)) is not None:
+            merged.pop()
+            axis = joined
+        merged.append(axis)
+    if not merged:
+        merged = [Axis(0, 1, 1, window.itemsize, window.itemsize)]
+    return replace(window, source=source, axes=tuple(merged))
+
+
+def _join(outer: Axis, inner: Axis) -> Axis | None:
+    """Two neighbours as one axis, where steps of the outer one follow the last element of the inner one."""
+    follows = (
+        inner.is_whole
+        and outer.source_stride == inner.size * inner.source_stride
+        and outer.destination_stride == inner.size * inner.destination_stride
+    )
+    if not follows:
+        return None
+    n = inner.size
+    return Axis(outer.start * n, outer.extent * n, outer.size * n, inner.source_stride, inner.destination_stride)
+
+
+def carried(window: Window, widest: int = 4) -> Window:
+    """The same copy counted in the widest carrier, of 1, 2, 4 (and 8) bytes, that the innermost axis is whole in.
+
+    Only for a dense and cropped window that is copied bit by bit: wider elements make wider boxes, which have at most
+    256 of them.
+    """
+    *outer, inner = window.axes
+    size = window.itemsize
+    lead, body, extent = inner.lead * size, inner.body * size, inner.extent * size
+    width = max(w for w in (1, 2, 4, 8) if w <= widest and not (lead % w or body % w or extent % w))
+    axis = Axis(-(lead // width), extent // width, body // width, width, width)
+    return replace(window, itemsize=width, axes=(*outer, axis))
+
+
+def cropped(window: Window) -> Window:
+    """The part that the source has, as a window of an array that has no more than that, and none before: every start is
+    0 or minus what is filled."""
+    axes = tuple(
+        Axis(-axis.lead, axis.extent, axis.body, axis.source_stride, axis.destination_stride) for axis in window.axes
+    )
+    return Window(window.first_byte, window.destination, window.itemsize, axes)
+
+
+def folded(window: Window) -> Window:
+    """A long dense axis as rows of equal length, where window and source begin and end with whole rows.
+
+    What simplify() joins is one axis, of which a box takes 256 elements; as rows it takes many of them.
+    """
+    *outer, inner = window.axes
+    width = gcd(inner.lead, inner.body, inner.extent)
+    if (
+        outer
+        or not window.is_dense
+        or width < _MAX_BOX
+        or width == inner.extent
+        or width * window.itemsize % CHUNK_BYTES
+    ):
+        return window
+    pitch = width * window.itemsize
+    rows = Axis(-(inner.lead // width), inner.extent // width, inner.body // width, pitch, pitch)
+    return replace(window, axes=(rows, Axis(0, width, width, window.itemsize, window.itemsize)))
+
+
+def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
+    """A box of about ``slot_bytes`` for tensors of these extents, NumPy order; at most 256 elements an axis.
+
+    Rows of the box are whole 16-byte chunks. An axis that takes several boxes is divided evenly.
+    """
+    unit = max(1, CHUNK_BYTES // itemsize)
+    widest = min(_MAX_BOX, max(unit, slot_bytes // itemsize // unit * unit))
+    box = [_even(extents[-1], widest, unit)]
+    room = max(1, slot_bytes // (box[0] * itemsize))
+    for extent in reversed(extents[:-1]):
+        box.append(_even(extent, min(_MAX_BOX, room), 1))
+        room = max(1, room // box[-1])
+    return tuple(reversed(box))
+
+
+def _even(extent: int, most: int, unit: int) -> int:
+    """The part of an axis that as few boxes of at most ``most`` as possible share evenly, whole units."""
+    parts = -(-extent // most)
+    return min(most, -(-extent // parts // unit) * unit)
+
+
+def tile_counts(extents: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """Boxes along each axis."""
+    return tuple(-(-extent // size) for extent, size in zip(extents, box, strict=True))

@@ -1,0 +1,153 @@
+"""The operations over arrays as subjects: short rings of small slots, so that they wrap in some kilobytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.host import host_bytes
+from cudatma.kernels.moves.broadcast import BroadcastSpec, plan_broadcast
+from cudatma.kernels.moves.copy import plan_copy, window_of
+from cudatma.kernels.moves.gather import plan_boxes
+from cudatma.kernels.moves.im2col import convolution, plan_im2col
+from cudatma.kernels.moves.place import Move, Place
+from cudatma.kernels.moves.plans import plain_plan, window_plan
+from cudatma.kernels.moves.prefetch import plan_prefetch
+from cudatma.kernels.moves.reduce import plan_reduce
+from cudatma.kernels.moves.rows import plan_rows
+from cudatma.kernels.moves.transpose import TransposeSpec, tile_plan
+from cudatma.mutants.call import Call
+from cudatma.mutants.subject import Subject
+from cudatma.target import get_target
+
+_BLOCKS = 2
+Array = np.ndarray[Any, Any]
+
+
+def _place(target: str) -> Place:
+    return Place("emulator", None, get_target(target), _BLOCKS)
+
+
+def _numbers(*shape: int) -> Array:
+    return np.random.default_rng(3).integers(0, 1000, shape).astype(np.uint32)
+
+
+def _short(move: Move, **fields: Any) -> Move:
+    """The launch with a ring of three slots, one of which may be in a store."""
+    return replace(move, spec=replace(move.spec, **({"stages": 3, "in_flight": 1} | fields)))
+
+
+def _window_copy() -> tuple[Move, Any]:
+    source, result = _numbers(40, 64), np.ones((45, 72), np.uint32)
+    window = window_of(describe(source), describe(result), (-2, -4))
+    move = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
+    return _short(move), (source, result)
+
+
+def _window_add() -> tuple[Move, Any]:
+    source, result = _numbers(44, 64), _numbers(48, 80)[:44, :64]
+    move = plan_reduce(describe(result), describe(source), "add", _place("sm_90a"), slot=512)
+    return _short(move), (source, result)
+
+
+def _run_copy() -> tuple[Move, Any]:
+    source, result = _numbers(1200), np.ones(1200, np.uint32)
+    move = plan_copy(describe(source[1:-2]), describe(result[1:-2]), (0,), _place("sm_90a"))
+    return replace(_short(move, stage_bytes=256), grid=_BLOCKS), (source, result)
+
+
+def _plain_copy() -> tuple[Move, Any]:
+    source, result = _numbers(9, 7), np.ones((9, 7), np.uint32)
+    infos = describe(source), describe(result)
+    return plain_plan(window_of(*infos, (1, -1)), infos, _place("sm_90a")), (source, result)
+
+
+def _transpose(element_bytes: int) -> Callable[[], tuple[Move, Any]]:
+    def make() -> tuple[Move, Any]:
+        spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, band=2)
+        rows, columns = 3 * spec.side + 16, 3 * spec.side - 16
+        source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
+        result = np.ones((columns, rows), source.dtype)
+        return tile_plan(describe(source), describe(result), _place("sm_90a"), spec), (source, result)
+
+    return make
+
+
+def _gather() -> tuple[Move, Any]:
+    source, result = _numbers(40, 160), np.ones((22, 3, 64), np.uint32)
+    starts = np.array([(2 * i - 4, 8 * i - 4) for i in range(22)], np.int32)
+    infos = describe(source), describe(result)
+    move = plan_boxes(*infos, (3, 64), _place("sm_90a"), table=describe(starts))
+    return _short(move, stage_bytes=3 * 64 * 4), (source, result, starts)
+
+
+def _im2col() -> tuple[Move, Any]:
+    source, conv = _numbers(2, 5, 6, 8), convolution((5, 6), 2, 1, 1, 1)
+    result = np.ones((2, *conv.out, *conv.taps, 8), np.uint32)
+    return _short(plan_im2col(describe(source), describe(result), conv, _place("sm_90a"), 512)), (source, result)
+
+
+def _broadcast() -> tuple[Move, Any]:
+    source, result = _numbers(3000), np.ones((2, 3000), np.uint32)
+    (move,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
+    return replace(move, spec=BroadcastSpec(2, 512, 3, 1), grid=2 * _BLOCKS), (source, result)
+
+
+def _prefetch() -> tuple[Move, Any]:
+    source = _numbers(20000)
+    move = plan_prefetch(describe(source), _place("sm_90a"))
+    assert move is not None  # noqa: S101 - an array of whole chunks
+    return move, (source,)
+
+
+def _rows(op: str) -> Callable[[], tuple[Move, Any]]:
+    def make() -> tuple[Move, Any]:
+        source, result = _numbers(330, 16), np.ones((330, 16), np.uint32)
+        index = np.random.default_rng(1).permutation(330).astype(np.int32)
+        infos = describe(source), describe(result), describe(index)
+        return _short(plan_rows(op, *infos, _place("sm_100a")), stage_bytes=1024), (source, result, index)
+
+    return make
+
+
+_MAKERS: dict[str, tuple[Callable[[], tuple[Move, Any]], str]] = {
+    "window_move/copy": (_window_copy, "sm_90a"),
+    "window_move/add": (_window_add, "sm_90a"),
+    "run_move/copy": (_run_copy, "sm_90a"),
+    "plain_copy/window": (_plain_copy, "sm_90a"),
+    "transpose/1": (_transpose(1), "sm_90a"),
+    "transpose/4": (_transpose(4), "sm_90a"),
+    "gather_boxes/table": (_gather, "sm_90a"),
+    "im2col/2d": (_im2col, "sm_90a"),
+    "broadcast/2": (_broadcast, "sm_90a"),
+    "prefetch/run": (_prefetch, "sm_90a"),
+    "rows/gather": (_rows("gather"), "sm_100a"),
+    "rows/scatter": (_rows("scatter"), "sm_100a"),
+}
+
+
+def _call(make: Callable[[], tuple[Move, Any]]) -> Call:
+    move, keep = make()
+    return Call(
+        move.spec.entry,
+        move.grid,
+        move.spec.threads,
+        tuple(value.pointer if isinstance(value, ArrayInfo) else value for value in move.args),
+        cluster=move.cluster if move.cluster > 1 else None,
+        shared_bytes=move.spec.smem_bytes,
+        arrays=tuple(host_bytes(info) for info in move.touched),
+        keep=(move, keep),
+    )
+
+
+def move_subjects() -> list[Subject]:
+    """Every kernel of cudatma.kernels.moves."""
+    found = []
+    for name, (make, target) in _MAKERS.items():
+        move, _ = make()
+        found.append(Subject(name, move.template, move.spec, lambda make=make: _call(make), target))  # type: ignore[misc]
+    return found

@@ -1,0 +1,73 @@
+"""The kernels that stand beside the GEMM as subjects: columns permuted before it, weights dequantised instead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
+from cudatma.kernels.dequantize import DequantizeSpec, dense_pitch_bytes
+from cudatma.kernels.dequantize import prepare as prepare_dequantize
+from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.permute_columns import PermuteColumnsSpec, permute_arguments, permute_grid, result_pitch_bytes
+from cudatma.mutants.call import Call
+from cudatma.mutants.subject import Subject
+from cudatma.quantization import quantize
+from cudatma.target import get_target
+
+_TARGET = "sm_90a"
+_ROWS, _COLUMNS = 13, 128
+#: Deep enough for a block's ring and the two buffers of a warp to be used several times.
+_K, _N = 400, 200
+
+
+def _permute_call(spec: PermuteColumnsSpec) -> Callable[[], Call]:
+    def make() -> Call:
+        random = np.random.default_rng(3)
+        x = random.integers(0, 1 << 16, (_ROWS, _COLUMNS), np.uint16)
+        order = random.permutation(_COLUMNS).astype(np.int32)
+        result = np.zeros((_ROWS, result_pitch_bytes(_COLUMNS) // 2), np.uint16)
+        return Call(
+            spec.entry,
+            permute_grid(spec, _ROWS, _COLUMNS, 1),
+            spec.threads,
+            permute_arguments(x, order, result, _ROWS, _COLUMNS, x.strides[0]),
+            shared_bytes=spec.smem_bytes,
+            # As behind another kernel of a programmatic chain, which writes the rows that are permuted.
+            options=(("produced_by_previous", (x,)),),
+        )
+
+    return make
+
+
+def _dequantize_call(spec: DequantizeSpec) -> Callable[[], Call]:
+    def make() -> Call:
+        random = np.random.default_rng(4)
+        values = random.standard_normal((_K, _N), np.float32)
+        w = quantize(values, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
+        if spec.has_permutation:
+            w = replace(w, perm=random.permutation(_K).astype(np.int32))
+        out = np.zeros((_K, dense_pitch_bytes(_N) // 2), w.scales.dtype)
+        grid, args = prepare_dequantize(w, describe(out[:, :_N]), spec, get_target(_TARGET), 1)
+        addresses: tuple[Any, ...] = tuple(a.pointer if isinstance(a, ArrayInfo) else a for a in args)
+        arrays = (w.qweight, w.scales, out) if w.zeros is None else (w.qweight, w.scales, w.zeros, out)
+        return Call(spec.entry, grid, spec.threads, addresses, shared_bytes=spec.smem_bytes, arrays=arrays)
+
+    return make
+
+
+def path_subjects() -> list[Subject]:
+    """Each kernel, in each way of bringing its operands in and its result out."""
+    permute = {"staged": PermuteColumnsSpec(True, 128, rows=2, consumers=64), "direct": PermuteColumnsSpec(True)}
+    dense = {
+        "tiles": DequantizeSpec("float16", 128, False, warps=2),
+        "rows_zeros": DequantizeSpec("bfloat16", 32, True, True),
+    }
+    return [
+        *(Subject(f"permute_columns/{name}", PERMUTE, s, _permute_call(s), _TARGET) for name, s in permute.items()),
+        *(Subject(f"dequantize/{name}", DEQUANTIZE, s, _dequantize_call(s), _TARGET) for name, s in dense.items()),
+    ]

@@ -1,0 +1,43 @@
+"""Sources with debug=True: every kernel compiles, and what debug=False leaves behind is nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cudatma.compiler import compile_source
+from cudatma.hang import is_debug_ptx
+from cudatma.kernels.registry import REGISTRY
+from cudatma.render import render, template_root
+from cudatma.target import get_target
+
+_PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob("*.cuh.j2"))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_kernel_compiles_with_debug(name: str) -> None:
+    """The first of its specs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""
+    entry = REGISTRY[name]
+    target = next(target for target in ("sm_90a", "sm_120a", "sm_100a") if entry.specs(target))
+    spec = entry.specs(target)[0]
+    text = render(entry.template, spec, target, debug=True)
+    made = compile_source(text, get_target(target))
+    assert is_debug_ptx(made.ptx) == ("cudatma_debug_panel" in text)  # some kernels neither wait nor ask TMA
+    assert spec.entry in made.ptx
+
+
+@pytest.mark.parametrize("name", _PRIMITIVES)
+def test_nothing_of_it_is_in_a_primitive_without_debug(name: str) -> None:
+    source = f'//% include "primitives/{name}"'
+    plain = render(source, None, "sm_90a", is_source=True)
+    assert "debug" not in plain
+    assert not re.search(r"\bline\b", re.sub(r"//.*", "", plain))
+
+
+def test_nothing_of_it_is_in_a_kernel_without_debug() -> None:
+    for entry in REGISTRY.values():
+        for spec in entry.specs("sm_90a"):
+            text = render(entry.template, spec, "sm_90a")
+            assert "debug" not in text, entry.name
+            assert "__builtin_LINE" not in text, entry.name

@@ -1,0 +1,103 @@
+"""What the operations over arrays compile to: TMA moves the data; transposes read and write 16 bytes a lane."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma.build import load_kernel
+from cudatma.errors import DriverError
+from cudatma.kernels.moves.specs import RUN, RUN_KINDS, RunSpec, WindowSpec
+from cudatma.kernels.moves.transpose import TEMPLATE, TransposeSpec, choose_transpose
+from cudatma.kernels.registry import REGISTRY
+from cudatma.launch import Kernel
+from cudatma.target import get_target
+from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, parse_sass
+
+#: Kernels whose data passes through TMA alone, and what else they may read: a table, or the ends of a run.
+BY_TMA = {"window_move": 0, "run_move": 2, "gather_boxes": 6, "im2col": 0, "broadcast": 0, "rows": 40}
+
+
+def compiled(template: str, spec: Any, target: str = "sm_90a") -> Kernel:
+    try:
+        return load_kernel(template, spec, get_target(target))
+    except DriverError as error:
+        pytest.skip(f"no NVRTC: {error}")
+
+
+def accesses(kernel: Kernel) -> Counter[str]:
+    """Plain loads and stores of shared and global memory, by their first two parts."""
+    return Counter(re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:ld|st)\.(?:shared|global|volatile))", kernel.ptx, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", BY_TMA)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_no_thread_moves_data(name: str, target: str) -> None:
+    entry = REGISTRY[name]
+    for spec in entry.specs(target):
+        kernel = compiled(entry.template, spec, target)
+        found = accesses(kernel)
+        assert found["ld.shared"] == found["st.shared"] == found["ld.volatile"] == found["st.volatile"] == 0
+        assert found["ld.global"] <= BY_TMA[name]
+        assert found["st.global"] <= (2 if name == "run_move" else 0)
+        assert kernel.warnings == ()
+        used = parse_ptxas(kernel.log)[spec.entry]
+        assert used.spill_store_bytes == used.spill_load_bytes == 0
+
+
+@pytest.mark.parametrize("rank", range(1, 6))
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
+    kernel = compiled("kernels/window_move.cu.j2", WindowSpec("copy", rank, 16384, 3, 1, "evict_last"), target)
+    assert f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile" in kernel.ptx
+    assert "L2::evict_last" in kernel.ptx
+    assert len(kernel.parameters) == 2 + 3 * rank + 2
+
+
+@pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in RUN_KINDS.items() for kind in kinds[-1:]])
+def test_runs_of_every_operation_compile(op: str, kind: str) -> None:
+    kernel = compiled(RUN, RunSpec(op, kind, 16384, 6, 3))
+    stem = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
+    noftz = ".noftz" if op == "add" and kind == "bf16" else ""
+    wanted = "cp.async.bulk.global.shared::cta.bulk_group " if op == "copy" else f"{stem}.{op}{noftz}.{kind}"
+    assert wanted in kernel.ptx
+
+
+#: Element size -> SASS opcodes that read and write a tile, and how many of each turn one square's part.
+TURNING = {1: ("LDSM", "STSM", 4), 2: ("LDSM", "STSM", 2), 4: ("LDS", "STS", 4), 8: ("LDS", "STS", 2)}
+
+
+@pytest.mark.parametrize("element_bytes", TURNING)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target: str, tmp_path: Path) -> None:
+    spec = choose_transpose(element_bytes, get_target(target))
+    kernel = compiled(TEMPLATE, spec, target)
+    used = parse_ptxas(kernel.log)[spec.entry]
+    assert used.spill_store_bytes == used.spill_load_bytes == 0
+    assert 2 * used.registers * spec.threads <= 65536
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here")
+    (tmp_path / "k.cubin").write_bytes(kernel.cubin)
+    shown = disassemble(tmp_path / "k.cubin")
+    assert shown.text is not None
+    instructions = parse_sass(shown.text)
+    found = count_mnemonics(instructions)
+    read, write, count = TURNING[element_bytes]
+    assert found[read] == found[write] > 0
+    assert found[read] % count == 0
+    plain = [each.opcode for each in instructions if each.mnemonic in ("LDS", "STS", "LDL", "STL", "LDG", "STG")]
+    assert all(opcode in ("LDS.128", "STS.128") for opcode in plain)
+    assert found["UTMALDG"] > 0
+    assert found["UTMASTG"] > 0
+
+
+def test_every_square_compiles() -> None:
+    """Tiles as the benchmark searches them."""
+    for squares in ((1, 1), (2, 1), (1, 2), (4, 4)):
+        spec = TransposeSpec(4, *squares, 2, 1)
+        assert compiled(TEMPLATE, replace(spec, warps=8)).warnings == ()

@@ -1,0 +1,187 @@
+"""Kernels with planted hangs on the emulator: the report of debug=True names each, and a good kernel is as before."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hang_kernels import BLOCKS, NUMBERS, PLANTED, RING, THREADS, TILES, Planted, RingSpec, matches, operands
+
+import cudatma
+from cudatma.errors import PipelineHang
+
+
+@lru_cache(maxsize=2)
+def ring(debug: bool = True) -> cudatma.Kernel:
+    return cudatma.compile(RING, RingSpec(), "sm_90a", debug=debug)
+
+
+def run(
+    bug: str, *, cluster: int | None = None, debug: bool = True, **options: object
+) -> tuple[np.ndarray, np.ndarray]:
+    source, sums, right = operands()
+    ring(debug).emulate(
+        BLOCKS,
+        THREADS,
+        (source, sums, TILES, NUMBERS[bug]),
+        cluster=cluster,
+        shared_bytes=RingSpec().smem_bytes,
+        **options,
+    )
+    return sums, right
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name.lower())
+def test_a_planted_hang_is_named(planted: Planted) -> None:
+    with pytest.raises(PipelineHang) as caught:
+        run(planted.name, cluster=planted.cluster)
+    shown = str(caught.value)
+    first = next((wait for wait in caught.value.waits if matches(planted, wait)), None)
+    assert first is not None, shown
+    assert first == caught.value.waits[0] or not planted.leads, shown
+    assert shown.startswith("ring on the emulator")
+    assert f"line {first.line}: {first.text}" in shown
+    assert ring().source.splitlines()[first.line - 1].strip() == first.text
+
+
+def test_the_raw_bits_are_shown_with_what_they_mean() -> None:
+    with pytest.raises(PipelineHang, match=r"raw 0x[0-9a-f]{16}, decoded: 0 arrivals and 1024 bytes pending") as caught:
+        run("WRONG_BYTES")
+    first = caught.value.waits[0]
+    assert first.bits is not None
+    assert (first.bits.arrivals, first.bits.pending_arrivals, first.bits.tx_bytes, first.bits.parity) == (1, 0, 1024, 0)
+    assert first.waited_seconds >= 2.0
+
+
+def test_everybody_who_waited_is_listed() -> None:
+    with pytest.raises(PipelineHang) as caught:
+        run("MISSING_ARRIVE")
+    found = {(wait.block, wait.warp, wait.barrier) for wait in caught.value.waits}
+    for block in ((0, 0, 0), (1, 0, 0)):  # the producer, and the consumers of the next lap
+        assert {(block, 2, "empty[1]"), (block, 0, "full[1]"), (block, 1, "full[1]")} <= found
+    producer = next(wait for wait in caught.value.waits if wait.warp == 2)
+    assert (producer.lanes, producer.lane) == (1, 0)
+
+
+def test_the_timeout_is_settable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_DEBUG_TIMEOUT", "0.01")
+    with pytest.raises(PipelineHang) as caught:
+        run("WRONG_PARITY")
+    assert 0.01 <= caught.value.waits[0].waited_seconds < 1
+
+
+@pytest.mark.parametrize("schedules", [6])
+def test_a_good_kernel_is_as_without(schedules: int) -> None:
+    for debug in (False, True):
+        sums, right = run("NONE", debug=debug, schedules=schedules)
+        np.testing.assert_array_equal(sums, right)
+
+
+def test_a_hang_leaves_the_arrays_and_the_module_as_they_were() -> None:
+    source, sums, right = operands()
+    sums[:] = 7
+    arguments = (source, sums, TILES, NUMBERS["WRONG_BYTES"])
+    with pytest.raises(PipelineHang):
+        ring().emulate(BLOCKS, THREADS, arguments, shared_bytes=RingSpec().smem_bytes)
+    assert (sums == 7).all()
+    ring().emulate(BLOCKS, THREADS, (source, sums, TILES, 0), shared_bytes=RingSpec().smem_bytes)
+    np.testing.assert_array_equal(sums, right)
+
+
+def test_without_debug_the_same_hang_is_a_deadlock_of_the_emulator() -> None:
+    with pytest.raises(cudatma.HazardError, match="deadlock") as caught:
+        run("WRONG_BYTES", debug=False)
+    assert not isinstance(caught.value, PipelineHang)
+
+
+def test_a_kernel_that_only_glances_at_a_clock_still_deadlocks() -> None:
+    """Time passes for those who look at it again and again; one look bounds no wait."""
+    source = """
+    //% include "primitives/mbarrier.cuh.j2"
+    extern "C" __global__ void k(long long* out) {
+        __shared__ unsigned long long barrier;
+        const unsigned bar = cudatma::shared_address(&barrier);
+        if (threadIdx.x == 0) { cudatma::mbarrier_init(bar, 1); cudatma::fence_mbarrier_init(); }
+        __syncthreads();
+        out[threadIdx.x] = clock64();
+        cudatma::mbarrier_wait_parity(bar, 0);
+    }
+    """
+    kernel = cudatma.compile(source, None, "sm_90a")
+    with pytest.raises(cudatma.HazardError, match="deadlock"):
+        kernel.emulate(1, 32, (np.zeros(32, np.int64),))
+
+
+@pytest.mark.parametrize(("slot", "text"), [(0, "ring.wait();   // here"), (1, "ring.wait(1);   // there")])
+def test_the_line_of_a_wait_is_that_of_the_rings_caller(slot: int, text: str) -> None:
+    source = """
+    //% include "parts/pipeline.cuh.j2"
+    extern "C" __global__ void waits(unsigned slot) {
+        __shared__ unsigned long long barriers[4];
+        cudatma::TmaPipeline<2> ring;
+        ring.init(cudatma::shared_address(barriers), 1, 1);
+        ring.acquire();
+        if (slot == 0) {
+            ring.wait();   // here
+        } else {
+            ring.wait(1);   // there
+        }
+    }
+    """
+    kernel = cudatma.compile(source, None, "sm_90a", debug=True)
+    with pytest.raises(PipelineHang) as caught:
+        kernel.emulate(1, 32, (slot,))
+    (wait,) = caught.value.waits
+    assert wait.text == text
+    assert wait.barrier.endswith("(static shared memory)")
+
+
+@pytest.mark.parametrize("call", ["mbarrier_try_wait_parity(bar, 0)", "mbarrier_test_wait_parity(bar, 0)"])
+@pytest.mark.parametrize("schedules", [3])
+def test_a_loop_of_the_kernels_own_ends_too(call: str, schedules: int) -> None:
+    source = f"""
+    //% include "primitives/mbarrier.cuh.j2"
+    extern "C" __global__ void polls(unsigned* out, unsigned arrives) {{
+        using namespace cudatma;
+        __shared__ u64 barrier;
+        const u32 bar = shared_address(&barrier);
+        if (threadIdx.x == 0) {{ mbarrier_init(bar, 1); fence_mbarrier_init(); }}
+        __syncthreads();
+        if (threadIdx.x == 32 && arrives) mbarrier_arrive(bar);
+        if (threadIdx.x < 32) {{
+            while (!{call}) {{}}   // its own loop
+        }}
+        out[threadIdx.x] = 1;
+    }}
+    """
+    kernel = cudatma.compile(source, None, "sm_90a", debug=True)
+    out = np.zeros(64, np.uint32)
+    kernel.emulate(1, 64, (out, 1), schedules=schedules)
+    assert out.all()
+    with pytest.raises(PipelineHang) as caught:
+        kernel.emulate(1, 64, (out, 0), schedules=schedules)
+    (wait,) = caught.value.waits
+    assert (wait.state, wait.warp, wait.parity) == ("expired", 0, 0)
+    assert wait.text.endswith("// its own loop")
+    assert wait.waited_seconds >= 2
+
+
+@pytest.mark.parametrize("leaving", [0, 3])
+def test_lanes_meet_again_behind_an_exit_that_not_all_take(leaving: int) -> None:
+    """As on a card, which takes lanes that exit out of the convergence barrier."""
+    source = """
+    extern "C" __global__ void meets(unsigned* out, unsigned leaving) {
+        const unsigned lane = threadIdx.x;
+        if (lane < 8) {
+            const unsigned gone = lane < leaving;
+            asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p exit;}" : : "r"(gone));
+            out[lane] = 7;
+        }
+        out[32 + lane] = __activemask();
+    }
+    """
+    out = np.zeros(64, np.uint32)
+    cudatma.compile(source, None, "sm_90a", debug=False).emulate(1, 32, (out, leaving))
+    assert (out[:8] == 7).tolist() == [lane >= leaving for lane in range(8)]
+    assert set(out[32 + leaving :].tolist()) == {0xFFFFFFFF & ~((1 << leaving) - 1)}

@@ -1,0 +1,970 @@
+// cudatma: kernels/dequantize.cu.j2 for sm_90a
+// spec: DequantizeSpec
+//   dtype = 'float16'
+//   group_size = 128
+//   has_zeros = False
+//   has_permutation = False
+//   warps = 4
+//   stages = 3
+//   entry = 'dequantize'
+// staged results: 8 x 64 depths x 64 channels, 128 bytes a depth
+// behind them, at +65536:
+// ring: 3 stages of 8704 bytes, expect_tx 8704, 1 producer and 4 consumer arrivals; 26160 bytes of shared memory
+//   +0 weight: 8192 bytes, 8192 by TMA
+//   +8192 scales: 512 bytes, 512 by TMA
+//   barriers at +26112: full[3], empty[3]
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.commit_group] Closes the group of this thread's stores and reductions since the last one.
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group] Waits until at most Pending of this thread's groups are unfinished: the others
+// have written global memory. Groups belong to the thread that issued them.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group.read] The same, but only until shared memory has been read and may be reused.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
+// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
+__device__ __forceinline__ void fence_acq_rel_cta() {
+    asm volatile("fence.acq_rel.cta;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
+// or changed with plain accesses, for those who acquire it on the whole card.
+__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
+    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
+__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// [PTX ISA, stmatrix] The way back, with the same distribution.
+//   _trans  of the transposed matrices.
+__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
+__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+    return transposed;
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
+__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the block's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
+// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
+// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
+//   _hint       the L2 policy of createpolicy_*.
+//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
+//               barrier at the offset of `bar` receives the bytes, and must be armed before.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.prefetch.tensor] Brings the box at (c0, c1, ..) to L2; nobody is told when it is there.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_1d(
+    const TensorMap* map, int c0) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%0, {%1}];"
+        :
+        : "l"(map), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
+    const TensorMap* map, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(
+    const TensorMap* map, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_4d(
+    const TensorMap* map, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_5d(
+    const TensorMap* map, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+// [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.prefetch] Brings `bytes` bytes at `src` to L2; address and size are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk_prefetch(const void* src, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+                 :
+                 : "l"(__cvta_generic_to_global(src)), "r"(bytes)
+                 : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box at shared address `src` to be written to `map` at
+// (c0, c1, ..), none of them negative; part of the issuing thread's current bulk group. The innermost dimension is
+// clipped at 16 bytes, not at the element: keep dim[0] a multiple of 16 bytes. The threads that wrote `src` execute
+// fence_proxy_async_shared_cta() before the block-wide barrier that precedes this call.
+//   _hint  the L2 policy of createpolicy_*.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_store(
+    const TensorMap* map, u32 src, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_store_hint(
+    const TensorMap* map, u32 src, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_store(
+    const TensorMap* map, u32 src, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4, %5}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5, %6}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4, %5, %6}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_store_hint(
+    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%3, %4, %5, %6, %7}], [%1], %2;"
+        :
+        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
+// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
+__device__ __forceinline__ void mbarrier_inval(u32 bar) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
+__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
+// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity), "r"(ns)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
+// delivered and what the arriving threads wrote can be read afterwards.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
+// it is one of the arrivals that mbarrier_init counted.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// A ring of Stages slots in shared memory, filled by one producer and read by many consumers.
+//
+// Each slot has two mbarriers: `full` (the producer's arrivals and bytes end a phase; consumers wait for it) and `empty`
+// (the consumers' arrivals end a phase; the producer waits for it before it fills the slot again). A thread keeps where
+// it stands, `stage` and `phase`, in registers; producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one more wait() never returns, with one less it may
+// return before the data. A consumer that wrote the slot with plain stores fences (fence_proxy_async_shared_cta)
+// before release().
+//
+// The forms with a slot number act on that slot in the current lap and leave `stage` alone; next_lap() follows the last.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory that init() wants at base_address, aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot this thread is at
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // All threads of the block call it; it ends in __syncthreads(). producer_arrivals: calls of expect_tx() or arrive()
+    // that complete a slot; consumer_arrivals: calls of release() that free it. A cluster also needs its own barrier.
+    __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
+        attach(base_address);
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
+            for (u32 slot = 0; slot < Stages; ++slot) {
+                mbarrier_init(get_barrier(slot), producer_arrivals);
+                mbarrier_init(empty_barrier(slot), consumer_arrivals);
+            }
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
+
+    // Starts at slot 0 of a ring whose barriers are fresh, without initialising them.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // The barrier that the loads of a slot report their bytes to.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // The barrier that the consumers of a slot arrive at.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
+    // the phase of parity 1 counts as ended.
+    __device__ __forceinline__ void acquire(u32 slot) { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() { acquire(stage); }
+
+    // Producer: one arrival, and the slot is full when `bytes` more bytes have come. Before the loads it counts.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) { expect_tx(stage, bytes); }
+
+    // Producer: one arrival without bytes, for threads that fill the slot with plain stores.
+    __device__ __forceinline__ void arrive(u32 slot) { mbarrier_arrive(get_barrier(slot)); }
+    __device__ __forceinline__ void arrive() { arrive(stage); }
+
+    // Consumer: waits for the slot to be full.
+    __device__ __forceinline__ void wait(u32 slot) { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() { wait(stage); }
+
+    // Consumer: whether the slot is full; returns at once or after a short suspension.
+    __device__ __forceinline__ bool try_wait(u32 slot) const { return mbarrier_try_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ bool try_wait() const { return try_wait(stage); }
+
+    // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
+    // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
+    __device__ __forceinline__ void release(u32 slot) {
+        fence_acq_rel_cta();
+        mbarrier_arrive(empty_barrier(slot));
+    }
+    __device__ __forceinline__ void release() { release(stage); }
+
+    // Both: on to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Both: what the wrap does, for those who number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+}  // namespace cudatma
+namespace cudatma {
+constexpr u32 WARPS = 4;  // each takes the 64 x 64 blocks of its channels: a tile is 64 deep, WARPS blocks wide
+constexpr u32 STAGES = 3;
+constexpr u32 STAGE_BYTES = 8704;  // from one slot to the next
+constexpr u32 EXPECTED_BYTES = 8704;  // what the loads of a tile report to its barrier
+constexpr u32 BLOCK_BYTES = 2048;  // packed
+constexpr u32 SCALES = 8192;  // in a slot, behind the packed blocks
+constexpr u32 GROUPS = 1;  // groups in a tile's depth
+constexpr u32 STEPS = 4 / GROUPS;  // 16-deep steps of a group
+constexpr u32 ROW_BYTES = 128;  // from one depth to the next in the staged result of a warp
+constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
+constexpr u32 RING = 65536;  // behind the staged results: two buffers a warp
+constexpr u32 BARRIERS = RING + 26112;
+
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+struct ZeroPoint {
+    u32 low, high;
+};
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+}
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+}
+__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
+__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+// A warp turns its packed block into 64 depths x 64 channels. stmatrix transposes the fragments of mma's operand A, whose
+// rows are channels: lanes 0-7 name the rows of depths 0-7, channels 0-7; then channels 8-15, and the same 8 deeper.
+__device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 lane, u32 buffer) {
+    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: of a pair of 16-byte pieces
+    uint4 words[4];
+#pragma unroll
+    for (u32 c = 0; c < 4; ++c) words[c] = *(const uint4*)(slot + warp * BLOCK_BYTES + c * 512 + lane * 16);
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; ++group) {
+        const uint4 scales = *(const uint4*)(slot + SCALES + (group * WARPS + warp) * 128 + lane / 4 * 16);
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) {
+            const u32 scale = word(scales, c), low = both_low(scale), high = both_high(scale);   // channels g and g + 8
+            const ZeroPoint zero = zero_point(8, 8);
+#pragma unroll
+            for (u32 step = group * STEPS; step < (group + 1) * STEPS; ++step) {
+                u32 a[4];
+                dequantize(a, word(words[c], step), zero);
+                a[0] = multiply(a[0], low), a[1] = multiply(a[1], high);
+                a[2] = multiply(a[2], low), a[3] = multiply(a[3], high);
+                const u32 piece = (2 * c + second) ^ (lane % 8);        // the 128-byte swizzle
+                stmatrix_x4_trans(buffer + (16 * step + row) * ROW_BYTES + piece * 16, a);
+            }
+        }
+    }
+}
+}  // namespace cudatma
+
+// output[k, n] = (q[k, n] - zero[group(k), n]) * scale[group(k), n], rounded once.
+// One thread loads tiles by TMA; WARPS warps dequantise a 64 x 64 block each and store it from shared memory, by TMA as well.
+extern "C" __global__ void __launch_bounds__(160)
+dequantize(
+    const __grid_constant__ cudatma::TensorMap weight_map,
+    const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap output_map,
+    cudatma::u32 depth, cudatma::u32 channels, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // channels: whole 16 bytes
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 shared[];
+    const u32 smem = shared_address(shared), warp = threadIdx.x / 32, lane = laneid();
+
+    TmaPipeline<STAGES> pipeline;
+    pipeline.init(smem + BARRIERS, 1, WARPS);
+
+    if (warp == WARPS) {
+        // ---- Producer -----------------------------------------------------------------------------------------------
+        if (lane == 0) {
+            prefetch_tensormap(&weight_map);
+            prefetch_tensormap(&scale_map);
+            for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                const u32 k64 = tile / tiles_n, n64 = tile % tiles_n * WARPS;
+                const u32 slot = smem + RING + pipeline.stage * STAGE_BYTES, bar = pipeline.get_barrier();
+                pipeline.acquire();
+                pipeline.expect_tx(EXPECTED_BYTES);
+                cp_async_bulk_tensor_3d_load(slot, &weight_map, bar, 0, k64, n64);
+                cp_async_bulk_tensor_2d_load(slot + SCALES, &scale_map, bar, n64 * 64, k64 / 2);
+                pipeline.advance();
+            }
+        }
+        return;
+    }
+
+    // ---- Consumers --------------------------------------------------------------------------------------------------
+    u32 buffer = smem + warp * 2 * BUFFER_BYTES, other = buffer + BUFFER_BYTES;
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const u32 row0 = tile / tiles_n * 64, channel0 = (tile % tiles_n * WARPS + warp) * 64;
+        cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer; stmatrix waits for all lanes
+        pipeline.wait();
+        dequantize_block(shared + RING + pipeline.stage * STAGE_BYTES, warp, lane, buffer);
+        fence_proxy_async_shared_cta();
+        __syncwarp();                         // the warp has read the slot, and written its buffer
+        if (lane == 0) pipeline.release();
+        pipeline.advance();
+        if (lane == 0 && channel0 < channels) cp_async_bulk_tensor_2d_store(&output_map, buffer, channel0, row0);
+        cp_async_bulk_commit_group();
+        const u32 swapped = buffer;
+        buffer = other, other = swapped;
+    }
+    cp_async_bulk_wait_group<0>();
+}

@@ -1,0 +1,24 @@
+// cudatma: kernels/prefetch.cu.j2 for sm_90a
+// spec: PrefetchSpec
+//   rank = 2
+//   piece_bytes = 16384
+//   entry = 'prefetch'
+
+using namespace cudatma;
+
+// Brings a tensor to L2, box by box; axis 0 is the innermost. box_i: elements of a box, tiles_i: boxes along the axis.
+extern "C" __global__ void __launch_bounds__(32)
+prefetch(const __grid_constant__ TensorMap source,
+    int box0, u32 tiles0,
+    int box1, u32 tiles1,
+    u32 boxes) {
+    if (threadIdx.x != 0) return;
+    for (u32 box = blockIdx.x; box < boxes; box += gridDim.x) {
+        u32 rest = box;
+        const int at0 = static_cast<int>(rest % tiles0) * box0;
+        rest /= tiles0;
+        const int at1 = static_cast<int>(rest % tiles1) * box1;
+        rest /= tiles1;
+        cp_async_bulk_prefetch_tensor_2d(&source, at0, at1);
+    }
+}

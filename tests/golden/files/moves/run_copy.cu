@@ -1,0 +1,46 @@
+// cudatma: kernels/run_move.cu.j2 for sm_90a
+// spec: RunSpec
+//   op = 'copy'
+//   kind = 'b8'
+//   stage_bytes = 16384
+//   stages = 6
+//   in_flight = 3
+//   cache = ''
+// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
+
+using namespace cudatma;
+
+constexpr u32 STAGES = 6;
+constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
+constexpr u32 STAGE_BYTES = 16384;  // one piece
+constexpr u32 BARRIERS = 98304;     // behind the slots
+
+// destination = source, `bytes` of them at addresses that are multiples of 16; besides, `head` bytes before and `tail`
+// bytes behind them, less than 16 each, by plain accesses.
+extern "C" __global__ void __launch_bounds__(32)
+run_copy(const u8* source, u8* destination, u64 bytes, u32 head, u32 tail) {
+    extern __shared__ __align__(128) u8 shared[];
+    const u32 slots = shared_address(shared);
+    if (blockIdx.x == 0) {
+        const u32 lane = threadIdx.x;
+        if (lane < head) (destination - head)[lane] = (source - head)[lane];
+        if (lane < tail) (destination + bytes)[lane] = (source + bytes)[lane];
+    }
+    if (threadIdx.x != 0) return;
+    const u32 pieces = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
+    const auto size_of = [&](u64 offset) {
+        const u64 rest = bytes - offset;
+        return rest < STAGE_BYTES ? static_cast<u32>(rest) : STAGE_BYTES;
+    };
+    const auto load = [&](u32 piece, u32 slot, u32 barrier) {
+        const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
+        const u32 size = size_of(offset);
+        mbarrier_arrive_expect_tx(barrier, size);
+        cp_async_bulk_load(slot, source + offset, size, barrier);
+    };
+    const auto store = [&](u32 piece, u32 slot) {
+        const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
+        cp_async_bulk_store(destination + offset, slot, size_of(offset));
+    };
+    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+}

@@ -1,0 +1,133 @@
+// cudatma: kernels/transpose.cu.j2 for sm_90a
+// spec: TransposeSpec
+//   element_bytes = 1
+//   squares_y = 1
+//   squares_x = 1
+//   stages = 3
+//   turned = 2
+//   warps = 4
+//   band = 16
+//   entry = 'transpose'
+// ring: 3 tiles of 128 x 128 elements, 16384 bytes, and 2 turned ones; 81968 bytes of shared memory
+
+using namespace cudatma;
+
+typedef u8 Element;
+
+constexpr u32 STAGES = 3;
+constexpr u32 STAGE_BYTES = 16384;  // a tile: its panels, one after the other
+constexpr u32 BARRIERS = 81920;  // behind the slots and the turned tiles
+constexpr u32 TURNED = 49152;  // where the turned tiles stand
+constexpr u32 TURNED_TILES = 2;
+constexpr u32 WARPS = 4;  // that turn tiles; one more warp loads
+constexpr int SIDE = 128;  // elements of 128 bytes: a panel's width, and the side of a square
+constexpr int SQUARES_Y = 1, SQUARES_X = 1;  // squares of a tile
+constexpr u32 LINE = 128;  // bytes of a panel's row: one span of the swizzle
+constexpr u32 IN_PANEL = 16384;  // a tile's rows
+constexpr u32 OUT_PANEL = 16384;  // a tile's columns
+constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
+constexpr int BAND = 16;  // tiles below each other that are taken before the next ones to the right
+
+// The address of 16-byte chunk `chunk` of row `row` of a panel under TMA's 128-byte swizzle; panels begin on 1024 bytes.
+__device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
+    return panel + row * LINE + ((chunk ^ (row & 7)) << 4);
+}
+
+constexpr u32 PARTS = 8;  // of a square: a warp turns eight blocks of 16 x 16 bytes
+
+// Turns part `part` of the square that begins at row `row` of panel `from` into rows `column`, .. of panel `to`.
+//
+// ldmatrix turns pairs of bytes: a lane gets, of two rows, the same pair. Two matrices A and B share the 16 rows of a block
+// so that in the end lane 4 c + j holds the pairs c of rows 4 j .. 4 j + 3; __byte_perm makes of them four bytes of row
+// 2 c and four of row 2 c + 1 of the result, which stmatrix writes. Which of A and B has which rows, and which of the two
+// results which row, is chosen so that the eight rows of each matrix lie in eight different places of their lines:
+//   A: rows 0 1 4 5 10 11 14 15, B: rows 2 3 6 7 8 9 12 13; first result: rows 0 2 4 6 9 11 13 15, second: the others.
+__device__ __forceinline__ void turn(u32 from, u32 row, u32 to, u32 column, u32 part) {
+    const u32 lane = laneid(), line = lane & 7, second = lane >> 3 & 1, block = lane >> 4;
+    const u32 read_row = 2 * (line & 6) + (line & 1) + 2 * ((line >> 2) ^ second);
+    const u32 written_row = 2 * line + ((line >> 2) ^ second);
+    // Lanes with j >= 2 have rows 4 j, 4 j + 1 from B; lanes with c >= 4 write row 2 c + 1 first.
+    const u32 even = lane & 2 ? 0x2064 : 0x6420, odd = even + 0x1111;
+    const u32 first = lane & 16 ? odd : even, other = lane & 16 ? even : odd;
+#pragma unroll
+    for (u32 pair = 0; pair < 4; ++pair) {
+        const u32 x = 2 * pair + block;  // the block whose row this lane points at
+        u32 in[4], out[4];
+        ldmatrix_x4_trans(in, chunk_at(from, row + 16 * part + read_row, x));
+        out[0] = __byte_perm(in[0], in[1], first);
+        out[1] = __byte_perm(in[0], in[1], other);
+        out[2] = __byte_perm(in[2], in[3], first);
+        out[3] = __byte_perm(in[2], in[3], other);
+        stmatrix_x4(chunk_at(to, column + 16 * x + written_row, part), out);
+    }
+}
+// Where a tile stands: bands of BAND rows of tiles, in each of them column by column, so that blocks that run together
+// cover about a square of the matrix and use all of the DRAM pages that they open, when they read and when they write.
+struct Place {
+    int x, y, z;
+};
+__device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
+    const u32 plane = tiles_x * tiles_y, inside = tile % plane;
+    const u32 band = inside / (tiles_x * BAND), rest = inside % (tiles_x * BAND);
+    const u32 height = min(static_cast<u32>(BAND), tiles_y - band * BAND);
+    return {static_cast<int>(rest / height), static_cast<int>(band * BAND + rest % height), static_cast<int>(tile / plane)};
+}
+
+// destination[z][x][y] = source[z][y][x], tile by tile; a block takes every gridDim.x-th tile. The last warp's first lane
+// loads a tile as panels of SIDE columns. The other warps turn its squares into panels of SIDE rows; then thread 0 stores
+// those, and waits for the stores of an earlier tile to have read before its panels are written again.
+extern "C" __global__ void __launch_bounds__(160)
+transpose(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
+    u32 tiles_x, u32 tiles_y, u32 tiles) {
+    extern __shared__ __align__(1024) u8 shared[];
+    const u32 slots = shared_address(shared);
+    const u32 warp = threadIdx.x / 32;
+
+    TmaPipeline<STAGES> pipeline;
+    pipeline.init(slots + BARRIERS, 1, WARPS);
+
+    if (warp == WARPS) {
+        if (laneid() != 0) return;
+        prefetch_tensormap(&source);
+        for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            const Place at = place_of(tile, tiles_x, tiles_y);
+            const u32 slot = slots + pipeline.stage * STAGE_BYTES;
+            pipeline.acquire();
+            pipeline.expect_tx(STAGE_BYTES);
+            for (int panel = 0; panel < SQUARES_X; ++panel) {
+                cp_async_bulk_tensor_3d_load(slot + panel * IN_PANEL, &source, pipeline.get_barrier(),
+                                             at.x * TILE_COLUMNS + panel * SIDE, at.y * TILE_ROWS, at.z);
+            }
+            pipeline.advance();
+        }
+        return;
+    }
+
+    if (threadIdx.x == 0) prefetch_tensormap(&destination);
+    u32 turned = 0;
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const u32 from = slots + pipeline.stage * STAGE_BYTES, to = slots + TURNED + turned * STAGE_BYTES;
+        if (threadIdx.x == 0) cp_async_bulk_wait_group_read<TURNED_TILES - 1>();
+        bar_sync(1, WARPS * 32);
+        pipeline.wait();
+        for (u32 part = warp; part < SQUARES_Y * SQUARES_X * PARTS; part += WARPS) {
+            const u32 square = part / PARTS, y = square / SQUARES_X, x = square % SQUARES_X;
+            turn(from + x * IN_PANEL, y * SIDE, to + y * OUT_PANEL, x * SIDE, part % PARTS);
+        }
+        fence_proxy_async_shared_cta();
+        __syncwarp();
+        if (laneid() == 0) pipeline.release();
+        pipeline.advance();
+        bar_sync(1, WARPS * 32);
+        if (threadIdx.x == 0) {
+            const Place at = place_of(tile, tiles_x, tiles_y);
+            for (int panel = 0; panel < SQUARES_Y; ++panel) {
+                cp_async_bulk_tensor_3d_store(&destination, to + panel * OUT_PANEL, at.y * TILE_ROWS + panel * SIDE,
+                                              at.x * TILE_COLUMNS, at.z);
+            }
+            cp_async_bulk_commit_group();
+        }
+        if (++turned == TURNED_TILES) turned = 0;
+    }
+    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the writes the kernel
+}

@@ -1,0 +1,28 @@
+"""The kernels beside the GEMM, in each way of reading and writing, as text that is reviewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
+from cudatma.kernels.dequantize import DequantizeSpec
+from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.permute_columns import PermuteColumnsSpec
+from cudatma.render import render
+
+Golden = Callable[[str, str], None]
+
+SOURCES = {
+    "permute_columns_staged": (PERMUTE, PermuteColumnsSpec(True, 8192, rows=2)),
+    "permute_columns_copy": (PERMUTE, PermuteColumnsSpec(False)),
+    "dequantize_tiles": (DEQUANTIZE, DequantizeSpec("float16", 128, False, stages=3)),
+    "dequantize_rows_zeros": (DEQUANTIZE, DequantizeSpec("bfloat16", 32, True, True)),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_source(golden: Golden, name: str) -> None:
+    template, spec = SOURCES[name]
+    golden(f"{name}_sm_90a.cu", render(template, spec, "sm_90a"))

@@ -1,0 +1,121 @@
+"""Planted hangs on a real card: each ends, is named, and leaves a context in which other kernels run. Needs CuPy.
+
+Each hang has a process of its own, which is killed where it does not end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from access_kernel import ACCESSES
+from hang_kernels import PLANTED, Planted
+
+import cudatma
+from cudatma.errors import DriverError, LaunchError, TargetError
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+WORKER = Path(__file__).with_name("hang_worker.py")
+#: Seconds after which a worker is taken for hung: compilation, start and one timeout of TIMEOUT each.
+PATIENCE, TIMEOUT = 120, "0.5"
+
+
+def ask(*arguments: str) -> list[dict[str, Any]]:
+    """The worker's answers. Fails, with what it said, where it hangs or dies."""
+    tests = WORKER.parents[1]
+    path = os.pathsep.join([str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"CUDATMA_DEBUG_TIMEOUT": TIMEOUT, "PYTHONPATH": path}
+    command = [sys.executable, str(WORKER), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"{arguments} hung the card: {error.stdout!r}")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+HERE = [planted for planted in PLANTED if planted.cluster is None or TARGET.has("cluster")]
+
+
+@pytest.mark.parametrize("planted", HERE, ids=lambda planted: planted.name.lower())
+def test_a_planted_hang_ends_and_is_named(planted: Planted) -> None:
+    (answer,) = ask("ring", planted.name)
+    assert answer["after"], "the context is not usable"
+    assert answer["hang"], "nothing was reported"
+    named = [
+        wait
+        for wait in answer["waits"]
+        if (wait["state"], wait["parity"], wait["rule"]) == (planted.state, planted.parity, planted.rule)
+        and wait["barrier"] in planted.barrier.split("|")
+        and planted.text in wait["text"]
+    ]
+    assert named, answer["hang"]
+    if planted.state == "expired":
+        assert named[0]["waited"] >= float(TIMEOUT)
+
+
+@pytest.mark.parametrize("planted", [p for p in HERE if not p.rule and "named" not in p.barrier], ids=lambda p: p.name)
+def test_the_bits_mean_what_the_emulator_says(planted: Planted) -> None:
+    """Fails where the layout of cudatma/mbarrier_bits.py is not the card's: see test_mbarrier_bits_gpu.py."""
+    (answer,) = ask("ring", planted.name)
+    assert any(planted.cause in wait["cause"] for wait in answer["waits"]), answer["hang"]
+
+
+def test_accesses_are_refused_as_on_the_emulator() -> None:
+    answers = ask("access", *(access.name for access in ACCESSES))
+    assert len(answers) == len(ACCESSES)
+    for access, answer in zip(ACCESSES, answers, strict=True):
+        assert answer["after"], f"{access.name}: the context is not usable"
+        assert [wait["rule"] for wait in answer["waits"]] == ([access.rule] if access.rule else []), answer["hang"]
+
+
+def test_the_gemm_is_the_same_with_debug() -> None:
+    random = np.random.default_rng(0)
+    w = cudatma.quantize(
+        random.normal(size=(1024, 512)).astype(np.float32), group_size=128, dtype="float16"
+    ).to_device()
+    for tokens in (1, 16, 64, 256):
+        x = cupy.asarray(random.normal(size=(tokens, 1024)).astype(np.float16))
+        plain = cudatma.marlin_gemm(x, w)
+        checked = cudatma.marlin_gemm(x, w, debug=True)
+        assert (plain.view(cupy.uint16) == checked.view(cupy.uint16)).all(), tokens
+        with cudatma.debugging():
+            again = cudatma.marlin_gemm(x, w)
+        assert (plain.view(cupy.uint16) == again.view(cupy.uint16)).all(), tokens
+
+
+def test_a_copy_is_the_same_with_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_DEBUG", "1")
+    source = cupy.random.random((300, 200), dtype=cupy.float32)
+    destination = cupy.zeros_like(source)
+    cudatma.tile_copy(source, destination)
+    assert (source == destination).all()
+
+
+def test_a_capture_is_refused() -> None:
+    random = np.random.default_rng(0)
+    w = cudatma.quantize(random.normal(size=(512, 256)).astype(np.float32), group_size=128, dtype="float16").to_device()
+    x = cupy.asarray(random.normal(size=(4, 512)).astype(np.float16))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        cudatma.marlin_gemm(x, w, debug=True)
+        stream.begin_capture()
+        try:
+            with pytest.raises(LaunchError, match="captures a graph"):
+                cudatma.marlin_gemm(x, w, debug=True)
+        finally:
+            stream.end_capture()

@@ -1,0 +1,364 @@
+"""marlin_gemm's ways to a result on a card: activations that are arranged first, weights made dense. Needs CuPy.
+
+The kernels by themselves against NumPy, bit for bit; the calls against float64 and against the direct path.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_operands import (
+    DTYPES,
+    Options,
+    activations,
+    bits,
+    compare,
+    is_poison,
+    make_bias,
+    make_weight,
+    poisoned,
+    to_float64,
+)
+
+import cudatma
+from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
+from cudatma.build import load_kernel
+from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.marlin import dense
+from cudatma.kernels.permute_columns import (
+    TEMPLATE,
+    choose_permute,
+    permute_arguments,
+    permute_grid,
+    result_pitch_bytes,
+)
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    yield
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def check(out: Any, reference: Any) -> None:
+    problem = compare(out, reference).problem(out.dtype.name)
+    assert not problem, problem
+
+
+def contiguous(array: Any) -> Any:
+    """A dense copy, by way of its bits, whatever CuPy can do with bf16."""
+    return cupy.ascontiguousarray(bits(array)).view(array.dtype)
+
+
+def new_stream() -> Any:
+    cupy.cuda.Device().synchronize()
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "gap", "offset"),
+    [
+        (1, 8192, 0, 0),
+        (700, 4096, 0, 0),
+        (3000, 8192, 8, 0),
+        (300, 28672, 0, 0),
+        (40, 65536, 0, 0),
+        (9, 70000, 0, 0),
+        (33, 8191, 0, 0),
+        (700, 4096, 1, 3),
+        (5, 1, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("permute", [True, False])
+def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, permute: bool) -> None:
+    buffer = poisoned((rows, columns + gap + offset), "float16")
+    x = buffer[:, offset : offset + columns]
+    x[...] = activations((rows, columns), "float16")
+    order = cupy.asarray(np.random.default_rng(0).permutation(columns).astype(np.int32)) if permute else None
+    pitch = result_pitch_bytes(columns) // 2
+    result = poisoned((rows + 1, pitch), "float16")
+    processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    aligned = x.data.ptr % 16 == 0 and x.strides[0] % 16 == 0
+    spec = choose_permute(
+        rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, multiprocessors=processors
+    )
+    kernel = load_kernel(TEMPLATE, spec, TARGET)
+    grid = permute_grid(spec, rows, columns, processors * kernel.occupancy(spec.threads, spec.smem_bytes))
+    kernel.launch(
+        grid,
+        spec.threads,
+        permute_arguments(x, order, result, rows, columns, x.strides[0]),
+        shared_bytes=spec.smem_bytes,
+    )
+    wanted = bits(contiguous(x))
+    wanted = wanted if order is None else wanted[:, order]
+    assert bool((bits(result)[:rows, :columns] == wanted).all())
+    assert is_poison(result[rows:])
+    assert is_poison(contiguous(result[:rows, -(-columns // 8) * 8 :]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("act_order", [True, False])
+def test_dequantised_bit_for_bit(dtype: str, group_size: int, symmetric: bool, act_order: bool) -> None:
+    for k, n in ((333, 77), (1024, 2056)):
+        weight = make_weight(k, n, Options(dtype, group_size, symmetric, act_order=act_order)).packed
+        wanted = weight.dequantize(dtype).view(np.uint16)
+        found = cudatma.dequantize(weight)
+        assert (found.shape, found.dtype.name) == ((k, n), dtype)
+        np.testing.assert_array_equal(cupy.asnumpy(bits(contiguous(found))), wanted)
+        if n % 8 == 0:
+            buffer = poisoned((k + 2, n + 8), dtype)
+            out = buffer[1 : k + 1, :n]
+            assert cudatma.dequantize(weight, out) is out
+            np.testing.assert_array_equal(cupy.asnumpy(bits(buffer)[1 : k + 1, :n]), wanted)
+            assert is_poison(contiguous(buffer[:, n:]))
+            assert is_poison(buffer[0])
+            assert is_poison(buffer[k + 1])
+
+
+def test_dequantising_a_thousand_times_gives_the_same_bits() -> None:
+    for act_order in (False, True):
+        weight = make_weight(2048, 4096, Options(group_size=32, symmetric=False, act_order=act_order)).packed
+        wanted, out = cudatma.dequantize(weight), poisoned((2048, 4096), "float16")
+        wrong = cupy.zeros((), np.int64)
+        for _ in range(500):
+            bits(out).fill(0xFFFF)
+            cudatma.dequantize(weight, out)
+            wrong += (bits(out) != bits(wanted)).sum()
+        assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("programmatic", [False, True])
+@pytest.mark.parametrize("m", [1, 7, 16, 64, 100, 1000])
+def test_act_order_gives_the_bits_of_permuted_activations(m: int, dtype: str, programmatic: bool) -> None:
+    weight = make_weight(2048, 1024, Options(dtype, 64, False, act_order=True))
+    x = activations((m, 2048), dtype)
+    ordered = cupy.ascontiguousarray(bits(x)[:, weight.packed.perm]).view(x.dtype)
+    straight = cudatma.PackedWeight(
+        *(weight.packed.qweight, weight.packed.scales, weight.packed.zeros, None, weight.packed.shape, 64, dtype)
+    )
+    wanted = marlin_gemm(ordered, straight)
+    for _ in range(3):
+        out = marlin_gemm(x, weight.packed, programmatic=programmatic)
+        assert bool((bits(out) == bits(wanted)).all())
+    check(out, to_float64(x) @ weight.dense)
+
+
+@pytest.mark.parametrize("m", [1, 5, 100, 600])
+@pytest.mark.parametrize(("offset", "gap"), [(1, 0), (0, 3), (3, 5), (8, 8)])
+def test_any_address_and_pitch(m: int, offset: int, gap: int) -> None:
+    weight = make_weight(1024, 512)
+    buffer = poisoned((m, offset + 1024 + gap), "float16")
+    x = buffer[:, offset : offset + 1024]
+    x[...] = activations((m, 1024), "float16")
+    out = marlin_gemm(x, weight.packed)
+    wanted = marlin_gemm(contiguous(x), weight.packed)
+    assert bool((bits(out) == bits(wanted)).all())
+    check(marlin_gemm(x, weight.packed, feed={"activation": "plain"}), to_float64(x) @ weight.dense)
+
+
+def test_a_thousand_calls_in_a_programmatic_chain_give_the_same_bits() -> None:
+    """Each call's copy writes the rows that the GEMM before it may still read, if it does not wait."""
+    weight = make_weight(2048, 2048, Options(act_order=True))
+    xs = [activations((16, 2048), "float16", seed) for seed in (1, 2)]
+    wanted = [marlin_gemm(x, weight.packed) for x in xs]
+    assert bool((bits(wanted[0]) != bits(wanted[1])).any())
+    outs, wrong = [cupy.empty_like(out) for out in wanted], cupy.zeros((), np.int64)
+    for _ in range(500):
+        for x, out in zip(xs, outs, strict=True):
+            marlin_gemm(x, weight.packed, out, programmatic=True)
+        for out, good in zip(outs, wanted, strict=True):
+            wrong += (bits(out) != bits(good)).sum()
+    assert int(wrong) == 0
+
+
+def test_two_streams_have_rows_of_their_own() -> None:
+    weight = make_weight(4096, 1024, Options(act_order=True))
+    xs = [activations((64, 4096), "float16", seed) for seed in (1, 2)]
+    wanted = [marlin_gemm(x, weight.packed) for x in xs]
+    streams = [new_stream() for _ in xs]
+    outs, wrong = [cupy.empty_like(out) for out in wanted], [cupy.zeros((), np.int64) for _ in xs]
+    cupy.cuda.Device().synchronize()
+    for _ in range(200):
+        for x, out, good, bad, stream in zip(xs, outs, wanted, wrong, streams, strict=True):
+            with stream:
+                marlin_gemm(x, weight.packed, out)
+                bad += (bits(out) != bits(good)).sum()
+    cupy.cuda.Device().synchronize()
+    assert [int(bad) for bad in wrong] == [0, 0]
+
+
+@pytest.mark.parametrize("m", [3, 100])
+def test_act_order_in_a_graph(m: int) -> None:
+    weight = make_weight(2048, 1024, Options(act_order=True))
+    layer, stream = MarlinLinear(weight.packed), new_stream()
+    x, out = cupy.empty((m, 2048), np.float16), poisoned((m, 1024), "float16")
+    layer.warm_up([m], stream)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        layer(x, out)
+        graph = stream.end_capture()
+    # A larger batch grows the rows; the graph keeps those that it was captured with.
+    with stream:
+        layer(activations((4000, 2048), "float16"))
+        for seed in (1, 2, 3):
+            x[...] = activations((m, 2048), "float16", seed)
+            bits(out).fill(0xFFFF)
+            graph.launch(stream)
+            check(out, to_float64(x) @ weight.dense)
+    stream.synchronize()
+
+
+def test_a_capture_that_finds_no_room_goes_on() -> None:
+    weight, other = make_weight(2048, 1024, Options(act_order=True)), make_weight(2048, 1024)
+    x, out, stream, space = (
+        activations((3, 2048), "float16"),
+        poisoned((3, 1024), "float16"),
+        new_stream(),
+        MarlinWorkspace(0),
+    )
+    wanted = marlin_gemm(x, weight.packed)
+    MarlinLinear(other.packed).warm_up([3], stream)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        with pytest.raises(LaunchError, match="room for these activations"):
+            marlin_gemm(x, weight.packed, out, workspace=space)
+        marlin_gemm(x, other.packed, out)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    check(out, to_float64(x) @ other.dense)
+    marlin_gemm(x, weight.packed, out, workspace=space)
+    assert bool((bits(out) == bits(wanted)).all())
+
+
+# ---- The dense path ----
+
+
+@pytest.fixture
+def from_64_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dense.FROM_TOKENS, TARGET.name, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act_order", [True, False])
+@pytest.mark.parametrize(("k", "n"), [(1024, 2048), (333, 77)])
+def test_the_dense_path(from_64_tokens: None, dtype: str, act_order: bool, k: int, n: int) -> None:
+    weight, bias = make_weight(k, n, Options(dtype, 64, False, act_order=act_order)), make_bias(n, dtype)
+    x_buffer, buffer = poisoned((100, k + 3), dtype), poisoned((100, n + 5), dtype)
+    x, out = x_buffer[:, :k], buffer[:, :n]
+    bits(x)[...] = bits(activations((100, k), dtype))
+    reference = to_float64(contiguous(x)) @ weight.dense
+    budget = dense.dense_nbytes(weight.packed)
+    stream = new_stream()
+    for added, wanted in ((None, reference), (bias, reference + to_float64(bias))):
+        bits(out).fill(0xFFFF)
+        with stream:
+            assert marlin_gemm(x, weight.packed, out, added, dense_bytes=budget) is out
+        stream.synchronize()
+        check(contiguous(out), wanted)
+        assert is_poison(contiguous(buffer[:, n:]))
+    assert dense.dense_bytes_in_use(0) >= budget
+    # Fewer tokens, or less memory, and the weight stays packed: the bits are those of a call without a budget.
+    for tokens, allowed in ((63, budget), (100, budget - 1)):
+        few = contiguous(x[:tokens])
+        plain = marlin_gemm(few, weight.packed)
+        assert bool((bits(marlin_gemm(few, weight.packed, dense_bytes=allowed)) == bits(plain)).all())
+
+
+def test_rows_that_are_one_row_made_dense(from_64_tokens: None) -> None:
+    weight = make_weight(256, 128)
+    row = activations((256,), "float16")
+    out = marlin_gemm(cupy.broadcast_to(row, (70, 256)), weight.packed, dense_bytes=1 << 20)
+    check(out, cupy.broadcast_to(to_float64(row) @ weight.dense, (70, 128)))
+
+
+def test_the_budget_is_kept(from_64_tokens: None) -> None:
+    weights = [make_weight(1024, 1024, seed=seed) for seed in range(3)]
+    size = dense.dense_nbytes(weights[0].packed)
+    x = activations((64, 1024), "float16")
+    for number in (0, 1, 2, 0, 2, 1):
+        check(marlin_gemm(x, weights[number].packed, dense_bytes=2 * size), to_float64(x) @ weights[number].dense)
+        assert dense.dense_bytes_in_use(0) <= 2 * size
+    weights.clear()
+    gc.collect()
+    assert dense.dense_bytes_in_use(0) == 0
+
+
+def test_cupy_captures_no_dense_product(from_64_tokens: None) -> None:
+    weight = make_weight(1024, 1024)
+    layer, stream = MarlinLinear(weight.packed, dense_bytes=1 << 30), new_stream()
+    x, out = activations((64, 1024), "float16"), poisoned((64, 1024), "float16")
+    layer.warm_up([1, 64], stream)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        with pytest.raises(LaunchError, match="CuPy"):
+            layer(x, out)
+        layer(x[:1], out[:1])
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    check(out[:1], to_float64(x[:1]) @ weight.dense)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_torchs_dense_product_and_its_capture(from_64_tokens: None, dtype: str, bias: bool) -> None:
+    torch = pytest.importorskip("torch")
+    weight = make_weight(1024, 512, Options(dtype))
+    kind = getattr(torch, dtype)
+
+    def as_torch(array: Any) -> Any:
+        return torch.from_dlpack(array.view(np.int16)).view(kind)
+
+    x, addend = activations((2, 40, 1024), dtype), make_bias(512, dtype)
+    reference = to_float64(x) @ weight.dense + (to_float64(addend) if bias else 0)
+    layer = MarlinLinear(weight.packed, as_torch(addend) if bias else None, dense_bytes=1 << 30)
+    given = as_torch(x)
+    cupy.cuda.Device().synchronize()
+    out = layer(given)
+    torch.cuda.synchronize()
+    found = cupy.from_dlpack(out.view(torch.int16)).view(x.dtype)
+    check(found, reference)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        layer(given, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        layer(given, out)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    check(found, reference)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "n"), [(4096, 4096), (3584, 1000), (8192, 28672)])
+def test_a_row_has_the_same_bits_in_every_batch(k: int, n: int, dtype: str) -> None:
+    """Tiles of 8 to 256 tokens, several of them, and whatever the row's place in its tile."""
+    weight = make_weight(k, n, Options(dtype=dtype))
+    x = activations((700, k), dtype, seed=3)
+    whole = marlin_gemm(x, weight.packed, batch_invariant=True)
+    check(whole[:40], to_float64(x[:40]) @ weight.dense)
+    for start, stop in ((0, 1), (0, 8), (3, 19), (5, 37), (0, 64), (11, 139), (100, 356), (0, 700)):
+        part = marlin_gemm(contiguous(x[start:stop]), weight.packed, batch_invariant=True)
+        assert bool((bits(part) == bits(whole[start:stop])).all()), (start, stop)

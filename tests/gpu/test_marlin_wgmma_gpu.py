@@ -1,0 +1,161 @@
+"""The wgmma kernel on a card, in its variants: a result that leaves by TMA stays within its bounds and follows the
+array that it is given; bands of token tiles change no value. test_marlin_gpu.py has every tile of the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_operands import (
+    activations,
+    bits,
+    compare,
+    is_poison,
+    make_bias,
+    make_weight,
+    poisoned,
+    to_float64,
+)
+
+from cudatma import marlin_gemm
+from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.marlin import plan
+from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+if not TARGET.has_wgmma:
+    pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4, store_tokens=16)
+STORES = {
+    "small": SMALL,
+    "three_buffers_stack": WgmmaSpec("float16", 128, False, 48, 128, 2, 2, 4, store_tokens=16),
+    "wide": WgmmaSpec(
+        "float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232, store_tokens=32
+    ),
+    "wide_multicast": WgmmaSpec(
+        "float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, store_tokens=32
+    ),
+    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, steps=1, in_flight=3, store_tokens=32),
+    "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2, store_tokens=8),
+}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec, band: int = 0) -> None:
+    """Whatever is asked for, this instance serves it."""
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1, band))
+
+
+def launched(weight: Any) -> list[WgmmaSpec]:
+    """The instances that a weight's calls have used."""
+    return [made.spec for made in weight.packed.attachments.values()]
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    ("k", "n", "rows", "gap"), [(512, 136, 130, 24), (2048, 4096 + 72, 333, 8), (256, 20000, 700, 0)]
+)
+def test_a_result_by_tma(monkeypatch: pytest.MonkeyPatch, name: str, k: int, n: int, rows: int, gap: int) -> None:
+    """Tails, divided tiles, several tiles a block; all around a window of a larger array nothing is written."""
+    use(monkeypatch, STORES[name])
+    weight, bias = make_weight(k, n), make_bias(n, "float16")
+    x, buffer = activations((rows, k), "float16"), poisoned((rows + 2, n + gap), "float16")
+    out = buffer[:rows, :n]
+    marlin_gemm(x, weight.packed, out, bias)
+    assert launched(weight)[0].store_tokens
+    problem = compare(out, to_float64(x) @ weight.dense + to_float64(bias)).problem("float16")
+    assert not problem, problem
+    assert is_poison(bits(buffer)[:rows, n:])
+    assert is_poison(bits(buffer)[rows:])
+
+
+@pytest.mark.parametrize(("n", "gap"), [(136, 4), (132, 0), (132, 4)])
+def test_rows_off_16_bytes_leave_through_registers(monkeypatch: pytest.MonkeyPatch, n: int, gap: int) -> None:
+    use(monkeypatch, SMALL)
+    weight, x = make_weight(512, n), activations((100, 512), "float16")
+    buffer = poisoned((101, n + gap), "float16")
+    marlin_gemm(x, weight.packed, buffer[:100, :n])
+    assert {spec.store_tokens for spec in launched(weight)} == {0}
+    assert not compare(buffer[:100, :n], to_float64(x) @ weight.dense).problem("float16")
+    assert is_poison(bits(buffer)[:100, n:])
+    assert is_poison(bits(buffer)[100:])
+
+
+def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call and a graph use the plan of the first; each writes where it is told to, and nowhere else."""
+    use(monkeypatch, SMALL)
+    weight, x = make_weight(512, 264), activations((100, 512), "float16")
+    reference = to_float64(x) @ weight.dense
+    first, second, third = (poisoned((100, 264), "float16") for _ in range(3))
+    marlin_gemm(x, weight.packed, first)
+    kept = first.copy()
+    first[...] = 0
+    marlin_gemm(x, weight.packed, second)
+    assert not bool(first.any())
+    assert bool((bits(second) == bits(kept)).all())
+    assert not compare(second, reference).problem("float16")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        marlin_gemm(x, weight.packed, second)  # the stream's workspace
+        stream.begin_capture()
+        marlin_gemm(x, weight.packed, third)
+        graph = stream.end_capture()
+        marlin_gemm(x, weight.packed, first)  # the plan goes on elsewhere, the graph does not
+        second[...] = 0
+        graph.launch(stream)
+        stream.synchronize()
+    assert not bool(second.any())
+    assert bool((bits(third) == bits(kept)).all())
+    assert bool((bits(first) == bits(kept)).all())
+
+
+def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two arrays in turns: each launch reads what the one before it stored by TMA, and stores over what that one read.
+
+    Back to back, against the same launches with a wait behind each.
+    """
+    use(monkeypatch, SMALL)
+    weight, results = make_weight(512, 512), []
+    for waits in (True, False):
+        a, b = activations((100, 512), "float16"), poisoned((100, 512), "float16")
+        for _ in range(6):
+            marlin_gemm(a, weight.packed, b, programmatic=True)
+            if waits:
+                cupy.cuda.Device().synchronize()
+            a, b = b, a
+        cupy.cuda.Device().synchronize()
+        results.append(bits(a).get())
+    assert np.isfinite(results[0].view(np.float16)).all()
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("band", [1, 2, 3, 5, 100])
+def test_bands_of_token_tiles(monkeypatch: pytest.MonkeyPatch, band: int) -> None:
+    """Eleven token tiles, some of them divided among blocks."""
+    use(monkeypatch, SMALL, band)
+    weight, x = make_weight(1024, 3000), activations((700, 1024), "float16")
+    out = poisoned((701, weight.packed.shape[1]), "float16")
+    marlin_gemm(x, weight.packed, out[:700])
+    problem = compare(out[:700], to_float64(x) @ weight.dense, is_poison(out[700:])).problem("float16")
+    assert not problem, problem
+
+
+def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = activations((300, 1024), "float16")
+    found = []
+    for tokens in (0, 8, 16, 32):
+        use(monkeypatch, WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4, store_tokens=tokens))
+        found.append(bits(marlin_gemm(x, make_weight(1024, 4096).packed)).get())
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])

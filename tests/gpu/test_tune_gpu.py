@@ -1,0 +1,103 @@
+"""The tuner on a card: it measures, keeps what is right, and marlin_gemm then runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.kernels.marlin import tuning
+from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.shortlist import Candidate, shortlist
+from cudatma.kernels.marlin.tune_file import read_cells
+from tools import tune
+from tools.tune_check import difference
+from tools.tune_measure import CardBench, random_weight
+
+pytestmark = pytest.mark.gpu
+#: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
+LAYER = Layer(1024, 1544, 128, False, "float16")
+TOKENS = (5, 64, 300)
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    tuning.forget()
+    return path
+
+
+def test_the_card_tells_its_clocks_and_bus() -> None:
+    card = card_of(0)
+    assert card.multiprocessors > 0
+    assert 500 < card.sm_clock_mhz < 5000
+    assert 500 < card.memory_clock_mhz < 50_000
+    assert card.memory_bus_bits >= 64
+    assert 1e5 < card.memory_bytes_per_us < 2e7, "0.1 to 20 TB/s"
+
+
+def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import cupy
+
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, TOKENS))]
+    assert tune.main([*shape, "--candidates", "6", "--seconds", "0.5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["cells"]
+    wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
+    assert not wrong
+    card, target = card_of(0), cudatma.detect(0)
+    cells, problems = read_cells(file, card, target)
+    assert not problems
+    assert {cell.m for cell in cells} == set(TOKENS)
+    assert all(1 < cell.us <= cell.rule_us < 1000 for cell in cells)
+
+    tuning.forget()
+    weight = random_weight(LAYER)
+    dense = weight.dequantize(np.float64)
+    on_card = weight.to_device(0)
+    for cell in cells:
+        assert choose(LAYER, cell.m, target, card.multiprocessors, Feeds()) == cell.choice
+        said = marlin_explain(on_card, cell.m)
+        assert (said.decision.source, said.decision.choice) == ("tuned", cell.choice)
+        x = np.random.default_rng(cell.m).standard_normal((cell.m, LAYER.k)).astype(np.float16)
+        out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_card))
+        wanted = (x.astype(np.float64) @ dense).astype(np.float16)
+        assert difference(wanted, out, LAYER.dtype) == ""
+
+    assert tune.main([*shape, "--json"]) == 0
+    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known"] * len(TOKENS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
+    """Ten for each number of tokens, with zero points, without timing them."""
+    layer = Layer(2048, 4096, 64, True, dtype)
+    target, card = cudatma.detect(0), card_of(0)
+    with CardBench(0).opened() as bench:
+        for m in (1, 16, 48, 513):
+            rule = choose(layer, m, target, card.multiprocessors, Feeds())
+            bench.prepare(layer, m)
+            reference = None
+            for candidate in shortlist(layer, m, target, card, Feeds(), rule, 10):
+                result = _result(bench, candidate)
+                if reference is None:
+                    reference = bench.keep(result)
+                elif result is not None:
+                    assert difference(reference, result, dtype) == "", candidate.label
+
+
+def _result(bench: CardBench, candidate: Candidate) -> object:
+    """None for what is no matter of results: ptxas gives up on a configuration, or it would not run as it says."""
+    try:
+        return bench.result(candidate)
+    except (cudatma.CompileError, cudatma.ArgumentError):
+        return None
+    except cudatma.LaunchError as error:
+        if "what was asked for" in str(error):
+            return None
+        raise

@@ -1,0 +1,187 @@
+"""A card made of host memory: launches run in the emulator at once, the driver hands out NumPy buffers.
+
+What the plans do on a card (addresses, arguments, workspaces, captures, two launches in a row) is run as it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma import PackedWeight, context, target
+from cudatma.arrays import ArrayInfo
+from cudatma.kernels.marlin import repeated, workspace
+from cudatma.launch import Kernel
+from cudatma.target import get_target
+
+PROCESSORS = 4
+
+
+@dataclass
+class Launch:
+    """One launch: the kernel's name, and whether it was a programmatic dependent one."""
+
+    entry: str
+    programmatic: bool
+    stream: int
+
+
+@dataclass
+class Memory:
+    """What stands behind ``array.data`` of a CuPy array."""
+
+    ptr: int
+    device_id: int = 0
+
+
+class Array:
+    """A device array as CuPy's attributes show it; ``values`` is its memory."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+        self.shape, self.strides, self.dtype, self.ndim = values.shape, values.strides, values.dtype, values.ndim
+        self.data = Memory(values.__array_interface__["data"][0])
+
+    @property
+    def info(self) -> ArrayInfo:
+        return ArrayInfo(self.data.ptr, self.shape, self.strides, self.dtype, 0, self, "cupy")
+
+
+class LaunchPlan:
+    """A plan whose launch runs the kernel's PTX with the arguments as they stand then."""
+
+    def __init__(self, card: Card, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
+        self.card, self.kernel, self.shape = card, kernel, shape
+        self.arguments = [card.argument(p, value) for p, value in zip(kernel.parameters, args, strict=True)]
+
+    def launch(self, stream: int) -> None:
+        card, shape = self.card, self.shape
+        card.launches.append(Launch(self.kernel.entry, shape["programmatic"], stream))
+        if stream in card.capturing:
+            return
+        self.kernel.emulate(
+            shape["grid"],
+            shape["block"],
+            [bytes(value) for value in self.arguments],
+            cluster=shape["cluster"],
+            shared_bytes=shape["shared_bytes"],
+            schedules=1,
+            arrays=card.buffers(),
+        )
+
+
+@dataclass
+class Card:
+    """The driver calls that a GEMM makes, and what came of them."""
+
+    memory: dict[int, Any] = field(default_factory=dict)
+    known: list[Any] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    capturing: set[int] = field(default_factory=set)
+    waited: list[int] = field(default_factory=list)
+
+    class CUstream_flags:  # noqa: N801
+        CU_STREAM_NON_BLOCKING = 1
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:  # noqa: N802
+        return 0, 0
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+        whole = np.full(size + 256, 0xEE, np.uint8)
+        start = -whole.ctypes.data % 256
+        piece = whole[start : start + size]
+        self.memory[piece.ctypes.data] = piece
+        return 0, piece.ctypes.data
+
+    def cuMemFree(self, pointer: int) -> tuple[int]:  # noqa: N802
+        return (0 if self.memory.pop(pointer, None) is not None else 1,)
+
+    def cuMemsetD8Async(self, pointer: int, value: int, size: int, stream: int) -> tuple[int]:  # noqa: N802
+        ctypes.memset(pointer, value, size)
+        return (0,)
+
+    def cuStreamCreate(self, flags: int) -> tuple[int, int]:  # noqa: N802
+        return 0, 77
+
+    def cuStreamDestroy(self, stream: int) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
+        self.waited.append(stream)
+        return (0,)
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, int(stream in self.capturing)
+
+    def array(self, values: Any) -> Array:
+        """Host values as an array of this card."""
+        self.known.append(values)
+        return Array(values)
+
+    def buffers(self) -> list[Any]:
+        """All memory that a kernel may reach, each piece once."""
+        pieces = {}
+        for values in [*self.memory.values(), *self.known]:
+            whole = values
+            while isinstance(whole.base, np.ndarray):
+                whole = whole.base
+            pieces[whole.ctypes.data] = whole
+        return list(pieces.values())
+
+    def argument(self, parameter: Any, value: Any) -> Any:
+        """One argument as a ctypes object, as marshal() makes it."""
+        if isinstance(value, np.ndarray):
+            self.known.append(value)
+            return ctypes.c_uint64(value.ctypes.data)
+        if isinstance(value, ArrayInfo):
+            return ctypes.c_uint64(value.pointer)
+        if isinstance(value, ctypes.Structure):
+            return value
+        if value is None or isinstance(value, int):
+            return {4: ctypes.c_uint32, 8: ctypes.c_uint64}[parameter.size_bytes](value or 0)
+        self.known.append(value.owner if isinstance(value.owner, np.ndarray) else np.empty(1))
+        return (ctypes.c_uint64 * 16).from_buffer_copy(memoryview(value.data))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    """Device 0 is a card of 4 multiprocessors; every packed weight lies on it. Arrays are made by ``card.array``."""
+    made = Card()
+
+    @contextlib.contextmanager
+    def using(ordinal: int) -> Iterator[Card]:
+        yield made
+
+    def plan(self: Kernel, grid: Any, block: Any, args: Any = (), **options: Any) -> LaunchPlan:
+        shape = {"grid": grid, "block": block, "cluster": None, "shared_bytes": 0, "programmatic": False}
+        return LaunchPlan(made, self, shape | options, args)
+
+    def launch(self: Kernel, grid: Any, block: Any, args: Any = (), *, stream: Any = 0, **options: Any) -> None:
+        options.pop("backend", None)
+        plan(self, grid, block, args, **options).launch(stream)
+
+    monkeypatch.setattr(workspace, "_by_stream", {})
+    monkeypatch.setattr(context, "using", using)
+    monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
+    monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
+    monkeypatch.setattr(PackedWeight, "device", property(lambda self: 0))
+    monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
+    monkeypatch.setattr(Kernel, "occupancy", lambda self, *_: 1)
+    monkeypatch.setattr(Kernel, "plan", plan)
+    monkeypatch.setattr(Kernel, "launch", launch)
+    monkeypatch.setitem(repeated._libraries, Array, "cupy")
+    from cudatma.kernels.marlin import operands
+
+    described = operands.describe
+    monkeypatch.setattr(operands, "describe", lambda a, name: a.info if isinstance(a, Array) else described(a, name))
+    yield made
+    workspace.release_workspaces()

@@ -1,0 +1,124 @@
+"""Asking for debug=True: by argument, by variable, for a block of code; and what it changes in a kernel and its key."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cudatma
+from cudatma import build
+from cudatma.build import debugging, known_kernel, load_kernel, wants_debug
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.render import render
+from cudatma.tools import dump_kernels
+
+SOURCE = """
+//% include "primitives/mbarrier.cuh.j2"
+extern "C" __global__ void waits(unsigned parity) {
+    __shared__ unsigned long long barrier;
+    const unsigned bar = cudatma::shared_address(&barrier);
+    if (threadIdx.x == 0) cudatma::mbarrier_init(bar, 1);
+    __syncthreads();
+    cudatma::mbarrier_wait_parity(bar, parity);
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    entry: str = "waits"
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        return [("full", 0, 16)]
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv(build.DEBUG_VARIABLE, raising=False)
+    for name in ("_kernels", "_building", "_caches"):
+        monkeypatch.setattr(build, name, {})
+
+
+def test_a_template_sees_it_and_the_opening_says_so() -> None:
+    source = "//% if debug\nint checked;\n//% endif\nint x;"
+    assert render(source, None, "sm_90a", is_source=True) == "// cudatma: <source> for sm_90a\n\nint x;\n"
+    checked = render(source, None, "sm_90a", is_source=True, debug=True)
+    assert checked.startswith("// cudatma: <source> for sm_90a\n// debug: ")
+    assert "int checked;\nint x;" in checked
+
+
+def test_it_is_another_kernel_with_the_specs_names() -> None:
+    plain, debug = (cudatma.compile(SOURCE, Layout(), "sm_90a", debug=flag) for flag in (False, True))
+    assert (plain.is_debug, debug.is_debug) == (False, True)
+    assert plain.folder != debug.folder
+    assert plain.parameters == debug.parameters  # the panel is no parameter
+    assert debug.smem_layout == plain.smem_layout == (("full", 0, 16),)
+    again = pickle.loads(pickle.dumps(debug))
+    assert (again.is_debug, again.smem_layout) == (True, debug.smem_layout)
+    assert cudatma.compile(SOURCE, Layout(), "sm_90a") is plain
+
+
+def test_a_template_is_known_by_what_was_asked() -> None:
+    arguments = ("kernels/tile_copy.cu.j2", cudatma.kernels.tile_copy.TileCopySpec(4), "sm_90a")
+    assert known_kernel(*arguments) is None
+    plain = load_kernel(*arguments)
+    assert known_kernel(*arguments, debug=True) is None
+    debug = load_kernel(*arguments, debug=True)
+    assert known_kernel(*arguments) is plain
+    assert known_kernel(*arguments, debug=True) is debug
+    assert (plain.is_debug, debug.is_debug) == (False, True)
+    stages = 8 * 4
+    at = debug.smem_layout[-1][1] - stages
+    assert debug.smem_layout[1:] == (("full_barriers", at, stages), ("empty_barriers", at + stages, stages))
+    build._kernels.clear()
+    assert load_kernel(*arguments, debug=True).smem_layout == debug.smem_layout  # out of the cache folder
+
+
+def test_the_variable_the_block_and_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wants_debug(None) is False
+    with debugging():
+        assert wants_debug(None) is True
+        assert wants_debug(False) is False
+        with debugging(False):
+            assert wants_debug(None) is False
+        assert wants_debug(None) is True
+        seen: list[bool] = []
+        thread = threading.Thread(target=lambda: seen.append(wants_debug(None)))
+        thread.start()
+        thread.join()
+        assert seen == [False]  # a block of this thread's
+    for text, wanted in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv(build.DEBUG_VARIABLE, text)
+        assert wants_debug(None) is wanted
+        with debugging(False):
+            assert wants_debug(None) is False
+    monkeypatch.setenv(build.DEBUG_VARIABLE, "yes")
+    with pytest.raises(ArgumentError, match=build.DEBUG_VARIABLE):
+        wants_debug(None)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0.5])
+def test_what_is_no_bool_is_refused(value: Any) -> None:
+    for call in (
+        lambda: wants_debug(value),
+        lambda: cudatma.compile(SOURCE, debug=value),
+        lambda: debugging(value).__enter__(),
+    ):
+        with pytest.raises(ArgumentTypeError, match="debug"):
+            call()
+
+
+def test_dump_writes_it(tmp_path: Path) -> None:
+    arguments = ["tile_copy", "--target", "sm_90a", "--no-sass", "--out"]
+    assert dump_kernels.main([*arguments, str(tmp_path / "plain")]) == 0
+    assert dump_kernels.main([*arguments, str(tmp_path / "debug"), "--debug"]) == 0
+    plain, debug = ((tmp_path / name / "tile_copy_sm_90a.cu").read_text() for name in ("plain", "debug"))
+    assert "debug" not in plain
+    assert "cudatma_debug_panel" in debug
+    assert "cudatma_debug_panel" in (tmp_path / "debug" / "tile_copy_sm_90a.ptx").read_text()

@@ -1,0 +1,237 @@
+"""From the records of a debug kernel to what a person reads; and that Python and template mean the same bytes."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.descriptor.access import REDUCE_TYPES
+from cudatma.dtypes import TMA_TYPES
+from cudatma.errors import ArgumentError, CudaTmaError, PipelineHang
+from cudatma.hang import Names, hang_of, is_debug_ptx, timeout_seconds
+from cudatma.hang import records as shared
+from cudatma.hang.rules import RULES
+from cudatma.mbarrier_bits import BarrierBits, encode
+from cudatma.render import render
+
+BASE = 0x400
+NAMES = Names(
+    "k", "line one;\n    wait(full);\nwait(empty);\n", [("tiles", 0, 64), ("full", 64, 16), ("empty", 80, 16)]
+)
+DEBUG_TEXT = '//% include "parts/debug_tma.cuh.j2"\n//% include "primitives/tma_reduce.cuh.j2"\n'
+
+
+def record(kind: int, offset: int = 64, **fields: Any) -> np.ndarray[Any, Any]:
+    made = np.zeros(1, shared.RECORD)
+    state = fields.pop("state", BarrierBits(1, 1, 0, 0))
+    raw = encode(state)
+    values = {"address": BASE + offset, "dynamic_base": BASE, "line": 2, "lanes": 1, "first": state.arrivals, **fields}
+    values |= {"kind": kind, "bits_low": raw & 0xFFFFFFFF, "bits_high": raw >> 32}
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+def hang(*made: np.ndarray[Any, Any], verified: bool = True, taken: int = 0) -> PipelineHang:
+    all_records = np.concatenate([*made, np.zeros(3, shared.RECORD)])
+    found = hang_of(all_records, NAMES, verified=verified, where="a card", taken=taken)
+    assert found is not None
+    return found
+
+
+def test_no_record_is_no_hang() -> None:
+    assert hang_of(np.zeros(8, shared.RECORD), NAMES, verified=True, where="a card") is None
+
+
+def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
+    state = BarrierBits(2, 1, 4096, 1)
+    made = record(
+        shared.WAIT_EXPIRED, 72, wanted=1, state=state, waited_us=2_000_000, thread=70, lanes=1 << 6, block=(3, 1, 2)
+    )
+    error = hang(made, verified=False)
+    (wait,) = error.waits
+    assert (wait.state, wait.barrier, wait.address, wait.parity) == ("expired", "full[1]", BASE + 72, 1)
+    assert (wait.block, wait.warp, wait.lane, wait.lanes) == ((3, 1, 2), 2, 6, 64)
+    assert (wait.arrivals, wait.bits, wait.raw) == (2, state, encode(state))
+    assert (wait.line, wait.text, wait.waited_seconds) == (2, "wait(full);", 2.0)
+    shown = str(error)
+    for part in (
+        "k on a card: a wait of 2 s expired",
+        "full[1], parity 1, by warp 2 lane 6 of block (3, 1, 2)",
+        "line 2: wait(full);",
+        f"raw {encode(state):#018x}, decoded (not verified on this card): 1 arrivals and 4096 bytes pending, parity 1",
+        "initialised with 2 arrivals",
+        "1 arrivals are missing, and 4096 bytes",
+    ):
+        assert part in shown
+    assert "not verified" not in str(hang(made, verified=True))
+    assert isinstance(error, CudaTmaError)
+    assert isinstance(error, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        (BarrierBits(4, 0, 512, 0), "512 announced bytes never came"),
+        (BarrierBits(4, 0, -512, 0), "512 bytes more came"),
+        (BarrierBits(4, 4, -512, 0), "512 bytes came that no expect_tx announced, and 4 arrivals are missing"),
+        (BarrierBits(4, 3, 512, 0), "3 arrivals are missing, and 512 bytes"),
+        (BarrierBits(4, 3, 0, 0), "3 of 4 arrivals are missing"),
+        (BarrierBits(4, 4, 0, 0), "nobody has arrived"),
+    ],
+)
+def test_the_state_of_the_barrier_suggests_the_cause(state: BarrierBits, cause: str) -> None:
+    (wait,) = hang(record(shared.WAIT_EXPIRED, state=state)).waits
+    assert wait.cause.startswith(cause)
+    assert wait.is_half_done == (cause != "nobody has arrived")
+
+
+def test_what_something_has_come_to_leads_and_equal_waits_are_one_group() -> None:
+    idle = [record(shared.WAIT_EXPIRED, 64, thread=32 * warp, lanes=0xFFFFFFFF) for warp in (1, 0)]
+    half = record(shared.WAITED, 80, line=3, state=BarrierBits(2, 1, 0, 1), waited_us=5, thread=64, block=(1, 0, 0))
+    error = hang(*idle, half)
+    assert [wait.barrier for wait in error.waits] == ["empty[0]", "full[0]", "full[0]"]
+    assert [wait.warp for wait in error.waits] == [2, 0, 1]
+    assert "expired: full[0], parity 0, by warps 0, 1 of block (0, 0, 0)" in str(error)
+    assert "waiting: empty[0]" in str(error)
+
+
+def test_a_named_barrier_counts_threads() -> None:
+    made = record(shared.NAMED_EXPIRED, address=3, wanted=96, first=64)
+    (wait,) = hang(made).waits
+    assert (wait.barrier, wait.arrivals, wait.cause, wait.raw) == (
+        "named barrier 3",
+        96,
+        "64 of 96 threads have come",
+        None,
+    )
+
+
+def test_a_barrier_of_which_nothing_was_noted_is_judged_by_its_bits() -> None:
+    made = record(shared.WAIT_EXPIRED, first=0xFFFFFFFF, state=BarrierBits(4, 3, 0, 0))
+    (wait,) = hang(made).waits
+    assert (wait.arrivals, wait.is_half_done) == (0, True)
+    assert "initialised with" not in str(hang(made))
+
+
+def test_every_rule_has_words() -> None:
+    for number, (name, _) in RULES.items():
+        (wait,) = hang(record(shared.REFUSED, wanted=number, first=5, second=1)).waits
+        assert (wait.state, wait.rule) == ("refused", name)
+        assert len(wait.detail) > 10
+    (wait,) = hang(record(shared.REFUSED, wanted=99, first=5, second=1)).waits
+    assert wait.rule == "rule 99"
+
+
+def test_addresses_outside_of_the_layout_are_told_as_such() -> None:
+    assert NAMES.barrier(BASE + 68, BASE) == "full[0] + 4 B"
+    assert NAMES.barrier(BASE + 96, BASE) == f"mbarrier at {BASE + 96:#x} (dynamic shared memory + 0x60)"
+    assert NAMES.barrier(BASE - 8, BASE) == "mbarrier at 0x3f8 (static shared memory)"
+    assert NAMES.barrier((1 << 24) + BASE + 72, BASE) == "full[1] of rank 1 of the cluster"
+    assert NAMES.barrier((1 << 24) + BASE + 72, (1 << 24) + BASE) == "full[1]"
+    assert NAMES.line(99) == NAMES.line(0) == ""
+
+
+def test_an_old_compiler_tells_no_line() -> None:
+    assert "line not known" in str(hang(record(shared.WAIT_EXPIRED, line=0)))
+
+
+def test_what_was_not_kept_is_counted_and_long_lists_are_cut() -> None:
+    many = [record(shared.WAIT_EXPIRED, line=n, thread=32 * n) for n in range(40)]
+    shown = str(hang(*many, taken=50))
+    assert "and 24 more groups of waits" in shown
+    assert "and 10 waits of which no record was kept" in shown
+
+
+def test_the_error_travels_between_processes() -> None:
+    error = hang(record(shared.WAIT_EXPIRED))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.waits, again.kernel) == (str(error), error.waits, "k")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", "5000"])
+def test_a_timeout_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shared.TIMEOUT_VARIABLE, text)
+    with pytest.raises(ArgumentError, match=shared.TIMEOUT_VARIABLE):
+        timeout_seconds()
+
+
+def test_the_timeout_reaches_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(shared.TIMEOUT_VARIABLE, raising=False)
+    assert timeout_seconds() == 2
+    monkeypatch.setenv(shared.TIMEOUT_VARIABLE, "0.25")
+    panel = shared.panel_bytes(0x1000, 0x2000, 1 << 30)
+    aborted, nanoseconds, records, notes = np.frombuffer(panel[:32], np.uint64).tolist()
+    assert (aborted, nanoseconds, records, notes) == (0, 250_000_000, 0x1000, 0x2000)
+    assert np.frombuffer(panel[32:], np.uint32).tolist() == [shared.CAPACITY, 0, shared.MAX_NOTED_BLOCKS, 0]
+
+
+# ---- the template's side
+
+
+def debug_text() -> str:
+    return render(DEBUG_TEXT, None, "sm_90a", is_source=True, debug=True)
+
+
+def enum(name: str) -> dict[str, int]:
+    body = re.search(rf"enum {name} : u32 \{{([^}}]*)\}}", debug_text())
+    assert body is not None
+    return {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", body[1])}
+
+
+def test_rules_and_kinds_have_the_same_numbers_on_both_sides() -> None:
+    assert enum("Rule") == {name.upper(): number for number, (name, _) in RULES.items()}
+    assert enum("Kind") == {name: getattr(shared, name) for name in enum("Kind")}
+    assert len(enum("Kind")) == 5
+
+
+def test_the_structures_have_the_same_size_on_both_sides() -> None:
+    text = debug_text()
+    assert "constexpr u32 RECORD_WORDS = 16;" in text
+    assert shared.RECORD.itemsize == 64
+    counts = [re.search(rf"{what}\[(\d+)\];", text) for what in ("u64 barriers", "u64 named", "Polls polls")]
+    barriers, named, warps = (int(count[1]) for count in counts if count is not None)
+    assert "u64 what, eighths, since, last;" in text
+    assert 8 * (barriers + named + 1 + 4 * warps) == shared.BLOCK_NOTES_BYTES
+    assert shared.PANEL_BYTES == 8 * 4 + 4 * 4
+
+
+def test_reductions_are_allowed_for_the_types_of_the_rule() -> None:
+    found = re.findall(
+        r"cp_reduce_async_bulk_tensor_2d_(\w+)\(.*?may_reduce\(map, src, at, (0x\w+)u, line\)", debug_text(), re.S
+    )
+    assert len(found) == len(REDUCE_TYPES)
+    for op, mask in found:
+        formats = {TMA_TYPES[name].descriptor_format for name in REDUCE_TYPES[op]}
+        assert int(mask, 16) == sum(1 << number for number in formats), op
+
+
+def test_element_bytes_are_those_of_the_types() -> None:
+    digits = re.search(r"\(u32\)\(0x(\w+)ull >> 4 \* format\(\)", debug_text())
+    assert digits is not None
+    table = {number: int(digit, 16) for number, digit in enumerate(reversed(digits[1]))}
+    for kind in TMA_TYPES.values():
+        assert table.get(kind.descriptor_format, 0) == (0 if kind.packed else kind.element_bytes), kind.name
+
+
+def test_a_module_tells_whether_it_listens() -> None:
+    assert is_debug_ptx(f".visible .global .align 8 .b8 {shared.PANEL_NAME}[48] = {{0}};")
+    assert not is_debug_ptx(".visible .entry k()")
+
+
+def test_the_page_names_every_rule_and_the_numbers() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "debugging.md").read_text()
+    assert all(f"`{name}`" in page for name, _ in RULES.values())
+    for text in (
+        f"{shared.CAPACITY * shared.RECORD.itemsize >> 10} KB of pinned host memory",
+        f"{shared.BLOCK_NOTES_BYTES} bytes of device memory",
+        f"more than {shared.MAX_NOTED_BLOCKS} blocks",
+        shared.TIMEOUT_VARIABLE,
+        shared.PANEL_NAME,
+    ):
+        assert text in page

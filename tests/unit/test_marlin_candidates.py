@@ -1,0 +1,117 @@
+"""The generators of configurations: each one constructs, fits its target, and is there where it was measured best."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma.kernels.marlin.candidates import candidates, variants
+from cudatma.kernels.marlin.card import H200, imagined_card
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.model import kernel_name, plan_of
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.shortlist import ranked, shortlist
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.tune_file import Cell, parse_cell
+from cudatma.kernels.marlin.workspace import has_room
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+layers = st.builds(
+    Layer,
+    k=st.integers(1, 40_000),
+    n=st.integers(1, 70_000),
+    group_size=st.sampled_from((32, 64, 128, -1)),
+    has_zeros=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+)
+tokens = st.one_of(st.integers(1, 300), st.integers(1, 10_000))
+targets = st.sampled_from(("sm_90a", "sm_90", "sm_120a", "sm_121a"))
+processors = st.sampled_from((1, 48, 84, 132, 188))
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, tokens, targets, processors)
+def test_every_candidate_constructs_fits_and_serves_its_layer(layer: Layer, m: int, name: str, count: int) -> None:
+    target = get_target(name)
+    found = list(candidates(layer, m, target, count, Feeds()))
+    assert found
+    assert len(set(found)) == len(found)
+    for choice in found:
+        spec = choice.spec
+        spec.check_target(target)
+        assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+        assert choice.blocks_per_sm * (spec.smem_bytes + 1024) <= target.smem_per_sm_bytes
+        assert choice.blocks_per_sm * spec.threads <= 2048
+        work = plan_of(choice, layer, m, target, count)
+        assert work.partial_blocks * spec.partial_bytes <= count * 128 * 256 * 4, "the workspace holds no more"
+        assert has_room(spec, choice.blocks_per_sm)
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, tokens, st.sampled_from(("sm_90a", "sm_120a")))
+def test_a_short_list_has_names_of_its_own_and_the_rule_first(layer: Layer, m: int, name: str) -> None:
+    target, card = get_target(name), imagined_card(name, 132)
+    rule = choose_untuned(layer, m, target, 132, Feeds())
+    listed = shortlist(layer, m, target, card, Feeds(), rule, 12)
+    assert listed[0].choice == rule
+    assert len({one.label for one in listed}) == len({one.choice for one in listed}) == len(listed) <= 12
+    for one in listed:
+        one.choice.spec.check_target(target)
+        # What the tuner measures, its file must hold and give back.
+        cell = Cell(layer, m, one.choice, 2.0, 3.0)
+        assert parse_cell(cell.as_json(), target) == cell
+
+
+def test_feeds_decide_which_kernels_there_are() -> None:
+    layer = Layer(4096, 4096, 128, False, "float16")
+    by_tma = {kernel_name(c.spec) for c in candidates(layer, 16, SM90A, 132, Feeds())}
+    assert by_tma == {"strip", "wgmma", "portable"}
+    other = Feeds("cp_async", "cp_async", "plain")
+    specs = [c.spec for c in candidates(layer, 16, SM90A, 132, other)]
+    assert specs
+    assert all(isinstance(spec, MarlinSpec) for spec in specs)
+    assert {(s.feed_weight, s.feed_scale, s.feed_activation) for s in specs} == {("cp_async", "cp_async", "plain")}
+    assert {kernel_name(c.spec) for c in candidates(layer, 500, SM90A, 132, Feeds())} == {"wgmma", "portable"}
+    assert {kernel_name(c.spec) for c in candidates(layer, 500, get_target("sm_120a"), 132, Feeds())} == {"portable"}
+
+
+def test_the_tiles_that_were_measured_best_are_among_them() -> None:
+    """docs/performance/marlin_strip.md and marlin_wgmma.md; stages and groups in flight are variants."""
+    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    for layer, m in ((large, 1), (large, 64), (large, 128), (large, 1024), (small, 1), (small, 64), (small, 1024)):
+        rule = choose_untuned(layer, m, SM90A, 132, Feeds()).spec
+        shape = (kernel_name(rule), rule.block_m, rule.block_n, rule.block_k, rule.consumer_warps, rule.cluster)
+        assert shape in {
+            (kernel_name(c.spec), c.spec.block_m, c.spec.block_n, c.spec.block_k, c.spec.consumer_warps, c.spec.cluster)
+            for c in candidates(layer, m, SM90A, 132, Feeds())
+        }
+
+
+@settings(max_examples=15, deadline=None)
+@given(layers, tokens)
+def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
+    rule = choose_untuned(layer, m, SM90A, 132, Feeds())
+    for other in variants(rule, layer, m, SM90A, 132):
+        other.spec.check_target(SM90A)
+        assert other != rule
+        assert (other.spec.block_m, other.spec.block_n) == (rule.spec.block_m, rule.spec.block_n)
+        if not other.divide:
+            assert plan_of(other, layer, m, SM90A, 132).stream_tiles == 0
+            assert plan_of(rule, layer, m, SM90A, 132).stream_tiles > 0
+
+
+def test_no_tile_holds_more_tokens_than_needed() -> None:
+    layer = Layer(4096, 4096, 128, False, "float16")
+    for m in (1, 8, 9, 33, 65, 200):
+        for choice in candidates(layer, m, SM90A, 132, Feeds()):
+            assert choice.spec.block_m <= max(16, 2 * m)
+            assert ceil_div(m, choice.spec.block_m) * choice.spec.block_m < m + 256
+
+
+def test_ranking_is_by_predicted_time_and_deterministic() -> None:
+    layer = Layer(8192, 8192, 128, False, "bfloat16")
+    first, again = (ranked(layer, 64, SM90A, H200, Feeds()) for _ in range(2))
+    assert [one.label for one in first] == [one.label for one in again]
+    times = [one.prediction.us for one in first]
+    assert times == sorted(times)

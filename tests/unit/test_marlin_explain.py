@@ -1,0 +1,154 @@
+"""marlin_explain: the choice that a GEMM makes, its reason, its predicted time, as text and as JSON, without a card."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
+from cudatma.kernels.marlin import MarlinLinear, explain, tune_file, tuning
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+from cudatma.kernels.marlin.explain_text import plain_table, table_text
+from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.tune_file import Cell, store_cell, tune_key
+from cudatma.quantization import quantize
+from cudatma.target import get_target
+
+LAYER = Layer(4096, 4096, 128, False, "float16")
+LARGE = Layer(8192, 28672, 128, False, "bfloat16")
+
+
+def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
+    return marlin_explain(layer, m, **({"target": "sm_90a", "multiprocessors": 132} | options))
+
+
+@pytest.mark.parametrize(
+    ("layer", "m", "target", "kernel", "why"),
+    [
+        (LAYER, 1, "sm_90a", "strip", "few tokens"),
+        (LARGE, 16, "sm_120a", "strip", "the weight's bytes decide"),
+        (LAYER, 64, "sm_90a", "wgmma", "sm_90a has wgmma"),
+        (LARGE, 32, "sm_90a", "portable", "too few channels or too many products for strips"),
+        (LARGE, 512, "sm_120a", "portable", "sm_120a has no wgmma"),
+    ],
+)
+def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: str, why: str) -> None:
+    said = explained(layer, m, target=target)
+    assert said.kernel == kernel
+    assert said.spec == choose_untuned(layer, m, get_target(target), 132, Feeds()).spec
+    assert said.decision.source == "rule"
+    assert why in said.decision.why
+    assert said.prediction.us > 1
+    assert said.considered > len(said.candidates) > 1
+
+
+def test_another_feed_is_the_reason_for_the_portable_kernel() -> None:
+    said = explained(LAYER, 1, feed={"scale": "cp_async"})
+    assert said.kernel == "portable"
+    assert "not every operand comes by TMA (weight tma, scale cp_async" in said.decision.why
+    assert all(candidate.choice.spec.feed_scale == "cp_async" for candidate in said.candidates)
+
+
+def test_a_tuned_cell_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, spec = tmp_path / "tuned.json", StripSpec("float16", 128, False, 16, 1, 256, 4, 5)
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
+    store_cell(path, tune_key(H200), Cell(LAYER, 16, Choice(spec, 1), 5.5, 5.9))
+    tuning.forget()
+    said = explained(LAYER, 12)
+    tuning.forget()
+    assert (said.decision.source, said.spec) == ("tuned", spec)
+    assert f"{path} has this layer, measured at 16 tokens: 5.5 us, where the rules' choice took 5.9" in str(said)
+    assert "marlin_strip_f16_g128_16x32x256_k4_s5" in str(said)
+
+
+def test_as_json() -> None:
+    said = explained(LARGE, 200)
+    data = json.loads(json.dumps(said.as_dict()))
+    assert data["layer"] == asdict(LARGE)
+    assert data["spec"]["block_m"] == said.spec.block_m
+    assert data["kernel"] == "wgmma"
+    assert data["entry"] == said.spec.entry
+    assert data["prediction"]["us"] == said.prediction.us
+    assert data["prediction"]["streams"]["memory"] > 25
+    assert data["schedule"]["tiles_n"] == said.schedule.tiles_n
+    best = [one["us"] for one in data["candidates"]][:8]
+    assert best == sorted(best)
+    assert [one["label"] for one in data["candidates"] if one["chosen"]] == [said.spec.entry]
+    assert data["considered"] == said.considered
+
+
+def test_as_text() -> None:
+    text = str(explained(LAYER, 1))
+    lines = text.splitlines()
+    assert lines[0] == "1 tokens x (4096, 4096) int4, float16, groups of 128, symmetric"
+    assert "132 multiprocessors" in lines[1]
+    assert any(line.startswith("predicted  5.") for line in lines)
+    marked = [line for line in lines if line.startswith("->")]
+    assert len(marked) == 1, "the choice is among the candidates"
+    assert marked[0].endswith("strip   marlin_strip_f16_g128_8x32x1024_k8_s4")
+    assert "\x1b" not in text
+    assert all(len(line) <= 160 for line in lines)
+    assert "zero points" in str(explained(Layer(512, 512, -1, True, "float16"), 4))
+
+
+def test_without_rich_the_table_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("->", "5.1", "memory"), ("", "12.5", "L2")]
+    shown = plain_table("Title", ("", "us", "bound by"), rows)
+    assert shown.splitlines() == ["Title", "    us    bound by", "->  5.1   memory", "    12.5  L2"]
+    real = builtins.__import__
+
+    def without_rich(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == "rich":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    assert table_text("Title", ("", "us", "bound by"), rows) == shown
+
+
+def test_it_takes_weights_and_linear_layers() -> None:
+    packed = quantize(np.ones((256, 192), np.float32), group_size=64, symmetric=False)
+    wanted = Layer(256, 192, 64, True, "float16")
+    assert explained(packed, 3).layer == explained(MarlinLinear(packed), 3).layer == wanted
+
+
+def test_without_a_card_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> int:
+        raise DriverError("cuInit", None, "no driver")
+
+    monkeypatch.setattr(explain.context, "current_device", none)
+    assert marlin_explain(LAYER, 1).card == H200
+    monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
+    assert marlin_explain(LAYER, 1).card.target == "sm_120a"
+    assert marlin_explain(LAYER, 1, multiprocessors=20).card.multiprocessors == 20
+
+
+def test_what_is_asked_for_wrongly() -> None:
+    for m in (0, -1, 1.5, "4", True):
+        with pytest.raises(ArgumentError, match=r"^m: "):
+            explained(LAYER, m)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="PackedWeight, MarlinLinear or Layer"):
+        explained(np.ones((4, 4)))
+    with pytest.raises(TargetError):
+        explained(target="sm_75")
+    with pytest.raises(ArgumentError, match="multiprocessors"):
+        explained(multiprocessors=0)
+    with pytest.raises(ArgumentError, match=r"^device: "):
+        explained(device=0)
+    with pytest.raises(ArgumentError, match="feed"):
+        explained(feed="carrier pigeon")
+    with pytest.raises((DriverError, LaunchError, TargetError)):
+        marlin_explain(LAYER, 1, device=77)

@@ -1,0 +1,300 @@
+"""Wrong calls of the operations over arrays: each is answered by its typed error, before anything is compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma as c
+from cudatma import backend as backend_module
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.moves import place as place_module
+from cudatma.kernels.moves.broadcast import BroadcastSpec
+from cudatma.kernels.moves.gather import GatherSpec
+from cudatma.kernels.moves.im2col import Im2colMoveSpec
+from cudatma.kernels.moves.place import Place
+from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
+from cudatma.kernels.moves.prefetch import PrefetchSpec
+from cudatma.kernels.moves.ring import MoveRing, stages_for
+from cudatma.kernels.moves.rows import RowsSpec
+from cudatma.kernels.moves.specs import PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.window import Axis, Window
+from cudatma.kernels.registry import REGISTRY
+from cudatma.target import TARGETS, get_target
+
+Array = np.ndarray[Any, Any]
+KIB = 1024
+F32 = np.ones((32, 64), np.float32)
+I8 = np.ones((32, 64), np.int8)
+READONLY = np.ones((32, 64), np.float32)
+READONLY.setflags(write=False)
+CROOKED = np.frombuffer(bytes(41), np.uint8)[1:].view(np.float32)
+STUCK = np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (32, 64), (0, 4))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> Any:
+        pytest.fail("a wrong call was compiled")
+
+    monkeypatch.setattr(place_module, "_kernel", refuse)
+
+
+def fresh(shape: tuple[int, ...] = (32, 64), dtype: Any = np.float32) -> Array:
+    return np.zeros(shape, dtype)
+
+
+Call = Callable[[dict[str, Any]], object]
+#: what is called, the error, its field, a part of its message
+WRONG: list[tuple[Call, type[Exception], str, str]] = [
+    # copy
+    (lambda o: c.copy("text", **o), c.ArgumentTypeError, "src", "str"),
+    (lambda o: c.copy(np.array([None]), **o), c.ArgumentTypeError, "src.dtype", "plain bytes"),
+    (lambda o: c.copy(F32, offset=(1,), **o), c.ArgumentError, "offset", "2 ints"),
+    (lambda o: c.copy(F32, offset=(1.5, 0), **o), c.ArgumentTypeError, "offset", "2 ints"),
+    (lambda o: c.copy(F32, offset=(0, 8), shape=(32, 64), **o), c.ArgumentError, "offset[1]", "pad="),
+    (lambda o: c.copy(F32, offset=(-1, 0), shape=(3, 64), **o), c.ArgumentError, "offset[0]", "pad="),
+    (lambda o: c.copy(F32, shape=(33, 64), **o), c.ArgumentError, "offset[0]", "at most 32"),
+    (lambda o: c.copy(F32, shape=(-1, 64), **o), c.ArgumentError, "shape[0]", "0 and up"),
+    (lambda o: c.copy(F32, pad="ones", **o), c.ArgumentError, "pad", "zeros, nan"),
+    (lambda o: c.copy(I8, pad="nan", **o), c.ArgumentError, "pad", "float16"),
+    (lambda o: c.copy(F32, cache="evict", **o), c.ArgumentError, "cache", "evict_first"),
+    (lambda o: c.copy(F32, via="dma", **o), c.ArgumentError, "via", "auto, tma, plain"),
+    (lambda o: c.copy(F32, fresh((32, 32)), **o), c.ArgumentError, "out", "(32, 64)"),
+    (lambda o: c.copy(F32, fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
+    (lambda o: c.copy(F32, F32, **o), c.ArgumentError, "out", "memory of its own"),
+    (lambda o: c.copy(F32, READONLY, **o), c.ArgumentError, "out", "writable"),
+    (lambda o: c.copy(F32, STUCK, **o), c.ArgumentError, "out", "lie apart"),
+    (lambda o: c.copy(F32[:, :63], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
+    (lambda o: c.copy(F32[:, 1:61], via="tma", **o), c.DescriptorError, "address", "16 bytes"),
+    (lambda o: c.copy(F32[:, ::2], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "step over"),
+    (lambda o: c.copy(F32[::-1], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "backwards"),
+    (
+        lambda o: c.copy(F32, offset=(0, -1), shape=(32, 64), pad="zeros", via="tma", **o),
+        c.DescriptorError,
+        "coords[0]",
+        "16 bytes",
+    ),
+    (
+        lambda o: c.copy(F32, offset=(99, 0), shape=(3, 64), pad="zeros", via="tma", **o),
+        c.DescriptorError,
+        "offset",
+        "outside",
+    ),
+    (
+        lambda o: c.copy(CROOKED, offset=(-1,), shape=(9,), pad="nan", via="plain", **o),
+        c.DescriptorError,
+        "address",
+        "4 bytes",
+    ),
+    # transpose
+    (lambda o: c.transpose(F32[0], **o), c.ArgumentError, "src.shape", "two dimensions"),
+    (lambda o: c.transpose(F32, fresh(), **o), c.ArgumentError, "out", "(64, 32)"),
+    (lambda o: c.transpose(F32[:31], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
+    (lambda o: c.transpose(fresh((4, 4), np.complex128), via="tma", **o), c.DescriptorError, "dtype", "1, 2, 4 or 8"),
+    (
+        lambda o: c.transpose(fresh((4, 4, 32, 32))[:, :3], via="tma", **o),
+        c.DescriptorError,
+        "src.shape",
+        "batch axes",
+    ),
+    # reduce_into
+    (lambda o: c.reduce_into(fresh(), F32, "mul", **o), c.ArgumentError, "op", "add, min"),
+    (lambda o: c.reduce_into(fresh(), I8, "add", **o), c.ArgumentError, "src", "float32"),
+    (lambda o: c.reduce_into(fresh(), F32[0], "add", **o), c.ArgumentError, "src", "2 axes"),
+    (lambda o: c.reduce_into(fresh(dtype=np.int8), I8, "add", **o), c.ArgumentTypeError, "src.dtype", "uint32"),
+    (lambda o: c.reduce_into(fresh(), F32, "min", **o), c.ArgumentTypeError, "src.dtype", "bfloat16"),
+    (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integers"),
+    (lambda o: c.reduce_into(fresh(dtype=np.uint16), np.ones((32, 64), np.uint16), "max", **o),
+     c.ArgumentTypeError, "src.dtype", "uint32"),
+    (lambda o: c.reduce_into(fresh(dtype=np.int32), np.ones((32, 64), np.int32), "inc", **o),
+     c.ArgumentTypeError, "src.dtype", "uint32 for inc"),
+    (lambda o: c.reduce_into(F32, F32, "add", **o), c.ArgumentError, "dst", "memory of its own"),
+    (lambda o: c.reduce_into(READONLY, F32, "add", **o), c.ArgumentError, "dst", "writable"),
+    (lambda o: c.reduce_into(fresh((5,)), np.ones(5, np.float32), "add", **o), c.DescriptorError, "address", "pad"),
+    (lambda o: c.reduce_into(fresh(), F32, "add", offset=(0, 1), **o), c.DescriptorError, "address", "16 bytes"),
+    (lambda o: c.reduce_into(fresh((32, 128)), F32[:, :62], "add", **o), c.DescriptorError, "dims[0]", "overwrite"),
+    (lambda o: c.reduce_into(fresh(dtype=np.int8)[:, :8], I8[:, :8], "xor", **o), c.DescriptorError, "dims[0]", ""),
+    # gather, halo_tiles
+    (lambda o: c.gather(F32, [(0, 0)], (4, 6), **o), c.ArgumentError, "box[1]", "16-byte"),
+    (lambda o: c.gather(F32, [(0, 0)], (257, 4), **o), c.ArgumentError, "box[0]", "1..256"),
+    (lambda o: c.gather(F32, [(0, 0)], (4,), **o), c.ArgumentError, "box", "2 ints"),
+    (lambda o: c.gather(F32, [(0, 0), (1, 2)], (4, 8), **o), c.ArgumentError, "starts[1][1]", "multiples of 4"),
+    (lambda o: c.gather(F32, [(0, 2**40)], (4, 8), **o), c.ArgumentError, "starts", "32-bit"),
+    (lambda o: c.gather(F32, [0, 1], (4, 8), **o), c.ArgumentError, "starts.shape", "(rows, 2)"),
+    (lambda o: c.gather(F32, [(0.0, 0.0)], (4, 8), **o), c.ArgumentTypeError, "starts", "ints"),
+    (lambda o: c.gather(fresh((4, 4), np.complex128), [(0, 0)], (2, 2), **o), c.ArgumentError, "src.dtype", "bytes"),
+    (lambda o: c.gather(fresh((1,) * 6), [(0,) * 6], (1,) * 6, **o), c.ArgumentError, "rank", "1..5"),
+    (lambda o: c.gather(F32, [(0, 0)], (4, 8), fresh((1, 4, 16))[:, :, :8], **o), c.ArgumentError, "out", "C order"),
+    (lambda o: c.gather(F32[:, 1:], [(0, 0)], (4, 8), **o), c.DescriptorError, "address", "16 bytes"),
+    (lambda o: c.gather(fresh((0, 64)), [(0, 0)], (4, 8), **o), c.DescriptorError, "src.shape", "elements"),
+    (lambda o: c.gather(F32, [(0, 0)], (128, 256), **o), c.ArgumentError, "stages", "smaller box"),
+    (lambda o: c.halo_tiles(F32, (8, 16), (1, 2), **o), c.ArgumentError, "halo, tile[0][1]", "multiples of 4"),
+    (lambda o: c.halo_tiles(F32, (8, 16), (-1, 4), **o), c.ArgumentError, "halo[0]", "0 and up"),
+    (lambda o: c.halo_tiles(F32, (0, 16), (1, 4), **o), c.ArgumentError, "tile[0]", "1 and up"),
+    (lambda o: c.halo_tiles(F32, (256, 16), (1, 4), **o), c.ArgumentError, "tile + 2 halo[0]", "1..256"),
+    # im2col
+    (lambda o: c.im2col(F32, 3, **o), c.ArgumentError, "src.shape", "3 to 5 axes"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), (3, 3, 3), **o), c.ArgumentError, "kernel", "2 ints"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 and up"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, True, **o), c.ArgumentTypeError, "stride", "ints"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 and up"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
+    (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, 9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
+    (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, 1, 17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
+    # broadcast, prefetch, rows
+    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 and up"),
+    (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
+    (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),
+    (lambda o: c.prefetch(F32, offset=(0, 60), shape=(2, 8), **o), c.ArgumentError, "offset[1]", "pad="),
+    (lambda o: c.prefetch(F32[:, 1:60], **o), c.DescriptorError, "address", "16 bytes"),
+    (lambda o: c.gather_rows(F32[0], [0], **o), c.ArgumentError, "src.shape", "two dimensions"),
+    (lambda o: c.gather_rows(F32, [[0]], **o), c.ArgumentError, "rows.shape", "(rows,)"),
+    (lambda o: c.scatter_rows(fresh(), [0], F32, **o), c.ArgumentError, "rows.shape", "32"),
+    (lambda o: c.scatter_rows(fresh((32, 32)), [0] * 32, F32, **o), c.ArgumentError, "src", "32 columns"),
+    # where it runs
+    (lambda o: c.copy(F32, backend="gpu"), c.ArgumentError, "backend", "emulator"),
+    (lambda o: c.copy(F32, backend="cuda"), c.ArgumentError, "src.device", "CUDA device"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(len(WRONG)), ids=lambda i: f"{WRONG[i][2]}-{i}")
+def test_a_wrong_call_is_answered(index: int) -> None:
+    call, error, field, part = WRONG[index]
+    with pytest.raises(error) as caught:
+        call({"backend": "emulator"})
+    assert getattr(caught.value, "field", None) == field
+    assert part in str(caught.value)
+
+
+def test_reference_refuses_what_the_emulator_refuses() -> None:
+    """Arguments are checked alike; only TMA's own limits are not asked for."""
+    for call, error, field, _ in WRONG:
+        if error is not c.DescriptorError and field not in ("backend", "src.device", "stages"):
+            with pytest.raises(error):
+                call({"backend": "reference"})
+
+
+def test_arrays_of_another_device() -> None:
+    info = replace(describe(F32), device=0, kind="cupy")
+    with pytest.raises(c.ArgumentError) as caught:
+        c.copy(info, fresh(), backend="cuda")
+    assert caught.value.field == "out"
+    with pytest.raises(c.ArgumentError) as caught:
+        c.reduce_into(fresh(), info, "add", backend="cuda")
+    assert caught.value.field == "dst"
+
+
+def test_without_a_card_it_says_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "_has_usable_card", lambda: False)
+    monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
+    empty = fresh((0, 64))
+    calls: list[Callable[[], object]] = [
+        lambda: c.copy(empty),
+        lambda: c.copy(empty, fresh((0, 64))),
+        lambda: c.transpose(empty),
+        lambda: c.reduce_into(fresh(), empty, "add"),
+        lambda: c.gather(F32, [], (4, 8)),
+        lambda: c.gather(F32, [], (4, 8), fresh((0, 4, 8))),
+        lambda: c.broadcast(empty, 2),
+        lambda: c.prefetch(empty),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert [(w.category, w.filename) for w in caught] == [(c.BackendWarning, __file__)]
+
+
+# ---- plans of arrays that no machine here holds
+
+
+def card(blocks: int = 264) -> Place:
+    return Place("emulator", None, get_target("sm_90a"), blocks)
+
+
+def info(shape: tuple[int, ...], strides: tuple[int, ...], pointer: int = 1 << 20) -> ArrayInfo:
+    return ArrayInfo(pointer, shape, strides, np.dtype(np.float32), None, None, "numpy")
+
+
+def test_huge_runs_and_windows_are_planned() -> None:
+    nbytes = 1 << 41
+    window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
+    move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
+    assert move.grid == 264
+    assert move.args[2] == nbytes
+    side, pitch = 16384, 65536
+    window = Window(1 << 20, 1 << 40, 4, (Axis(100, 12000, side, pitch, 48000), Axis(200, 12000, side, 4, 4)))
+    move = window_plan(window, (info((side, side), (pitch, 4)), info((12000, 12000), (48000, 4))), card())
+    assert move.args[0].spec.dims == (12000, 12000)
+    assert move.args[0].spec.address == (1 << 20) + 100 * pitch + 800
+    assert move.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
+    window = Window(1 << 20, 1 << 50, 4, (Axis(0, 1 << 33, 1 << 33, 16, 16), Axis(0, 4, 4, 4, 4)))
+    with pytest.raises(c.DescriptorError, match=r"2\*\*32"):
+        window_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
+
+
+def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
+    for rows, bits in ((1 << 20, 32), (1 << 22, 64)):
+        axes = (Axis(0, rows, rows, 4100, 4104), Axis(1, 1024, 1025, 4, 4))
+        move = plain_plan(Window(1 << 20, 1 << 45, 4, axes), (info((1,), (4,)), info((1,), (4,))), card())
+        assert (move.spec.index_bits, move.args[3]) == (bits, rows * 1024)
+
+
+def test_small_runs_take_small_pieces() -> None:
+    for nbytes, stage, grid in ((64, 4 * KIB, 1), (1 << 20, 4 * KIB, 256), (264 * 16 * KIB, 16 * KIB, 264)):
+        window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
+        move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
+        assert (move.spec.stage_bytes, move.grid) == (stage, grid)
+
+
+# ---- specs
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: WindowSpec("mul", 2, 1024, 3, 1), "op"),
+        (lambda: WindowSpec("copy", 6, 1024, 3, 1), "rank"),
+        (lambda: WindowSpec("copy", 2, 1000, 3, 1), "stage_bytes"),
+        (lambda: WindowSpec("copy", 2, 1024, 1, 1), "stages"),
+        (lambda: WindowSpec("copy", 2, 1024, 3, 3), "in_flight"),
+        (lambda: WindowSpec("copy", 2, 1024, 3, 1, "hot"), "cache"),
+        (lambda: RunSpec("add", "b32", 1024, 3, 1), "kind"),
+        (lambda: RunSpec("copy", "b8", 1 << 21, 3, 1), "stage_bytes"),
+        (lambda: PlainSpec(16, 1), "element_bytes"),
+        (lambda: PlainSpec(4, 0), "rank"),
+        (lambda: PlainSpec(4, 2, 16), "index_bits"),
+        (lambda: GatherSpec(2, "list", 1024, 3, 1), "places"),
+        (lambda: Im2colMoveSpec(2, 1024, 3, 1), "rank"),
+        (lambda: BroadcastSpec(9, 1152, 3, 1), "copies"),
+        (lambda: BroadcastSpec(3, 1152, 3, 1), "copies"),
+        (lambda: BroadcastSpec(4, 1152, 3, 1), "stage_bytes"),
+        (lambda: PrefetchSpec(6), "rank"),
+        (lambda: PrefetchSpec(0, 100), "piece_bytes"),
+        (lambda: RowsSpec("sum", 1024, 3, 1), "op"),
+        (lambda: RowsSpec("gather", 1024, 3, 1, 6), "rows"),
+    ],
+)
+def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(c.ArgumentError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_rings_share_a_multiprocessor(target: str) -> None:
+    chosen = get_target(target)
+    ring = MoveRing(stages_for(chosen, 16 * KIB), 1, 16 * KIB)
+    assert 2 * (ring.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
+    assert ring.layout() == [("slots", 0, ring.barriers_offset), ("barriers", ring.barriers_offset, 8 * ring.stages)]
+    for entry in REGISTRY.values():
+        if ".moves." in entry.source:
+            for spec in entry.specs(target):
+                spec.check_target(chosen)  # type: ignore[attr-defined]

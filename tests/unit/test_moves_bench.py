@@ -1,0 +1,90 @@
+"""The benchmark of the operations over arrays: its cases compute what they time, its searches stay within the card, and
+its verdicts. NumPy takes CuPy's place, the emulator the card's."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import moves
+from cudatma.kernels.moves.place import Place
+from cudatma.target import get_target
+
+#: Cases like the benchmark's, of a few kilobytes.
+SMALL = {
+    "run": moves._copy((32, 64), (0, 0), (32, 64)),
+    "window": moves._copy((64, 64), (5, 8), (40, 48)),
+    "transpose": moves._transpose(64, "float16"),
+    "reduce run": moves._reduce((32, 64), 64),
+    "reduce window": moves._reduce((32, 64), 48),
+    "broadcast": moves._broadcast(4096, 4),
+}
+
+
+@pytest.fixture
+def numpy_as_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("cupy")
+    for name in ("arange", "empty", "empty_like", "zeros", "ones", "copyto", "add", "uint32", "float32"):
+        setattr(fake, name, getattr(np, name))
+    fake.ndarray = type("ndarray", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+def test_both_contenders_compute_the_same(name: str, numpy_as_cupy: None) -> None:
+    prepared = SMALL[name]()
+    prepared.ours()
+    assert prepared.right()
+    prepared.cupys()
+    assert prepared.right()
+
+
+@pytest.mark.parametrize("name", ["run", "window", "transpose"])
+@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+def test_searches_offer_other_specs(name: str, numpy_as_cupy: None) -> None:
+    prepared = SMALL[name]()
+    assert prepared.variants is not None
+    found = dict(prepared.variants(Place("emulator", None, get_target("sm_90a"), 4)))
+    assert len({move.spec for move in found.values()}) == len(found) > 10
+    assert min(move.spec.smem_bytes for move in found.values()) <= 227 * 1024
+
+
+def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
+    assert all(case.moved_bytes >= 2 * 256_000_000 for case in moves.CASES.values())
+    bars = {name: case.bar for name, case in moves.CASES.items() if case.bar}
+    assert bars == {"copy, contiguous": 1.0, "copy, window fp32": 2.2, "transpose fp32": 3.0, "transpose fp16": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({"bar": 0.0, "x_cupy": 3.0}, "none"),
+        ({"bar": 2.2, "x_cupy": 2.2}, "2.2: met"),
+        ({"bar": 2.2, "x_cupy": 2.1}, "2.2: missed"),
+        ({"bar": 2.2, "x_cupy": None}, "2.2: not measured"),
+        ({"bar": 2.2, "x_cupy": 3.0, "error": "the result is wrong"}, "2.2: not measured"),
+    ],
+)
+def test_verdicts(cell: dict[str, Any], said: str) -> None:
+    assert moves.verdict(cell) == said
+
+
+def test_the_table() -> None:
+    whole = {
+        "case": "copy",
+        "us": {"cudatma": 10.0, "cupy": 20.0},
+        "tb_s": 3.0,
+        "cupy_tb_s": 1.5,
+        "x_cupy": 2.0,
+        "bar": 0,
+    }
+    table = moves.moves_table([whole, {"case": "broken", "error": "x", "bar": 1.0}])
+    assert [len(row) for row in table.rows] == [len(table.columns)] * 2
+    assert table.rows[0][:2] == ("copy", "10.0")
+    assert table.rows[1][1:] == ("-",) * 5 + ("1.0: not measured",)

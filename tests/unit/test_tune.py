@@ -1,0 +1,310 @@
+"""`cudatma tune` without a card: a made-up bench computes and times, everything else is the real thing."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma import cli
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
+from cudatma.kernels.marlin import tune_file, tuning
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.config import Feeds, Layer, decide
+from cudatma.kernels.marlin.shortlist import Candidate
+from cudatma.kernels.marlin.tune_file import read_cells
+from cudatma.target import get_target
+from tools import tune, tune_plan, tune_run
+from tools.model_layers import MODELS, model_shapes
+from tools.tune_check import difference
+
+SM90A = get_target("sm_90a")
+SHAPE = ["--shape", "4096x4096", "--tokens", "1,64"]
+
+
+class FakeBench:
+    """Computes nothing: right results are ``x``, and a candidate takes what ``us`` says of it.
+
+    spoil: label -> what its result becomes, or the error that it raises.
+    """
+
+    def __init__(self, us: Callable[[Candidate], float] = lambda one: one.prediction.us) -> None:
+        self.us = us
+        self.spoil: dict[str, Any] = {}
+        self.prepared: list[tuple[Layer, int]] = []
+        self.timed: list[list[str]] = []
+        self.usable = True
+        self.x: Any = None
+
+    def prepare(self, layer: Layer, m: int) -> None:
+        self.prepared.append((layer, m))
+        kind = np.float16 if layer.dtype == "float16" else BFLOAT16
+        self.x = np.random.default_rng(m).standard_normal((m, 40)).astype(kind)
+
+    def result(self, candidate: Candidate) -> Any:
+        spoilt = self.spoil.get(candidate.label)
+        if isinstance(spoilt, BaseException):
+            raise spoilt
+        return self.x.copy() if spoilt is None else spoilt(self.x.copy())
+
+    def keep(self, result: Any) -> Any:
+        return result.copy()
+
+    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
+        self.timed.append([one.label for one in candidates])
+        return [self.us(one) for one in candidates]
+
+    def is_usable(self) -> bool:
+        return self.usable
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
+    tuning.forget()
+    return path
+
+
+def tuned(bench: FakeBench, *arguments: str) -> int:
+    return tune.main([*SHAPE, *arguments], bench=bench, card=H200)
+
+
+def cells(path: Path) -> dict[int, tune_file.Cell]:
+    found, problems = read_cells(path, H200, SM90A)
+    assert not problems
+    return {cell.m: cell for cell in found}
+
+
+def test_the_fastest_is_kept_and_then_chosen(file: Path) -> None:
+    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 12)[0]
+    wanted = task.candidates[5]
+    bench = FakeBench(lambda one: 5.0 if one.choice == wanted.choice else 9.0)
+    assert tuned(bench) == 0
+    cell = cells(file)[64]
+    assert (cell.choice, cell.us, cell.rule_us) == (wanted.choice, 5.0, 9.0)
+    tuning.forget()
+    decision = decide(Layer(4096, 4096, 128, False, "float16"), 60, SM90A, 132, Feeds(), H200)
+    assert (decision.source, decision.choice) == ("tuned", wanted.choice)
+    record = json.loads(file.read_text())["sections"][0]["cells"][1]
+    assert len(record["measured_us"]) == 12
+    assert record["measured_us"][wanted.label] == 5.0
+
+
+def test_what_is_hardly_faster_does_not_replace_the_rules_choice(file: Path) -> None:
+    bench = FakeBench(lambda one: 10.0 if one.label == bench.timed[-1][0] else 9.95)
+    tuned(bench)
+    for m, cell in cells(file).items():
+        rule = tune_plan.plan([(4096, 4096)], [m], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
+        assert (cell.choice, cell.us) == (rule.choice, 10.0)
+
+
+def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:
+    bench = FakeBench()
+    tuned(bench, "--candidates", "3")
+    assert [len(labels) for labels in bench.timed] == [3, 3]
+    assert bench.prepared == [(Layer(4096, 4096, 128, False, "float16"), m) for m in (1, 64)]
+
+
+def put(value: float, *at: int) -> Callable[[Any], Any]:
+    def spoil(x: Any) -> Any:
+        x[at] = value
+        return x
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "why"),
+    [
+        (put(100.0, 0, 3), "wrong results: 1 of"),
+        (put(float("nan"), 0, 39), "wrong results: 1 of"),
+        (lambda x: (x * 1.05).astype(x.dtype), "wrong results"),
+        (lambda x: np.roll(x, 1, axis=1), "wrong results"),
+        (lambda x: x[:, :8], "its shape is"),
+        (CompileError("NVRTC refused kernel.cu", "error: no", "int x;"), "NVRTC refused kernel.cu"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_candidate_with_wrong_results_is_dropped_and_reported(
+    file: Path, capsys: pytest.CaptureFixture[str], spoilt: Any, why: str, dtype: str
+) -> None:
+    task = tune_plan.plan([(4096, 4096)], [64], 128, False, dtype, SM90A, H200, 12)[0]
+    bad = task.candidates[1].label
+    bench = FakeBench(lambda one: 1.0 if one.label == bad else 9.0)
+    bench.spoil[bad] = spoilt
+    assert tuned(bench, "--json", "--dtype", dtype) == 0
+    assert bad not in bench.timed[1]
+    assert cells(file)[64].us == 9.0
+    shown = capsys.readouterr()
+    assert why in json.loads(shown.out)["cells"][1]["dropped"][bad]
+    assert f"dropped {bad}: {why}" in shown.err
+    assert why in json.loads(file.read_text())["sections"][0]["cells"][1]["dropped"][bad]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_rounding_changes_is_right(dtype: str) -> None:
+    kind = np.float16 if dtype == "float16" else BFLOAT16
+    exact = np.random.default_rng(0).standard_normal((700, 64)) * 30
+    rounded = exact.astype(kind)
+    again = (rounded.astype(np.float64) * (1 + 2.0 ** (-11 if dtype == "float16" else -8))).astype(kind)
+    assert difference(rounded, again, dtype) == ""
+    again[699, 63] = 35
+    assert "1 of 44800" in difference(rounded, again, dtype)
+    zero = np.zeros((2, 2), kind)
+    assert difference(zero, zero, dtype) == ""
+
+
+class _Stop:
+    """Interrupts at the n-th cell."""
+
+    def __init__(self, bench: FakeBench, cell: int) -> None:
+        self.bench, self.left, self.prepare = bench, cell, bench.prepare
+
+    def __call__(self, layer: Layer, m: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        self.prepare(layer, m)
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = FakeBench()
+    first.prepare = _Stop(first, 2)  # type: ignore[method-assign]
+    assert tuned(first, "--json") == 130
+    assert list(cells(file)) == [1]
+    shown = capsys.readouterr()
+    assert "interrupted: 1 cells kept; the same command goes on" in shown.err
+    assert json.loads(shown.out)["interrupted"] is True
+    second = FakeBench()
+    assert tuned(second, "--json") == 0
+    assert [m for _, m in second.prepared] == [64]
+    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known", "tuned"]
+    assert sorted(cells(file)) == [1, 64]
+    third = FakeBench()
+    assert tuned(third) == 0
+    assert third.prepared == []
+    assert tuned(third, "--again") == 0
+    assert len(third.prepared) == 2
+
+
+def test_a_cell_that_fails_does_not_end_the_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = FakeBench()
+    rule = tune_plan.plan([(4096, 4096)], [1], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
+    bench.spoil[rule.label] = MemoryError("no room")
+    assert tuned(bench) == 1
+    assert list(cells(file)) == [64]
+    assert "4096 x 4096, M = 1: failed: MemoryError: no room" in capsys.readouterr().err
+
+
+def test_a_lost_card_ends_the_run_and_names_the_candidate(file: Path) -> None:
+    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 12)[0]
+    bad = task.candidates[4].label
+
+    class Lost(FakeBench):
+        def result(self, candidate: Candidate) -> Any:
+            if candidate.label == bad:
+                self.usable = False
+                raise RuntimeError("CUDA_ERROR_ILLEGAL_INSTRUCTION")
+            return super().result(candidate)
+
+    with pytest.raises(tune_run.CardLostError, match=f"--skip '{bad}'"):
+        tuned(Lost())
+    assert list(cells(file)) == [1]
+    again = Lost()
+    assert tuned(again, "--skip", bad) == 0
+    assert sorted(cells(file)) == [1, 64]
+    assert bad not in again.timed[0]
+
+
+def test_cells_of_other_versions_are_measured_anew_and_kept(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned(FakeBench())
+    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 5))
+    bench = FakeBench()
+    capsys.readouterr()
+    tuned(bench)
+    assert len(bench.prepared) == 2
+    assert "2 cells measured with nvrtc 13.0 (here 13.5)" in " ".join(capsys.readouterr().err.split())
+    assert len(json.loads(file.read_text())["sections"]) == 2
+
+
+def test_a_damaged_file_is_set_aside(file: Path) -> None:
+    file.write_text("{ half")
+    with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
+        assert tuned(FakeBench()) == 0
+    assert file.with_name("tuned.json.unread-1").read_text() == "{ half"
+    assert sorted(cells(file)) == [1, 64]
+
+
+def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    arguments = ["--model", "llama3-8b", "--tokens", "16", "--candidates", "4", "--dry-run", "--target", "sm_120a"]
+    assert cli.main(["tune", *arguments, "--multiprocessors", "170"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 cells for sm_120a, 170 multiprocessors" in shown
+    assert "4096 x 28672, M = 16: 4 candidates" in shown
+    assert cli.main(["tune", *SHAPE, "--dry-run", "--json", "--target", "sm_90a", "--zeros", "--group-size", "64"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [(cell["k"], cell["m"], cell["has_zeros"], cell["group_size"]) for cell in plan] == [
+        (4096, 1, True, 64),
+        (4096, 64, True, 64),
+    ]
+    assert all(one["predicted_us"] > 0 for cell in plan for one in cell["candidates"])
+    assert not file.exists()
+
+
+def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="--shape KxN or --model NAME"):
+        tune.main([], FakeBench(), H200)
+    with pytest.raises(ArgumentError, match="with --dry-run"):
+        tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)
+    for option, value in (
+        ("--shape", "4096"),
+        ("--shape", "0x4"),
+        ("--tokens", "1,,2"),
+        ("--tokens", "0"),
+        ("--seconds", "-1"),
+        ("--candidates", "0"),
+        ("--model", "gpt-9"),
+        ("--group-size", "100"),
+        ("--dtype", "int8"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            tune.main([*SHAPE, option, value], FakeBench(), H200)
+        assert ended.value.code == 2
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
+    with pytest.raises(ArgumentError, match="name a file with --file"):
+        tune.main(SHAPE, FakeBench(), H200)
+
+
+def test_another_file(tmp_path: Path, file: Path) -> None:
+    assert tuned(FakeBench(), "--file", str(tmp_path / "other.json")) == 0
+    assert not file.exists()
+    assert sorted(cells(tmp_path / "other.json")) == [1, 64]
+
+
+def test_the_models_layers() -> None:
+    assert tune_plan.shapes_of([(1, 2), (4096, 4096)], ["llama3-8b"])[:3] == [(1, 2), (4096, 4096), (4096, 6144)]
+    for name in MODELS:
+        shapes = model_shapes(name)
+        assert len(set(shapes)) == 4
+        hidden = shapes[0][0]
+        assert shapes[1] == (hidden, hidden)
+        assert shapes[2] == (hidden, 2 * shapes[3][0])
+        assert shapes[3][1] == hidden
+
+
+def test_nothing_is_said_where_nothing_is_wrong() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuned(FakeBench()) == 0
+        assert tuned(FakeBench()) == 0

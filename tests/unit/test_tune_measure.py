@@ -1,0 +1,230 @@
+"""How the tuner measures, on a made-up CuPy whose clock advances by what each launch is said to take."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.errors import LaunchError
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_untuned
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.shortlist import Candidate, shortlist
+from cudatma.quantization import PackedWeight
+from cudatma.target import get_target
+from tools import tune_measure
+from tools.tune_measure import CardBench, random_weight
+
+SM90A = get_target("sm_90a")
+LAYER = Layer(2048, 520, 128, True, "float16")
+
+
+@dataclass
+class FakeStream:
+    """Runs what it is given at once, unless it is being captured."""
+
+    non_blocking: bool = False
+    ptr: int = 7
+    clock_us: float = 0.0
+    captured: list[Any] | None = None
+    graphs: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def enqueue(self, what: Any) -> None:
+        if self.captured is not None:
+            self.captured.append(what)
+        else:
+            what()
+
+    def begin_capture(self) -> None:
+        assert self.non_blocking, "the default stream cannot be captured"
+        assert self.captured is None
+        self.captured = []
+
+    def end_capture(self) -> Any:
+        launches, self.captured = self.captured, None
+        assert launches is not None
+        graph = SimpleNamespace(launches=launches, upload=lambda stream: None)
+        graph.launch = lambda stream: [launch() for launch in launches]
+        self.graphs.append(graph)
+        return graph
+
+    def synchronize(self) -> None:
+        assert self.captured is None, "a capture cannot be waited for"
+
+
+class FakeEvent:
+    def record(self, stream: FakeStream) -> None:
+        self.at_us = stream.clock_us
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass
+class World:
+    """us: a kernel's entry -> what a launch takes. seen: (entry, index of the weight's copy) of each launch."""
+
+    stream: FakeStream
+    us: dict[str, float] = field(default_factory=dict)
+    wrong: set[str] = field(default_factory=set)
+    seen: list[tuple[str, int]] = field(default_factory=list)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    stream = FakeStream(non_blocking=True)
+    here = World(stream)
+    cupy: Any = ModuleType("cupy")
+    cupy.asarray, cupy.empty, cupy.ones, cupy.ndarray = np.asarray, np.empty, np.ones, FakeStream  # no array is one
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
+    cupy.cuda = SimpleNamespace(
+        Device=lambda ordinal: nullcontext(),
+        Stream=lambda non_blocking: stream,
+        Event=FakeEvent,
+        get_elapsed_time=lambda begin, end: (end.at_us - begin.at_us) / 1e3,
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    rng = np.random.default_rng(0)
+
+    class FakePlan:
+        """Chooses as a plan does, and writes the same result whatever the copy."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # As the plan itself would take them, so that a call that it would refuse fails here too.
+            given = inspect.signature(Plan).bind(*args, **options).arguments
+            w, x, out, feeds = (given[name] for name in ("w", "x", "out", "feeds"))
+            assert given["stream"] == stream.ptr
+            assert not given["programmatic"]
+            assert not given["batch_invariant"]
+            k, n = w.shape
+            choice = choose(Layer.of(w), x.rows, SM90A, 132, feeds)
+            self.spec, self.copy, self.out = choice.spec, copies.index(w), x.info.pointer
+            self.schedule = schedule(choice.spec, x.rows, n, k, 132 * choice.blocks_per_sm)
+            assert out.info.shape == (x.rows, n)
+
+        def run(self, x: int, out: int, bias: int, space: Any, handle: int) -> None:
+            def launch() -> None:
+                here.seen.append((self.spec.entry, self.copy))
+                stream.clock_us += here.us.get(self.spec.entry, 10.0)
+                bits = bench._out.view(np.uint16)
+                bits[...] = rng.integers(0, 9, bits.shape) if self.spec.entry in here.wrong else 5
+
+            stream.enqueue(launch)
+
+    copies: list[PackedWeight] = []
+
+    def to_device(self: PackedWeight, device: int | None = None) -> PackedWeight:
+        twin = random_weight(LAYER)
+        copies.append(twin)
+        return twin
+
+    monkeypatch.setattr(PackedWeight, "to_device", to_device)
+    monkeypatch.setattr(tune_measure, "Plan", FakePlan)
+    monkeypatch.setattr(tune_measure, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
+    space = SimpleNamespace(require_room=lambda spec, work: None)
+    monkeypatch.setattr(tune_measure, "stream_workspace", lambda device, handle: space)
+    bench = CardBench(0)
+    here.bench = bench  # type: ignore[attr-defined]
+    with bench.opened():
+        yield here
+
+
+def listed(m: int) -> list[Candidate]:
+    rule = choose_untuned(LAYER, m, SM90A, 132, Feeds())
+    found = shortlist(LAYER, m, SM90A, H200, Feeds(), rule, 12)
+    entries = {one.choice.spec.entry: one for one in reversed(found) if one.choice.divide}
+    return list(entries.values())[:4]
+
+
+@pytest.mark.parametrize("m", [3, 300])
+def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: World, m: int) -> None:
+    bench: Any = world.bench  # type: ignore[attr-defined]
+    found = listed(m)
+    world.us = {one.choice.spec.entry: 20.0 + index for index, one in enumerate(found)}
+    bench.prepare(LAYER, m)
+    assert bench.times(found, 0.2) == pytest.approx([20.0 + index for index in range(len(found))])
+    assert len(world.stream.graphs) == len(found)
+    assert world.stream.captured is None
+    for graph in world.stream.graphs:
+        world.seen.clear()
+        graph.launch(world.stream)
+        copies = [copy for _, copy in world.seen]
+        assert copies == [index % 6 for index in range(len(copies))], "whole rounds over six copies"
+        assert len(copies) >= 150, "some 4 ms"
+
+
+def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
+    bench: Any = world.bench  # type: ignore[attr-defined]
+    first, second = listed(64)[:2]
+    bench.prepare(LAYER, 64)
+    kept = bench.keep(bench.result(first))
+    assert kept.shape == (64, 520)
+    assert (kept.view(np.uint16) == 5).all()
+    assert [copy for _, copy in world.seen] == [0, 1], "two copies of the weight"
+    world.wrong.add(second.choice.spec.entry)
+    with pytest.raises(LaunchError, match="the same bits every time"):
+        bench.result(second)
+    assert (kept.view(np.uint16) == 5).all(), "what is kept does not change"
+
+
+def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> None:
+    bench: Any = world.bench  # type: ignore[attr-defined]
+    bench.prepare(LAYER, 1)
+    weights = bench._weights
+    bench.prepare(LAYER, 8)
+    assert bench._weights is weights
+    assert bench._x.shape == (8, 2048)
+    bench.prepare(Layer(2048, 520, 128, True, "bfloat16"), 8)
+    assert bench._weights is not weights
+
+
+def test_a_choice_that_would_run_otherwise_is_refused(world: World) -> None:
+    bench: Any = world.bench  # type: ignore[attr-defined]
+    rule = listed(64)[0]
+    bench.prepare(LAYER, 64)
+    bench.result(rule)
+    whole = replace(rule, choice=replace(rule.choice, divide=False))
+    with pytest.raises(LaunchError, match=r"what was asked for: .*whole tiles"):
+        bench.result(whole)  # this plan knows nothing of whole tiles
+
+
+def test_a_capture_that_fails_leaves_the_stream_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench: Any = world.bench  # type: ignore[attr-defined]
+    bench.prepare(LAYER, 4)
+    enqueue = world.stream.enqueue
+
+    def fail(what: Any) -> None:
+        if world.stream.captured:
+            raise RuntimeError("no more")
+        enqueue(what)
+
+    monkeypatch.setattr(world.stream, "enqueue", fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        bench.times(listed(4)[:1], 0.1)
+    assert world.stream.captured is None
+    assert bench.is_usable()
+
+
+@pytest.mark.parametrize("group_size", [32, 128, -1])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_a_random_weight_gives_results_near_one(group_size: int, has_zeros: bool) -> None:
+    layer = Layer(1000, 200, group_size, has_zeros, "bfloat16")
+    weight = random_weight(layer)
+    assert (weight.shape, weight.symmetric, weight.group_size) == ((1000, 200), not has_zeros, group_size)
+    x = np.random.default_rng(1).standard_normal((50, 1000))
+    assert 0.5 < float((x @ weight.dequantize()).std()) < 2.5

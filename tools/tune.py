@@ -1,0 +1,195 @@
+"""Measure configurations of the Marlin GEMM on this card, and keep the fastest for marlin_gemm to use.
+
+For each layer and number of tokens the model names the candidates, each is checked for a right result and timed with
+cold weights, and the fastest is written to the user's file at once. A run that was cut short goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["tune", *sys.argv[1:]]))
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cudatma.build import emulated_target
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
+from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key, user_file
+from cudatma.target import get_target
+
+from .model_layers import MODELS
+from .tune_plan import TOKENS, Task, parse_shape, parse_tokens, plan, shapes_of
+from .tune_run import Bench, Outcome, run
+
+EXAMPLES = """examples:
+  cudatma tune --model llama3-8b
+  cudatma tune --shape 4096x14336 --shape 14336x4096 --tokens 1,16,64 --dtype bfloat16
+  cudatma tune --model qwen2.5-7b --group-size 64 --zeros --candidates 24 --seconds 10
+  cudatma tune --model llama3-70b --dry-run --target sm_90a --multiprocessors 132
+"""
+
+
+def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Card | None = None) -> int:
+    """``cudatma tune``; returns the exit status: 0 all cells measured, 1 some failed, 130 interrupted.
+
+    bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, CardLostError
+    (a candidate that trapped) and whatever a missing card or compiler does.
+    """
+    options = _parser().parse_args(argv)
+    shapes = shapes_of(options.shape, options.model)
+    if not shapes:
+        raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
+    imagined = options.target is not None or options.multiprocessors is not None
+    if imagined and not options.dry_run:
+        raise ArgumentError("--target", options.target, "with --dry-run", "a card can only be tuned where it is")
+    card = card or _card(options, imagined)
+    tasks = plan(
+        shapes, options.tokens, options.group_size, options.zeros, options.dtype, get_target(card.target), card,
+        options.candidates,
+    )  # fmt: skip
+    console = Console(stderr=True)
+    if options.dry_run:
+        _show_plan(tasks, card, options.json)
+        return 0
+    path = _file(options.file)
+    if bench is not None:
+        return _tune(tasks, bench, path, card, options, console)
+    from .tune_measure import CardBench  # only this needs CuPy
+
+    with CardBench(options.device).opened() as opened:
+        return _tune(tasks, opened, path, card, options, console)
+
+
+def _tune(
+    tasks: Sequence[Task], bench: Bench, path: Path, card: Card, options: argparse.Namespace, console: Console
+) -> int:
+    key, known = tune_key(card), set()
+    if not options.again:
+        cells, problems = read_cells(path, card, get_target(card.target))
+        known = {(cell.layer, cell.m) for cell in cells}
+        for problem in problems:
+            console.print(f"{path}: not used: {problem}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{len(tasks)} cells for {key}\ninto {path}", markup=False, highlight=False, soft_wrap=True)
+    outcomes: list[Outcome] = []
+    interrupted = False
+    with _progress(console) as progress:
+        bar = progress.add_task("", total=sum((task.layer, task.m) not in known for task in tasks))
+
+        def tell(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            if outcome.status != "known":
+                progress.advance(bar)
+            progress.console.print(str(outcome), markup=False, highlight=False, soft_wrap=True)
+            for label, why in outcome.dropped.items():
+                progress.console.print(f"    dropped {label}: {why}", markup=False, highlight=False, soft_wrap=True)
+
+        try:
+            run(tasks, bench, path, key, seconds=options.seconds, known=known, skip=options.skip, tell=tell)
+        except KeyboardInterrupt:
+            interrupted = True
+    measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
+    end = (
+        f"interrupted: {measured} cells kept; the same command goes on" if interrupted else f"{measured} cells measured"
+    )
+    console.print(end, markup=False, highlight=False)
+    if options.json:
+        record: dict[str, Any] = {"file": str(path), "key": str(key), "interrupted": interrupted}
+        print(json.dumps(record | {"cells": [outcome.as_dict() for outcome in outcomes]}, indent=1))
+    if interrupted:
+        return 130
+    return int(any(outcome.status == "failed" for outcome in outcomes))
+
+
+def _card(options: argparse.Namespace, imagined: bool) -> Card:
+    if imagined:
+        target = emulated_target() if options.target is None else get_target(options.target)
+        return imagined_card(target, options.multiprocessors or H200.multiprocessors)
+    try:
+        return card_of(options.device)
+    except (CudaTmaError, ImportError):
+        if not options.dry_run:
+            raise
+        return imagined_card(emulated_target(), H200.multiprocessors)
+
+
+def _file(named: Path | None) -> Path:
+    path = user_file() if named is None else named.absolute()
+    if path is None:
+        raise ArgumentError(FILE_VARIABLE, "none", "the file to write to", "unset it, or name a file with --file")
+    return path
+
+
+def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([task.as_dict() for task in tasks], indent=1))
+        return
+    print(f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors")
+    for task in tasks:
+        print(f"\n{task}: {len(task.candidates)} candidates, the rules' choice first")
+        for one in task.candidates:
+            print(f"  {one.prediction.us:9.4g} us predicted, {one.prediction.bound:<19} {one.label}")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text}: write a number from 1 up")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: write seconds, more than 0")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudatma tune", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
+    add("--model", choices=MODELS, action="append", default=[], help="the layers of a model, repeatable")
+    add(
+        "--tokens",
+        type=parse_tokens,
+        default=list(TOKENS),
+        metavar="M,M,..",
+        help=f"default: {','.join(map(str, TOKENS))}",
+    )
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), default="float16", help="of activations and scales")
+    add("--group-size", type=int, choices=GROUP_SIZES, default=128, help="depths that share a scale; -1: all")
+    add("--zeros", action="store_true", help="weights with zero points")
+    add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each cell (default: 12)")
+    add("--seconds", type=_seconds, default=5.0, metavar="S", help="of measuring for each cell (default: 5)")
+    add("--device", type=int, default=0, metavar="N", help="ordinal of the card (default: 0)")
+    add("--file", type=Path, metavar="FILE", help=f"to write to (default: ${FILE_VARIABLE}, or the user's data folder)")
+    add("--again", action="store_true", help="measure cells that the file has already")
+    add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
+    add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
+    add("--dry-run", action="store_true", help="print the plan; without a card that of an H200")
+    add("--target", metavar="NAME", help="with --dry-run: of an imagined card, as sm_90a")
+    add("--multiprocessors", type=_at_least_one, metavar="N", help="with --dry-run: of an imagined card (default: 132)")
+    return parser

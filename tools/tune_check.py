@@ -1,0 +1,41 @@
+"""Whether a candidate's result is right: compared element by element with that of a choice that is known to be.
+
+Works on NumPy arrays and CuPy arrays alike, some rows at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+#: Of one element: (in units of the result's root mean square, relative to the element). Two choices may round weight
+#: and result differently, and add in another order; a wrong tile is off by about 1.
+_ALLOWED = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
+_ROWS = 256
+
+
+def difference(reference: Any, result: Any, dtype: str) -> str:
+    """What is wrong with ``result``, (m, n) of fp16 or bf16; empty if nothing is.
+
+    A NaN, as what was never written holds, is wrong. Both arrays of one library.
+    """
+    if reference.shape != result.shape:
+        return f"its shape is {result.shape}, not {reference.shape}"
+    absolute, relative = _ALLOWED[dtype]
+    rows = range(0, reference.shape[0], _ROWS)
+    total = sum(float((values(reference[row : row + _ROWS], dtype) ** 2).sum(dtype=np.float64)) for row in rows)
+    scale = absolute * (total / max(1, reference.size)) ** 0.5
+    wrong = 0
+    for row in rows:
+        wanted, got = values(reference[row : row + _ROWS], dtype), values(result[row : row + _ROWS], dtype)
+        off = abs(got - wanted) / (scale + relative * abs(wanted) + np.float32(1e-30))
+        wrong += int((~(off <= 1)).sum())  # a NaN is not
+    return f"wrong results: {wrong} of {reference.size} elements" if wrong else ""
+
+
+def values(array: Any, dtype: str) -> Any:
+    """fp16 or bf16 as float32. bf16 by its bits: not every CuPy computes with it."""
+    if dtype == "float16":
+        return array.astype(np.float32)
+    return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,0 +1,78 @@
+"""What a run of `cudatma tune` measures: the cells of a run and their candidates. Pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.shortlist import Candidate, shortlist
+from cudatma.target import Target
+
+from .model_layers import model_shapes
+
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One cell to be tuned. candidates: the rules' choice first."""
+
+    layer: Layer
+    m: int
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        return f"{self.layer.k} x {self.layer.n}, M = {self.m}"
+
+    def as_dict(self) -> dict[str, Any]:
+        listed = [
+            {"label": one.label, "predicted_us": one.prediction.us, "bound": one.prediction.bound}
+            for one in self.candidates
+        ]
+        return asdict(self.layer) | {"m": self.m, "candidates": listed}
+
+
+def plan(
+    shapes: Iterable[tuple[int, int]],
+    tokens: Iterable[int],
+    group_size: int,
+    has_zeros: bool,
+    dtype: str,
+    target: Target,
+    card: Card,
+    candidates: int,
+) -> list[Task]:
+    """The cells of a run, each shape and number of tokens once, with its candidates."""
+    tasks = []
+    for k, n in dict.fromkeys(shapes):
+        layer = Layer(k, n, group_size, has_zeros, dtype)
+        for m in sorted(set(tokens)):
+            rule = choose_untuned(layer, m, target, card.multiprocessors, Feeds())
+            tasks.append(Task(layer, m, tuple(shortlist(layer, m, target, card, Feeds(), rule, candidates))))
+    return tasks
+
+
+def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str]) -> list[tuple[int, int]]:
+    """Those named one by one, then those of the models; each once."""
+    return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model))]))
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """``"8192x28672"`` -> (8192, 28672). Raises ArgumentTypeError of argparse."""
+    k, found, n = text.lower().partition("x")
+    if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= _MOST and 0 < int(n) <= _MOST):
+        raise argparse.ArgumentTypeError(f"{text}: write KxN, as in 8192x28672")
+    return int(k), int(n)
+
+
+def parse_tokens(text: str) -> list[int]:
+    """``"1,16,64"`` -> [1, 16, 64]. Raises ArgumentTypeError of argparse."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= _MOST for part in parts):
+        raise argparse.ArgumentTypeError(f"{text}: write numbers of tokens with commas between, as in 1,16,64")
+    return [int(part) for part in parts]

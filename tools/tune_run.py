@@ -1,0 +1,166 @@
+"""The tuner's loop: measure the candidates of each cell, keep what is right and fastest, write it down at once.
+
+It knows a card only as a Bench, so that all of it runs in tests without one.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cudatma.errors import CudaTmaError, LaunchError
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.shortlist import Candidate
+from cudatma.kernels.marlin.tune_file import Cell, TuneKey, store_cell
+
+from .tune_check import difference
+from .tune_plan import Task
+
+#: What beats the rules' choice by less is noise, and the rules' choice stays.
+_LEAST_GAIN = 0.01
+
+
+class Bench(Protocol):
+    """A card with one layer's operands on it."""
+
+    def prepare(self, layer: Layer, m: int) -> None:
+        """Make weights and activations; those of the cell before may go."""
+
+    def result(self, candidate: Candidate) -> Any:
+        """(m, n) as the candidate computes it, in memory that the next call may write over. Raises whatever goes
+        wrong: a compiler that refuses, a launch that fails, two runs that differ."""
+
+    def keep(self, result: Any) -> Any:
+        """A copy of a result that stays."""
+
+    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
+        """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
+
+    def is_usable(self) -> bool:
+        """Whether the card still works: after a trap nothing does."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a cell. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
+    (measured before), ``"failed"``. times: candidate -> us. dropped: candidate -> why it did not count."""
+
+    task: Task
+    status: str
+    winner: Candidate | None = None
+    us: float = 0.0
+    rule_us: float = 0.0
+    times: dict[str, float] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        cell: dict[str, Any] = asdict(self.task.layer) | {"m": self.task.m, "status": self.status}
+        cell |= {"winner": None if self.winner is None else self.winner.label, "us": self.us, "rule_us": self.rule_us}
+        return cell | {"times_us": self.times, "dropped": self.dropped}
+
+    def __str__(self) -> str:
+        task = str(self.task)
+        if self.status == "known":
+            return f"{task}: measured before"
+        if self.winner is None:
+            why = next(iter(self.dropped.values()), "nothing could be measured")
+            return f"{task}: failed: {why}"
+        gain = f"{self.us:.4g} us, the rules' choice {self.rule_us:.4g} ({self.rule_us / self.us:.2f} x)"
+        return f"{task}: {self.status}: {gain}, {self.winner.label}"
+
+
+class CardLostError(LaunchError):
+    """A candidate took the card's context down: nothing runs in this process any more."""
+
+
+def run(
+    tasks: Sequence[Task],
+    bench: Bench,
+    path: Path,
+    key: TuneKey,
+    *,
+    seconds: float,
+    known: Collection[tuple[Layer, int]] = (),
+    skip: Collection[str] = (),
+    tell: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Tune the cells in order; each is in the file before the next begins.
+
+    seconds: of measuring, a cell. known: cells to pass over. skip: labels of candidates to leave out. tell: is given
+    each outcome when it is there. Raises CardLostError, OSError (the file), KeyboardInterrupt; what was measured stays.
+    """
+    outcomes = []
+    for task in tasks:
+        if (task.layer, task.m) in known:
+            outcome = Outcome(task, "known")
+        else:
+            outcome = tune_cell(task, bench, seconds, skip)
+            if outcome.winner is not None:
+                store_cell(path, key, _cell(outcome, outcome.winner))
+        outcomes.append(outcome)
+        tell(outcome)
+    return outcomes
+
+
+def tune_cell(task: Task, bench: Bench, seconds: float, skip: Collection[str] = ()) -> Outcome:
+    """Measure one cell. The first candidate, the rules' choice, says what a right result is."""
+    outcome = Outcome(task, "failed")
+    rule, *others = task.candidates
+    try:
+        bench.prepare(task.layer, task.m)
+        reference = bench.keep(bench.result(rule))
+    except Exception as error:  # too little memory, a compiler that is not there: another cell may work
+        _require_card(bench, rule)
+        outcome.dropped[rule.label] = _one_line(error)
+        return outcome
+    right = [rule]
+    for candidate in others:
+        if candidate.label in skip:
+            outcome.dropped[candidate.label] = "skipped, as asked"
+            continue
+        try:
+            problem = difference(reference, bench.result(candidate), task.layer.dtype)
+        except Exception as error:
+            _require_card(bench, candidate)
+            problem = _one_line(error)
+        if problem:
+            outcome.dropped[candidate.label] = problem
+        else:
+            right.append(candidate)
+    try:
+        times = bench.times(right, seconds)
+    except Exception as error:
+        _require_card(bench, rule)
+        outcome.dropped[rule.label] = _one_line(error)
+        return outcome
+    outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
+    outcome.rule_us = times[0]
+    best = min(range(len(times)), key=times.__getitem__)
+    if times[best] > outcome.rule_us * (1 - _LEAST_GAIN):
+        best = 0
+    outcome.winner, outcome.us = right[best], times[best]
+    outcome.status = "tuned" if best else "kept"
+    return outcome
+
+
+def _cell(outcome: Outcome, winner: Candidate) -> Cell:
+    """An outcome as the file keeps it."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    record = {"measured_us": outcome.times, "dropped": outcome.dropped, "date": now}
+    task = outcome.task
+    return Cell(task.layer, task.m, winner.choice, outcome.us, outcome.rule_us, record)
+
+
+def _require_card(bench: Bench, candidate: Candidate) -> None:
+    if not bench.is_usable():
+        remedy = f"what was measured is kept; run again with --skip '{candidate.label}'"
+        raise CardLostError("candidate", candidate.label, "one that leaves the card usable", remedy)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    kind = "" if isinstance(error, CudaTmaError) and lines else f"{type(error).__name__}: "
+    return f"{kind}{lines[0] if lines else ''}"[:300]
