@@ -95,6 +95,8 @@ class RaggedCopy:
 
     Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, before anything is launched.
     run() can be captured into a graph. Two runs at a time would share tensor maps: order them, or make two objects.
+    All maps have what the driver sets for the first pair's allocations: on SM100 and SM120, whose driver looks at their
+    size, take arrays from one pool.
     """
 
     def __init__(
@@ -235,16 +237,17 @@ def _described(array: Any, field: str) -> ArrayInfo:
 
 def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
     """Raise if a destination shares a byte with another array: boxes are copied in no particular order."""
-    written = [(info.extent, f"destinations[{i}]", info) for i, (_, info) in enumerate(pairs)]
-    read = [(info.extent, f"sources[{i}]", info) for i, (info, _) in enumerate(pairs)]
-    open_: list[tuple[tuple[int, int], str, ArrayInfo]] = []
-    for one in sorted(written + read, key=lambda entry: entry[0]):
-        extent, field, info = one
-        open_ = [other for other in open_ if other[0][1] > extent[0]]
-        for _, name, other in open_:
-            if (field[0] == "d" or name[0] == "d") and overlaps(info, other):
+    arrays: list[tuple[ArrayInfo, str, bool]] = []
+    for i, (source, destination) in enumerate(pairs):
+        arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
+    # In the order of their first bytes; `reaching` are those before that end behind this one's first byte.
+    reaching: list[tuple[ArrayInfo, str, bool]] = []
+    for info, field, is_written in sorted(arrays, key=lambda one: one[0].extent):
+        reaching = [one for one in reaching if one[0].extent[1] > info.extent[0]]
+        for other, name, other_is_written in reaching:
+            if (is_written or other_is_written) and overlaps(info, other):
                 raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")
-        open_.append(one)
+        reaching.append((info, field, is_written))
 
 
 def _boxes(rows: Any, columns: Any, spec: RaggedCopySpec) -> Any:
