@@ -1,7 +1,8 @@
 """Measure configurations of the Marlin GEMM on this card, and keep the fastest for marlin_gemm to use.
 
-For each layer and number of tokens the model names the candidates, each is checked for a right result and timed with
-cold weights, and the fastest is written to the user's file at once. A run that was cut short goes on where it stopped.
+For each layer and number of tokens the model names the candidates. All are compiled first. Then each is checked for a
+right result and timed with cold weights, and the fastest is written to the user's file at once. A run that was cut
+short goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cudatma.build import emulated_target
+from cudatma.cache import default_root
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key, user_file
+from cudatma.prebuild import usable_cores
 from cudatma.target import get_target
 
 from .model_layers import MODELS
+from .tune_compile import Kernels, compile_tasks, specs_of
 from .tune_plan import TOKENS, Task, parse_shape, parse_tokens, plan, shapes_of
 from .tune_run import Bench, Outcome, run
 
@@ -40,11 +44,12 @@ EXAMPLES = """examples:
   cudatma tune --shape 4096x14336 --shape 14336x4096 --tokens 1,16,64 --dtype bfloat16
   cudatma tune --model qwen2.5-7b --group-size 64 --zeros --candidates 24 --seconds 10
   cudatma tune --model llama3-70b --dry-run --target sm_90a --multiprocessors 132
+  cudatma tune --model llama3-70b --compile-only --target sm_90a --multiprocessors 132
 """
 
 
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Card | None = None) -> int:
-    """``cudatma tune``; returns the exit status: 0 all cells measured, 1 some failed, 130 interrupted.
+    """``cudatma tune``; returns the exit status: 0 all cells measured (or compiled), 1 some failed, 130 interrupted.
 
     bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, CardLostError
     (a candidate that trapped) and whatever a missing card or compiler does.
@@ -54,8 +59,9 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
     if not shapes:
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
     imagined = options.target is not None or options.multiprocessors is not None
-    if imagined and not options.dry_run:
-        raise ArgumentError("--target", options.target, "with --dry-run", "a card can only be tuned where it is")
+    if imagined and not _needs_no_card(options):
+        allowed = "with --dry-run or --compile-only"
+        raise ArgumentError("--target", options.target, allowed, "a card can only be tuned where it is")
     card = card or _card(options, imagined)
     tasks = plan(
         shapes, options.tokens, options.group_size, options.zeros, options.dtype, get_target(card.target), card,
@@ -65,6 +71,8 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
     if options.dry_run:
         _show_plan(tasks, card, options.json)
         return 0
+    if options.compile_only:
+        return _compile_only(tasks, card, options, console)
     path = _file(options.file)
     if bench is not None:
         return _tune(tasks, bench, path, card, options, console)
@@ -82,36 +90,78 @@ def _tune(
         cells, problems = read_cells(path, card, get_target(card.target))
         known = {(cell.layer, cell.m) for cell in cells}
         for problem in problems:
-            console.print(f"{path}: not used: {problem}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(tasks)} cells for {key}\ninto {path}", markup=False, highlight=False, soft_wrap=True)
+            _say(console, f"{path}: not used: {problem}")
+    _say(console, f"{len(tasks)} cells for {key}\ninto {path}")
     outcomes: list[Outcome] = []
+    todo = [task for task in tasks if (task.layer, task.m) not in known]
     interrupted = False
-    with _progress(console) as progress:
-        bar = progress.add_task("", total=sum((task.layer, task.m) not in known for task in tasks))
+    try:
+        # One process compiles each kernel when its turn comes.
+        kernels = _compile(todo, card, options, console) if options.jobs > 1 and todo else Kernels()
+        with _progress(console, "tuning") as progress:
+            bar = progress.add_task("", total=len(todo))
 
-        def tell(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            if outcome.status != "known":
-                progress.advance(bar)
-            progress.console.print(str(outcome), markup=False, highlight=False, soft_wrap=True)
-            for label, why in outcome.dropped.items():
-                progress.console.print(f"    dropped {label}: {why}", markup=False, highlight=False, soft_wrap=True)
+            def tell(outcome: Outcome) -> None:
+                outcomes.append(outcome)
+                if outcome.status != "known":
+                    progress.advance(bar)
+                _say(progress.console, str(outcome))
+                for label, why in outcome.dropped.items():
+                    _say(progress.console, f"    dropped {label}: {why}")
 
-        try:
-            run(tasks, bench, path, key, seconds=options.seconds, known=known, skip=options.skip, tell=tell)
-        except KeyboardInterrupt:
-            interrupted = True
+            run(
+                tasks, bench, path, key,
+                seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
         f"interrupted: {measured} cells kept; the same command goes on" if interrupted else f"{measured} cells measured"
     )
-    console.print(end, markup=False, highlight=False)
+    _say(console, end)
     if options.json:
         record: dict[str, Any] = {"file": str(path), "key": str(key), "interrupted": interrupted}
         print(json.dumps(record | {"cells": [outcome.as_dict() for outcome in outcomes]}, indent=1))
     if interrupted:
         return 130
     return int(any(outcome.status == "failed" for outcome in outcomes))
+
+
+def _compile(tasks: Sequence[Task], card: Card, options: argparse.Namespace, console: Console) -> Kernels:
+    """The kernels of these cells' candidates, in the cache."""
+    specs = specs_of(tasks, options.skip)
+    with _progress(console, "compiling") as progress:
+        bar = progress.add_task("", total=len(specs))
+        kernels = compile_tasks(specs, card.target, options.jobs, lambda: progress.advance(bar))
+    _say(console, str(kernels))
+    return kernels
+
+
+def _compile_only(tasks: Sequence[Task], card: Card, options: argparse.Namespace, console: Console) -> int:
+    """Fill the cache for a card that may be elsewhere."""
+    cache = default_root()
+    try:
+        _say(console, f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}")
+        kernels = _compile(tasks, card, options, console)
+    except KeyboardInterrupt:
+        _say(console, "interrupted: what was compiled is kept; the same command goes on")
+        return 130
+    refused = kernels.labels(tasks)
+    for label, why in refused.items():
+        _say(console, f"    refused {label}: {why}")
+    if options.json:
+        record = {"target": card.target, "multiprocessors": card.multiprocessors, "cache": str(cache)}
+        print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
+    return int(any(task.candidates[0].choice.spec in kernels.refused for task in tasks))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _needs_no_card(options: argparse.Namespace) -> bool:
+    return bool(options.dry_run or options.compile_only)
 
 
 def _card(options: argparse.Namespace, imagined: bool) -> Card:
@@ -121,7 +171,7 @@ def _card(options: argparse.Namespace, imagined: bool) -> Card:
     try:
         return card_of(options.device)
     except (CudaTmaError, ImportError):
-        if not options.dry_run:
+        if not _needs_no_card(options):
             raise
         return imagined_card(emulated_target(), H200.multiprocessors)
 
@@ -144,8 +194,8 @@ def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
             print(f"  {one.prediction.us:9.4g} us predicted, {one.prediction.bound:<19} {one.label}")
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+def _progress(console: Console, what: str) -> Progress:
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
@@ -189,7 +239,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--again", action="store_true", help="measure cells that the file has already")
     add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
-    add("--dry-run", action="store_true", help="print the plan; without a card that of an H200")
-    add("--target", metavar="NAME", help="with --dry-run: of an imagined card, as sm_90a")
-    add("--multiprocessors", type=_at_least_one, metavar="N", help="with --dry-run: of an imagined card (default: 132)")
+    cores = usable_cores()
+    help_jobs = f"processes that compile before the card measures; 1: this one, each in its turn (default: {cores})"
+    add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--dry-run", action="store_true", help="print the plan; without a card that of an H200")
+    instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no card")
+    add("--target", metavar="NAME", help="with one of these two: of an imagined card, as sm_90a")
+    add("--multiprocessors", type=_at_least_one, metavar="N", help="the same: of an imagined card (default: 132)")
     return parser

@@ -6,13 +6,14 @@ It knows a card only as a Bench, so that all of it runs in tests without one.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.shortlist import Candidate
 from cudatma.kernels.marlin.tune_file import Cell, TuneKey, store_cell
 
@@ -21,6 +22,7 @@ from .tune_plan import Task
 
 #: What beats the rules' choice by less is noise, and the rules' choice stays.
 _LEAST_GAIN = 0.01
+_NONE: Mapping[AnyMarlinSpec, str] = MappingProxyType({})
 
 
 class Bench(Protocol):
@@ -85,19 +87,21 @@ def run(
     seconds: float,
     known: Collection[tuple[Layer, int]] = (),
     skip: Collection[str] = (),
+    refused: Mapping[AnyMarlinSpec, str] = _NONE,
     tell: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Tune the cells in order; each is in the file before the next begins.
 
-    seconds: of measuring, a cell. known: cells to pass over. skip: labels of candidates to leave out. tell: is given
-    each outcome when it is there. Raises CardLostError, OSError (the file), KeyboardInterrupt; what was measured stays.
+    seconds: of measuring, a cell. known: cells to pass over. skip: labels of candidates to leave out. refused: what
+    does not compile, and why. tell: is given each outcome when it is there. Raises CardLostError, OSError (the file),
+    KeyboardInterrupt; what was measured stays.
     """
     outcomes = []
     for task in tasks:
         if (task.layer, task.m) in known:
             outcome = Outcome(task, "known")
         else:
-            outcome = tune_cell(task, bench, seconds, skip)
+            outcome = tune_cell(task, bench, seconds, skip, refused)
             if outcome.winner is not None:
                 store_cell(path, key, _cell(outcome, outcome.winner))
         outcomes.append(outcome)
@@ -105,27 +109,39 @@ def run(
     return outcomes
 
 
-def tune_cell(task: Task, bench: Bench, seconds: float, skip: Collection[str] = ()) -> Outcome:
+def tune_cell(
+    task: Task,
+    bench: Bench,
+    seconds: float,
+    skip: Collection[str] = (),
+    refused: Mapping[AnyMarlinSpec, str] = _NONE,
+) -> Outcome:
     """Measure one cell. The first candidate, the rules' choice, says what a right result is."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
+    if rule.choice.spec in refused:
+        outcome.dropped[rule.label] = refused[rule.choice.spec]
+        return outcome
     try:
         bench.prepare(task.layer, task.m)
         reference = bench.keep(bench.result(rule))
     except Exception as error:  # too little memory, a compiler that is not there: another cell may work
         _require_card(bench, rule)
-        outcome.dropped[rule.label] = _one_line(error)
+        outcome.dropped[rule.label] = one_line(error)
         return outcome
     right = [rule]
     for candidate in others:
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped, as asked"
             continue
+        if candidate.choice.spec in refused:
+            outcome.dropped[candidate.label] = refused[candidate.choice.spec]
+            continue
         try:
             problem = difference(reference, bench.result(candidate), task.layer.dtype)
         except Exception as error:
             _require_card(bench, candidate)
-            problem = _one_line(error)
+            problem = one_line(error)
         if problem:
             outcome.dropped[candidate.label] = problem
         else:
@@ -134,7 +150,7 @@ def tune_cell(task: Task, bench: Bench, seconds: float, skip: Collection[str] = 
         times = bench.times(right, seconds)
     except Exception as error:
         _require_card(bench, rule)
-        outcome.dropped[rule.label] = _one_line(error)
+        outcome.dropped[rule.label] = one_line(error)
         return outcome
     outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
     outcome.rule_us = times[0]
@@ -160,7 +176,8 @@ def _require_card(bench: Bench, candidate: Candidate) -> None:
         raise CardLostError("candidate", candidate.label, "one that leaves the card usable", remedy)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What was wrong, as short as a record wants it."""
     lines = str(error).strip().splitlines()
     kind = "" if isinstance(error, CudaTmaError) and lines else f"{type(error).__name__}: "
     return f"{kind}{lines[0] if lines else ''}"[:300]

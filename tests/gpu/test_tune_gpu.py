@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cudatma
+from cudatma import build
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
@@ -89,6 +90,29 @@ def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
                     reference = bench.keep(result)
                 elif result is not None:
                     assert difference(reference, result, dtype) == "", candidate.label
+
+
+def test_what_was_compiled_before_is_what_a_launch_looks_for(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into an empty cache, by other processes and with this one's context alive; then nothing is compiled any more."""
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_kernels", "_building", "_caches"):
+        monkeypatch.setattr(build, name, {})
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", "7,64", "--candidates", "4", "--json"]
+    with CardBench(0).opened():
+        assert tune.main([*shape, "--compile-only", "--jobs", "2"]) == 0
+    refused = set(json.loads(capsys.readouterr().out)["refused"])
+
+    def compile_nothing(*args: object, **options: object) -> None:
+        raise RuntimeError("compiled again")
+
+    monkeypatch.setattr(build, "compile_source", compile_nothing)
+    assert tune.main([*shape, "--jobs", "1", "--seconds", "0.3"]) == 0
+    told = json.loads(capsys.readouterr().out)["cells"]
+    again = {label for cell in told for label, why in cell["dropped"].items() if "compiled again" in why}
+    assert again <= refused
+    assert all(cell["times_us"] for cell in told)
 
 
 def _result(bench: CardBench, candidate: Candidate) -> object:

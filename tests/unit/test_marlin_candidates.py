@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.kernels.marlin.candidates import candidates, variants
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice
 from cudatma.kernels.marlin.model import kernel_name, plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.shortlist import ranked, shortlist
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Cell, parse_cell
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import get_target
@@ -99,6 +103,56 @@ def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
         if not other.divide:
             assert plan_of(other, layer, m, SM90A, 132).stream_tiles == 0
             assert plan_of(rule, layer, m, SM90A, 132).stream_tiles > 0
+
+
+LARGE, SQUARE = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 8192, 128, False, "float16")
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, st.integers(1, 64), targets, processors)
+def test_rings_of_strips_hold_64_kib_of_weights_and_three_stages_where_they_can(
+    layer: Layer, m: int, name: str, count: int
+) -> None:
+    target = get_target(name)
+    for choice in candidates(layer, m, target, count, Feeds()):
+        spec = choice.spec
+        if not isinstance(spec, StripSpec):
+            continue
+        iterations = -(-layer.k // spec.block_k)
+        assert spec.stages <= max(2, iterations - 1), "it comes round"
+        held = spec.stages * spec.weight_stage_bytes
+        assert held - spec.weight_stage_bytes < 65536 or spec.stages <= 3, "no deeper than it must be"
+        if held < 65536 or spec.stages < 3:
+            deeper = replace(spec, stages=spec.stages + 1)
+            full = (deeper.smem_bytes + 1024) * choice.blocks_per_sm > target.smem_per_sm_bytes
+            too_large = deeper.smem_bytes > target.smem_per_block_bytes
+            assert full or too_large or deeper.stages > 12 or deeper.stages >= iterations
+
+
+def test_rings_that_were_measured_fastest_come_first() -> None:
+    """30.5 us with three stages, 33.2 with six; 10.67 with four, 11.18 with eight. [docs/tuning.md]"""
+    for layer, tile, stages in ((LARGE, (8, 224, 256), 3), (SQUARE, (8, 64, 512), 4)):
+        found = [c.spec for c in candidates(layer, 1, SM90A, 132, Feeds()) if isinstance(c.spec, StripSpec)]
+        rings = {s.stages for s in found if (s.block_m, s.block_n, s.block_k) == tile and s.blocks_per_sm == 1}
+        assert rings == {stages}
+
+
+def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
+    def rings(rule: Choice[AnyMarlinSpec], layer: Layer, m: int) -> list[int]:
+        others = (other.spec for other in variants(rule, layer, m, SM90A, 132))
+        return [spec.stages - rule.spec.stages for spec in others if spec.stages != rule.spec.stages]
+
+    strip = next(c for c in candidates(SQUARE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x64x512_k4_s4"))
+    assert rings(strip, SQUARE, 1) == [1, -1, 2]
+    # Six stages' work: a ring of five comes round. And where shared memory is full, there is no deeper one.
+    assert rings(strip, replace(SQUARE, k=6 * 512), 1) == [1, -1]
+    assert rings(strip, replace(SQUARE, k=5 * 512), 1) == [-1]
+    full = next(c for c in candidates(LARGE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x224x256_k1_s3_b2_w64"))
+    assert rings(full, LARGE, 1) == [-1]
+    for m in (64, 512):
+        rule = choose_untuned(LARGE, m, SM90A, 132, Feeds())
+        assert kernel_name(rule.spec) == "wgmma"
+        assert rings(rule, LARGE, m) == [-1, -2]
 
 
 def test_no_tile_holds_more_tokens_than_needed() -> None:

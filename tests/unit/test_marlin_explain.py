@@ -26,6 +26,7 @@ from cudatma.target import get_target
 
 LAYER = Layer(4096, 4096, 128, False, "float16")
 LARGE = Layer(8192, 28672, 128, False, "bfloat16")
+NARROW = Layer(8192, 1024, 128, False, "float16")
 
 
 def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
@@ -38,7 +39,8 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
         (LAYER, 1, "sm_90a", "strip", "few tokens"),
         (LARGE, 16, "sm_120a", "strip", "the weight's bytes decide"),
         (LAYER, 64, "sm_90a", "wgmma", "sm_90a has wgmma"),
-        (LARGE, 32, "sm_90a", "portable", "too few channels or too many products for strips"),
+        (LARGE, 32, "sm_90a", "strip", "few tokens"),
+        (NARROW, 32, "sm_90a", "portable", "too few channels for strips"),
         (LARGE, 512, "sm_120a", "portable", "sm_120a has no wgmma"),
     ],
 )
@@ -96,7 +98,7 @@ def test_as_text() -> None:
     assert any(line.startswith("predicted  5.") for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
-    assert marked[0].endswith("strip   marlin_strip_f16_g128_8x32x1024_k8_s4")
+    assert marked[0].endswith("strip   marlin_strip_f16_g128_8x32x1024_k8_s3")
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
     assert "zero points" in str(explained(Layer(512, 512, -1, True, "float16"), 4))

@@ -87,12 +87,16 @@ def test_flipping_a_row_of_the_table_is_all_it_takes(monkeypatch: pytest.MonkeyP
     layer, m, target = Layer(8192, 28672, 128, False, "float16"), 8192, get_target("sm_90a")
     shipped = choose_wgmma(layer, m, target, PROCESSORS)
     assert (shipped.band, shipped.spec.store_tokens) == (0, 0)
-    rows = [(*row[:-1], replace(row[-1], by_traffic=True, store_tokens=32)) for row in wgmma_config._TILES]
+    rows = [
+        (most, tuple((border, replace(tile, by_traffic=True, store_tokens=32)) for border, tile in tiles))
+        for most, tiles in wgmma_config._TILES
+    ]
     monkeypatch.setattr(wgmma_config, "_TILES", tuple(rows))
     chosen = choose_wgmma(layer, m, target, PROCESSORS)
     expected = least_traffic(shipped.spec, m, layer.n, layer.k, PROCESSORS // shipped.spec.cluster)
     assert (chosen.band, chosen.spec.weight_policy) == expected
-    assert replace(chosen.spec, store_tokens=0, weight_policy="evict_normal") == shipped.spec
+    stages = shipped.spec.stages  # staging rows take their room
+    assert replace(chosen.spec, store_tokens=0, weight_policy="evict_normal", stages=stages) == shipped.spec
     plan, problem = schedule(chosen.spec, m, layer.n, layer.k, PROCESSORS, band=chosen.band), ProblemStruct()
     fill_problem(problem, chosen.spec, plan, m, layer.n, layer.k, 64)
     assert problem.raster_m == chosen.band

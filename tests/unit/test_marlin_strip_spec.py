@@ -15,11 +15,12 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin import strip_config
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves
 from cudatma.kernels.marlin.strip_spec import SCALE_ON, StripSpec
-from cudatma.target import TARGETS, get_target
+from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 BASE: dict[str, Any] = {
@@ -175,11 +176,40 @@ def test_a_table_of_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_strip(narrow, 16, SM90A, 132).spec.strips_per_warp == 1  # a block has one strip
 
 
+def test_a_ring_holds_what_has_to_be_under_way_and_no_more() -> None:
+    """64 KB of weights, at least three stages, never all of the depth; what measured best on an H200."""
+    chosen = {}
+    for k, n, m in ((4096, 4096, 1), (8192, 8192, 1), (8192, 8192, 16), (4096, 12288, 1), (8192, 28672, 16)):
+        spec = choose_strip(Layer(k, n, 128, False, "float16"), m, SM90A, 132).spec
+        chosen[k, n, m] = (spec.block_k, spec.warps_k, spec.stages)
+    assert chosen == {
+        (4096, 4096, 1): (1024, 8, 3),
+        (8192, 8192, 1): (512, 4, 4),
+        (8192, 8192, 16): (512, 4, 4),
+        (4096, 12288, 1): (512, 4, 3),
+        (8192, 28672, 16): (256, 1, 3),
+    }
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
+def test_dependent_blocks_stand_alone(name: str) -> None:
+    """Two launches' blocks on one multiprocessor would leave others without; a block that is meant to have company
+    keeps its size."""
+    target = get_target(name)
+    for layer in (Layer(4096, 4096, 128, False, "float16"), Layer(8192, 57344, 128, False, "float16")):
+        choice = choose_strip(layer, 1, target, 132)
+        asked = dependent_smem_bytes(choice.spec, target)
+        assert choice.spec.smem_bytes <= asked <= target.smem_per_block_bytes
+        fitting = target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES)
+        assert fitting == 1 or choice.spec.blocks_per_sm > 1
+
+
 def test_who_serves() -> None:
     wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 1024, 128, False, "float16")
     assert strip_serves(wide, 16, SM90A, 132, Feeds())
-    assert not strip_serves(wide, 17, SM90A, 132, Feeds())  # wgmma's
+    assert strip_serves(wide, 32, SM90A, 132, Feeds())
     assert strip_serves(wide, 32, SM120A, 188, Feeds())
+    assert not strip_serves(wide, 33, SM90A, 132, Feeds())  # wgmma's
     assert not strip_serves(wide, 33, SM120A, 188, Feeds())
     assert not strip_serves(narrow, 1, SM90A, 132, Feeds())  # most of the card would have no strip
     assert not strip_serves(wide, 1, SM90A, 132, Feeds(activation="gather"))

@@ -269,7 +269,7 @@ layers = st.builds(
 def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
     spec = choose_wgmma(layer, m, SM90A, processors).spec
     spec.check_target(SM90A)
-    assert spec.stages >= 4
+    assert spec.stages * spec.block_k >= 256, "a ring that holds what is under way"
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert spec.block_m <= max(64, 2 * m)
     assert choose(layer, m, SM90A, processors, Feeds()).spec == spec
@@ -297,9 +297,19 @@ def test_a_wide_tile_is_not_taken_for_its_padding() -> None:
 def test_dump_specs_hold_every_tile_of_the_table() -> None:
     dumped = dump_specs(SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
-    fields = ("block_m", "block_k", "stack", "steps", "in_flight", "consumer_registers", "cluster", "warpgroups")
+    fields = (
+        "block_m",
+        "block_k",
+        "stack",
+        "steps",
+        "in_flight",
+        "consumer_registers",
+        "cluster",
+        "warpgroups",
+        "warpgroups_k",
+    )
     found = {tuple(getattr(spec, field) for field in fields) for spec in dumped}
-    tiles = {tile for row in wgmma_config._TILES for tile in row[2:]}
+    tiles = {tile for _, row in wgmma_config._TILES for _, tile in row}
     assert {tuple(getattr(tile, field) for field in fields) for tile in tiles} == found
     assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
     assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_bench import FakeBench
 
 from cudatma import cli
 from cudatma.dtypes import BFLOAT16
@@ -25,43 +26,8 @@ from tools.model_layers import MODELS, model_shapes
 from tools.tune_check import difference
 
 SM90A = get_target("sm_90a")
-SHAPE = ["--shape", "4096x4096", "--tokens", "1,64"]
-
-
-class FakeBench:
-    """Computes nothing: right results are ``x``, and a candidate takes what ``us`` says of it.
-
-    spoil: label -> what its result becomes, or the error that it raises.
-    """
-
-    def __init__(self, us: Callable[[Candidate], float] = lambda one: one.prediction.us) -> None:
-        self.us = us
-        self.spoil: dict[str, Any] = {}
-        self.prepared: list[tuple[Layer, int]] = []
-        self.timed: list[list[str]] = []
-        self.usable = True
-        self.x: Any = None
-
-    def prepare(self, layer: Layer, m: int) -> None:
-        self.prepared.append((layer, m))
-        kind = np.float16 if layer.dtype == "float16" else BFLOAT16
-        self.x = np.random.default_rng(m).standard_normal((m, 40)).astype(kind)
-
-    def result(self, candidate: Candidate) -> Any:
-        spoilt = self.spoil.get(candidate.label)
-        if isinstance(spoilt, BaseException):
-            raise spoilt
-        return self.x.copy() if spoilt is None else spoilt(self.x.copy())
-
-    def keep(self, result: Any) -> Any:
-        return result.copy()
-
-    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
-        self.timed.append([one.label for one in candidates])
-        return [self.us(one) for one in candidates]
-
-    def is_usable(self) -> bool:
-        return self.usable
+#: --jobs 1: nothing is compiled before it is measured, and here that computes nothing.
+SHAPE = ["--shape", "4096x4096", "--tokens", "1,64", "--jobs", "1"]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
 Fields = dict[str, Any]
 
@@ -30,8 +30,11 @@ _PARTS, _REGISTERS_PER_PART, _REGISTERS_PER_THREAD = 4, 16384 // 32, 255
 #: What a thread wants beside its accumulators.
 _WORKING_REGISTERS = 56
 _MAX_STAGES = 12
+#: Strips are fastest with so many bytes of weights under way: deeper rings lose up to 9 %, and fewer than three stages
+#: stand still while one is worked on. [H200, docs/tuning.md]
+_STRIP_RING_BYTES, _LEAST_STRIP_STAGES = 64 * KIB, 3
 #: A stage is what the last warps still work on when all has arrived.
-_STRIP_STAGE_BYTES = 48 * 1024
+_STRIP_STAGE_BYTES = 48 * KIB
 #: With more tokens the strips' instruction, mma.sync, is the bound, and every strip is read again for each 32 of them.
 _STRIP_TOKENS = 64
 _STRIP_BLOCK_M, _PORTABLE_BLOCK_M = (8, 16, 32), (8, 16, 32, 64, 128)
@@ -43,6 +46,7 @@ _CONSUMER_REGISTERS = (0, 152, 232)
 #: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.
 _PIPELINES = ((1, 3), (2, 1), (2, 3), (1, 1), (4, 1))
 _STORES = (32, 16)
+_SCALES: tuple[Fields, ...] = ({"scale_on": "accumulator"}, {"scale_on": "weight"})
 
 
 def candidates(
@@ -76,9 +80,11 @@ def variants(
             clusters = max(1, multiprocessors * choice.blocks_per_sm // spec.cluster)
             band, policy = least_traffic(spec, m, layer.n, layer.k, clusters)
             yield replace(choice, spec=replace(spec, weight_policy=policy), band=band)
+        yield from _changed(choice, _other_rings(spec, layer), target)
+    elif isinstance(spec, StripSpec):  # the ring is known to matter; scales are not
+        yield from _changed(choice, (*_other_rings(spec, layer), *_SCALES), target)
     else:
-        yield from _changed(choice, ({"scale_on": scale} for scale in ("accumulator", "weight")), target)
-    yield from _changed(choice, ({"stages": spec.stages - fewer} for fewer in (1, 2)), target)
+        yield from _changed(choice, (*_SCALES, *_other_rings(spec, layer)), target)
 
 
 def _other_warpgroups(spec: WgmmaSpec) -> Iterator[Fields]:
@@ -86,6 +92,19 @@ def _other_warpgroups(spec: WgmmaSpec) -> Iterator[Fields]:
     for side, deep in _WARPGROUPS:
         if spec.block_n % (64 * side) == 0:
             yield {"warpgroups": side, "stack": spec.block_n // (64 * side), "warpgroups_k": deep}
+
+
+def _other_rings(spec: AnyMarlinSpec, layer: Layer) -> list[Fields]:
+    """Deeper ones for strips only: the others' rings are as deep as can be."""
+    if not isinstance(spec, StripSpec):
+        return [{"stages": spec.stages - fewer} for fewer in (1, 2)]
+    deepest = max(spec.stages, _useful_stages(layer, spec.block_k))
+    return [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
+
+
+def _useful_stages(layer: Layer, block_k: int) -> int:
+    """Of a ring that comes round at least once."""
+    return min(_MAX_STAGES, ceil_div(layer.k, block_k) - 1)
 
 
 def _changed(
@@ -113,7 +132,9 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
         fields["strips_per_warp"] = strips_per_warp
         sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
-        yield from _deepest(StripSpec, fields, target, sums, useful=ceil_div(layer.k, block_k))
+        under_way = ceil_div(_STRIP_RING_BYTES, STRIP_CHANNELS * strips * block_k // 2)
+        useful = min(max(_LEAST_STRIP_STAGES, under_way), _useful_stages(layer, block_k))
+        yield from _deepest(StripSpec, fields, target, sums, useful)
 
 
 def _wgmma(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:

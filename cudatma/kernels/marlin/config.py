@@ -132,7 +132,7 @@ def _by_rule(
     if not feeds.all_tma:
         why = f"not every operand comes by TMA (weight {feeds.weight}, scale {feeds.scale}, x {feeds.activation})"
     elif target.has_wgmma:
-        why = "few tokens, but too few channels or too many products for strips"
+        why = "few tokens, but too few channels for strips"
     else:
         why = f"too many tokens, or too few channels, for strips, and {target.name} has no wgmma"
     choice = choose_portable(layer, m, target, multiprocessors, feeds)

@@ -93,6 +93,18 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
     return kernel, resident
 
 
+def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
+    """Dynamic shared memory of a block in a dependent launch, with room added where two launches' blocks would fit on a
+    multiprocessor side by side.
+
+    A dependent launch's blocks come in where there is room. Beside blocks of the launch before, some multiprocessors
+    get two of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_strip.md).
+    """
+    if spec.blocks_per_sm > 1:
+        return spec.smem_bytes
+    return max(spec.smem_bytes, min(target.smem_per_block_bytes, target.smem_share_bytes(2) + 1))
+
+
 class Plan:
     """One (weight, tokens, layouts, device): descriptors made, kernel loaded, arguments marshalled.
 
@@ -152,7 +164,7 @@ class Plan:
             spec.threads,
             [*maps, *pointers, problem],
             cluster=spec.cluster if spec.cluster > 1 else None,
-            shared_bytes=spec.smem_bytes,
+            shared_bytes=dependent_smem_bytes(spec, target) if programmatic else spec.smem_bytes,
             programmatic=programmatic,
             device=device,
         )

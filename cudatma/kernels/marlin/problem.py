@@ -16,7 +16,7 @@ _BAND_TOKENS = 2048
 
 #: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
 #: many weights. docs/performance/marlin_strip.md
-_EARLY_STAGES = 2
+_EARLY_STAGES = 1
 
 
 class ProblemStruct(ctypes.Structure):

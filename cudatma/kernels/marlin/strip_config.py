@@ -17,10 +17,10 @@ from cudatma.target import KIB, Target
 _PROCESSORS = 132
 #: More tokens than that are bound by mma.sync, not by the weight's bytes.
 _MOST_TOKENS = 32
-#: Where the target has wgmma, wide strips with so many tokens are its business.
-_WGMMA_TOKENS, _WGMMA_STRIPS = 16, 4
 #: A ring of fewer stages stands still while one is worked on.
 _LEAST_STAGES, _MAX_STAGES = 3, 12
+#: Bytes of weights that a multiprocessor has under way. More delay the first stage, and win nothing.
+_RING_WEIGHT_BYTES = 64 * KIB
 _DEPTHS = (1024, 512, 256, 128)
 #: (most tokens, strips of a warp, what scales multiply). Only 1 was measured: another number is all it takes to choose
 #: warps of 64 channels, wherever a block has two strips. docs/performance/marlin_strip.md, "Warps of 64 channels"
@@ -29,8 +29,11 @@ _VARIANTS: tuple[tuple[int, int, str], ...] = (
     (16, 1, "accumulator"),
     (2**31 - 1, 1, "accumulator"),
 )
-#: Most bytes of weights, and of activations, in one stage: a stage is what the last warps work on when all has arrived.
-_STAGE_BYTES = 32 * KIB
+#: Most bytes of weights (for depths of more than _SHORT_DEPTH), and of activations, in one stage: a stage is what the
+#: last warps work on when all has arrived.
+_STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_DEPTH = 28 * KIB, 32 * KIB, 256
+#: Consumer warps of a block; where each takes an eighth of a stage's depth, of two strips, or of one.
+_MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
@@ -38,10 +41,8 @@ def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, fee
     """Whether this kernel takes ``m`` tokens: it has no other feed than TMA."""
     if not feeds.all_tma or m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
         return False
-    if 2 * ceil_div(layer.n, STRIP_CHANNELS) < multiprocessors:
-        return False  # half of the card would stand by: better to divide the depth among blocks
-    narrow = m <= _WGMMA_TOKENS or _strips(layer.n, multiprocessors)[0] < _WGMMA_STRIPS
-    return narrow or not target.has_wgmma
+    # Else half of the card would stand by: better to divide the depth among blocks.
+    return 2 * ceil_div(layer.n, STRIP_CHANNELS) >= multiprocessors
 
 
 def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[StripSpec]:
@@ -59,26 +60,29 @@ def _choose(
     block_m = 8 if m <= 8 else 16 if m <= 16 else 32
     budget = target.smem_share_bytes(blocks)
 
-    def deepest(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
-        """With as many stages as fit and are of use; None where two strips leave a thread too few registers."""
+    def fitting(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
+        """With a ring as deep as is of use, if that fits; None where two strips leave a thread too few registers."""
         policy = weight_policy(m, block_m)
-        useful = max(2, min(_MAX_STAGES, ceil_div(layer.k, block_k)))
+        iterations = ceil_div(layer.k, block_k)
+        wanted = max(_LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
+        # Not all of the depth at once either, for the same reason.
+        wanted = min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, _LEAST_STAGES), 2))
         try:
             spec = StripSpec(
-                layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, useful, policy,
+                layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, wanted, policy,
                 blocks, strips_per_warp, scale_on,
             )  # fmt: skip
         except ArgumentError:
             if strips_per_warp == 1:
                 raise
             return None
-        fitting = (replace(spec, stages=n) for n in range(useful, 1, -1))
-        return next((one for one in fitting if one.smem_bytes <= budget), None)
+        rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
+        return next((one for one in rings if one.smem_bytes <= budget), None)
 
     for strips_per_warp, scale_on in _variants(layer, strips, m, variants):
         for block_k, warps_k in _divisions(layer, strips, block_m, strips_per_warp):
             enough = min(_LEAST_STAGES, ceil_div(layer.k, block_k))
-            chosen = deepest(block_k, warps_k, strips_per_warp, scale_on)
+            chosen = fitting(block_k, warps_k, strips_per_warp, scale_on)
             if chosen is not None and chosen.stages >= max(2, enough):
                 chosen.check_target(target)
                 return Choice(chosen, blocks)
@@ -99,11 +103,13 @@ def _divisions(layer: Layer, strips: int, block_m: int, strips_per_warp: int) ->
     """
     found = []
     for warps_k in (8, 4, 2, 1):
-        if ceil_div(strips, strips_per_warp) * warps_k > (8 if warps_k == 8 or strips_per_warp > 1 else 16):
+        most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
+        if ceil_div(strips, strips_per_warp) * warps_k > most:
             continue
         for block_k in _DEPTHS:
-            stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
-            if block_k >= max(64 * warps_k, layer.group_size) and stage_bytes <= _STAGE_BYTES:
+            if block_k < max(64 * warps_k, layer.group_size) or block_m * block_k * 2 > _STAGE_ACTIVATION_BYTES:
+                continue
+            if STRIP_CHANNELS * strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
                 found.append((block_k, warps_k))
     return found
 

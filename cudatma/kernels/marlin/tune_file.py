@@ -97,15 +97,21 @@ def _card_values(card: Card) -> tuple[str, int, int, int]:
     return card.target, card.multiprocessors, card.clock_class_mhz, card.memory_clock_mhz
 
 
+#: Parts so named leave no trace in a kernel that is not rendered for debugging.
+_ONLY_DEBUG = "debug"
+
+
 def _card_part(key: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(key.get(name) for name in ("target", "multiprocessors", "sm_clock_mhz", "memory_clock_mhz"))
 
 
 @lru_cache(maxsize=1)
 def templates_digest() -> str:
-    """12 hexadecimal digits over all that the kernels' sources are made of, comment lines left out."""
+    """12 hexadecimal digits over all that the kernels' sources are made of, comment lines left out, and what only
+    ``debug=True`` renders."""
     total = hashlib.sha256()
-    for path in sorted({path for kernel in _KERNELS.values() for path in template_files(kernel.template)}):
+    files = {path for kernel in _KERNELS.values() for path in template_files(kernel.template)}
+    for path in sorted(path for path in files if not path.name.startswith(_ONLY_DEBUG)):
         for line in path.read_text(encoding="utf-8").splitlines():
             text = line.strip()
             if text and (text.startswith("//%") or not text.startswith("//")):

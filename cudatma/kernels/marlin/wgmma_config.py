@@ -33,19 +33,31 @@ class _Tile:
     consumer_registers: int = 0
     cluster: int = 1
     warpgroups: int = 2
+    warpgroups_k: int = 1
     store_tokens: int = 0
     by_traffic: bool = False
 
 
 _256 = _Tile(256, 64, 5, steps=1, in_flight=3, consumer_registers=232)
 _128 = _Tile(128, 128, 4, steps=1, in_flight=3)
-#: (most tokens, bytes, tile for layers with fewer bytes of weights for each multiprocessor, tile for others).
-_TILES: tuple[tuple[int, int, _Tile, _Tile], ...] = (
-    (64, 400 * KIB, _Tile(64, 256, 4), _Tile(64, 128, 6, stack=2)),
-    (128, 400 * KIB, _128, _Tile(128, 64, 7, stack=2, consumer_registers=232)),
-    (256, 300 * KIB, _128, _256),
-    (1023, 160 * KIB, _128, replace(_256, cluster=2)),
-    (2**31 - 1, 160 * KIB, _256, replace(_256, cluster=2)),
+_256_IN_TWOS = _Tile(256, 64, 6, consumer_registers=232, cluster=2)
+#: Two warpgroups on the same 64 channels, each with half of a stage's depth: short tiles for small layers.
+_DEEP = _Tile(64, 256, 5, steps=1, in_flight=3, warpgroups=1, warpgroups_k=2)
+_ANY = 2**63 - 1
+#: (most tokens, ((bytes, tile), ..)): the first tile for layers with fewer bytes of weights for each multiprocessor.
+_TILES: tuple[tuple[int, tuple[tuple[int, _Tile], ...]], ...] = (
+    (64, ((100 * KIB, _DEEP), (400 * KIB, _Tile(64, 256, 4)), (_ANY, _Tile(64, 128, 4, stack=2)))),
+    (
+        128,
+        (
+            (100 * KIB, _DEEP),
+            (400 * KIB, replace(_128, steps=2, in_flight=1)),
+            (_ANY, _Tile(128, 256, 2, stack=2, steps=1, in_flight=3, consumer_registers=232)),
+        ),
+    ),
+    (256, ((300 * KIB, _128), (_ANY, _256))),
+    (1023, ((160 * KIB, _128), (_ANY, _256_IN_TWOS))),
+    (_ANY, ((160 * KIB, _Tile(256, 128, 3, steps=1, in_flight=3, consumer_registers=232)), (_ANY, _256_IN_TWOS))),
 )
 #: The tile of 256 tokens makes up for so much more padding than that of 128.
 _WIDE_TILE_GAIN = 1.15
@@ -59,8 +71,8 @@ def wgmma_serves(m: int, target: Target, feeds: Feeds) -> bool:
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
     """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
-    _, border, below, above = next(row for row in _TILES if m <= row[0])
-    tile = below if layer.k * layer.n // 2 // multiprocessors < border else above
+    tiles = next(tiles for most, tiles in _TILES if m <= most)
+    tile = next(tile for border, tile in tiles if layer.k * layer.n // 2 // multiprocessors < border)
     if tile.block_m == _256.block_m and _padded(m, 256) > _WIDE_TILE_GAIN * _padded(m, 128):
         tile = _128
     spec = _with_stages(tile, layer, m, target)
@@ -87,6 +99,7 @@ def _spec(tile: _Tile, layer: Layer, m: int) -> WgmmaSpec:
         block_m=tile.block_m,
         block_k=tile.block_k,
         warpgroups=tile.warpgroups,
+        warpgroups_k=tile.warpgroups_k,
         stack=tile.stack,
         stages=tile.stages,
         cluster=tile.cluster,
@@ -101,7 +114,7 @@ def _spec(tile: _Tile, layer: Layer, m: int) -> WgmmaSpec:
 
 def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
     """The spec, with fewer stages where shared memory does not hold them."""
-    while spec.smem_bytes > target.smem_per_block_bytes:
+    while spec.stages > 2 and spec.smem_bytes > target.smem_per_block_bytes:
         spec = replace(spec, stages=spec.stages - 1)
     spec.check_target(target)
     return spec
@@ -112,7 +125,8 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
     if not wgmma_serves(_PORTABLE_TOKENS + 1, target, Feeds()):
         return []
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)]
+    middle = replace(large, n=8192)
+    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)] + [(middle, 64), (middle, 128)]
     cases += [
         (replace(large, dtype="bfloat16", has_zeros=True), 64),
         (replace(large, group_size=32, has_zeros=True), 128),

@@ -1,0 +1,95 @@
+"""Kernels compiled by several processes: what is in the cache then, what is told, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma import build
+from cudatma.build import load_kernel
+from cudatma.errors import ArgumentError, CompileError, TemplateError
+from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec
+from cudatma.prebuild import compile_all, usable_cores
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = [TileCopySpec(4, stages=stages) for stages in (2, 3)]
+BAD = TileCopySpec(4, entry="1st")  # no name in C++
+
+
+class Deadly:
+    """Whoever unpickles it ends."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache folder and an empty memory."""
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_kernels", "_building", "_caches"):
+        monkeypatch.setattr(build, name, {})
+    build._nvrtc_version.cache_clear()
+
+
+def told(orders: list[tuple[str, Any]], jobs: int) -> dict[Any, CompileError | None]:
+    heard: list[tuple[Any, CompileError | None]] = []
+    compile_all(orders, "sm_90a", jobs, lambda spec, refusal: heard.append((spec, refusal)))
+    assert len(dict(heard)) == len(heard), "each once"
+    return dict(heard)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = told([(TEMPLATE, spec) for spec in (*GOOD, BAD, GOOD[0])], jobs)
+    assert [heard[spec] for spec in GOOD] == [None, None]
+    refusal = heard[BAD]
+    assert refusal is not None
+    assert refusal.message.startswith("NVRTC")
+    assert "1st" in refusal.source
+
+    monkeypatch.setattr(build, "_kernels", {})
+    compiled = []
+    monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
+    for spec in GOOD:
+        assert load_kernel(TEMPLATE, spec, "sm_90a").source.count("Stages") > 0
+    assert not compiled
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_is_no_refusal_is_raised(jobs: int) -> None:
+    with pytest.raises(TemplateError, match="kernels/nothing"):
+        told([("kernels/nothing.cu.j2", GOOD[0])], jobs)
+
+
+def test_a_process_that_dies_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(CompileError, match=r"one of 2 processes that compile died.*take fewer"):
+        told([(TEMPLATE, Deadly())], 2)
+
+
+def test_numbers_of_jobs() -> None:
+    assert usable_cores() >= 1
+    assert told([], 4) == {}
+    with pytest.raises(ArgumentError, match="jobs: got 0"):
+        told([], 0)
+
+
+def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('begun')\n"
+        "from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec\n"
+        "from cudatma.prebuild import compile_all\n"
+        "compile_all([(TEMPLATE, TileCopySpec(8))], 'sm_90a', 2, lambda spec, refusal: print(refusal))\n"
+        "print(__import__('__main__').__file__)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["begun", "None", str(script)], done.stderr

@@ -1,0 +1,206 @@
+"""The tuner's first phase: what is compiled before the card measures, what a refusal does, and filling a cache only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_bench import FakeBench
+
+from cudatma import build
+from cudatma.errors import CompileError
+from cudatma.kernels.marlin import tune_file, tuning
+from cudatma.kernels.marlin.card import H200
+from cudatma.target import get_target
+from tools import tune, tune_compile, tune_plan
+from tools.tune_compile import compile_tasks, specs_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SM90A = get_target("sm_90a")
+SHAPE = ["--shape", "4096x4096", "--tokens", "1,64"]
+COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
+
+
+def tasks(candidates: int = 12) -> list[tune_plan.Task]:
+    return tune_plan.plan([(4096, 4096)], [1, 64], 128, False, "float16", SM90A, H200, candidates)
+
+
+@dataclass
+class Compiler:
+    """In place of compile_all(): compiles nothing, refuses some, stops after so many."""
+
+    refuses: set[Any] = field(default_factory=set)
+    stops_after: int = 10_000
+    calls: list[tuple[list[Any], str, int]] = field(default_factory=list)
+
+    def __call__(self, orders: list[tuple[str, Any]], target: str, jobs: int, tell: Callable[..., None]) -> None:
+        assert all(template == spec.template for template, spec in orders)
+        specs = [spec for _, spec in orders]
+        self.calls.append((specs, target, jobs))
+        for spec in specs[: self.stops_after]:
+            tell(spec, CompileError(f"{spec.entry} would be slow", "a log", "int x;") if spec in self.refuses else None)
+        if self.stops_after < len(specs):
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(tune_compile, "compile_all", made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
+    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
+    tuning.forget()
+    return tmp_path / "tuned.json"
+
+
+def tuned(bench: FakeBench, *arguments: str) -> int:
+    return tune.main([*SHAPE, "--jobs", "3", *arguments], bench=bench, card=H200)
+
+
+def test_every_candidate_is_compiled_once_and_before_all_measuring(
+    compiler: Compiler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Late(FakeBench):
+        def prepare(self, *cell: Any) -> None:
+            assert len(compiler.calls) == 1
+            super().prepare(*cell)
+
+    assert tuned(Late()) == 0
+    wanted = [one.choice.spec for task in tasks() for one in task.candidates]
+    specs, target, jobs = compiler.calls[0]
+    assert (set(specs), target, jobs) == (set(wanted), "sm_90a", 3)
+    assert len(set(specs)) == len(specs)
+    assert f"{len(specs)} kernels ready after" in capsys.readouterr().err
+
+
+def test_only_cells_that_are_still_to_be_measured(compiler: Compiler) -> None:
+    tune.main(["--shape", "4096x4096", "--tokens", "1", "--jobs", "1"], bench=FakeBench(), card=H200)
+    assert not compiler.calls, "one process compiles each in its turn"
+    assert tuned(FakeBench()) == 0
+    assert compiler.calls[0][0] == specs_of(tasks()[1:])
+    assert tuned(FakeBench()) == 0
+    assert len(compiler.calls) == 1, "nothing left to be measured"
+    assert tuned(FakeBench(), "--again") == 0
+    assert compiler.calls[1][0] == specs_of(tasks())
+
+
+def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compiler) -> None:
+    rule, one, *_ = tasks()[1].candidates
+    assert tuned(FakeBench(), "--skip", one.label, "--skip", rule.label) == 0
+    specs = compiler.calls[0][0]
+    assert one.choice.spec not in specs
+    assert rule.choice.spec in specs
+
+
+def test_a_refusal_is_why_a_candidate_is_dropped_and_the_card_never_sees_it(compiler: Compiler, file: Path) -> None:
+    bad = tasks()[1].candidates[3]
+    compiler.refuses = {bad.choice.spec}
+    seen = []
+
+    class Watched(FakeBench):
+        def result(self, candidate: Any) -> Any:
+            seen.append(candidate.choice.spec)
+            return super().result(candidate)
+
+    assert tuned(Watched()) == 0
+    assert seen
+    assert bad.choice.spec not in seen
+    cell = json.loads(file.read_text())["sections"][0]["cells"][1]
+    assert cell["dropped"][bad.label] == f"{bad.choice.spec.entry} would be slow"
+    assert bad.label not in cell["measured_us"]
+
+
+def test_a_cell_whose_rules_choice_is_refused_fails(
+    compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = tasks()[0].candidates[0].choice.spec
+    compiler.refuses = {rule}
+    bench = FakeBench()
+    assert tuned(bench) == 1
+    assert [m for _, m in bench.prepared] == [64]
+    assert f"4096 x 4096, M = 1: failed: {rule.entry} would be slow" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiler.stops_after = 2
+    bench = FakeBench()
+    assert tuned(bench, "--json") == 130
+    assert not bench.prepared
+    assert not file.exists()
+    assert "interrupted: 0 cells kept" in capsys.readouterr().err
+    assert tune.main(COMPILE) == 130
+    assert "what was compiled is kept" in capsys.readouterr().err
+
+
+def test_only_compiling_needs_no_card_and_no_file(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
+    bad = tasks()[1].candidates[2]
+    compiler.refuses = {bad.choice.spec}
+    assert tune.main([*COMPILE, "--json", "--jobs", "1"]) == 0
+    assert compiler.calls == [(specs_of(tasks()), "sm_90a", 1)]
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert record["refused"] == {bad.label: f"{bad.choice.spec.entry} would be slow"}
+    assert (record["kernels"], record["multiprocessors"]) == (len(specs_of(tasks())) - 1, 132)
+    assert f"refused {bad.label}: " in shown.err
+    compiler.refuses = {tasks()[0].candidates[0].choice.spec}
+    assert tune.main(COMPILE) == 1, "a cell that cannot be tuned"
+
+
+def test_compiling_only_and_a_dry_run_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tune.main([*COMPILE, "--dry-run"])
+    assert ended.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By processes, for the card that loads them by the very call that a launch makes."""
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("_kernels", "_building", "_caches"):
+        monkeypatch.setattr(build, name, {})
+    specs = specs_of(tasks(3))
+    ticks: list[None] = []
+    kernels = compile_tasks(specs, "sm_90a", 2, lambda: ticks.append(None))
+    assert kernels.ready == len(ticks) == len(specs)
+    compiled: list[Any] = []
+    monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
+    for spec in specs:
+        assert build.load_kernel(spec.template, spec, SM90A).cubin[:4] == b"\x7fELF"
+    assert not compiled
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.8])
+def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> None:
+    """As a terminal sends it: to every process of the group, while they start and while they compile."""
+    command = [sys.executable, "-m", "cudatma.cli", "tune", *COMPILE, "--jobs", "2"]
+    environment = os.environ | {"CUDATMA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert running.stderr is not None
+    while not running.stderr.readline().startswith("into "):
+        assert running.poll() is None
+    time.sleep(seconds)
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.communicate(timeout=60)[1]  # ends when the last process that could write has ended
+    assert running.returncode == 130
+    assert said.rstrip().endswith("interrupted: what was compiled is kept; the same command goes on")
+    assert "Traceback" not in said
+    assert "Error" not in said

@@ -1,0 +1,58 @@
+"""The tuner's first phase: every kernel that the cells at hand may run is compiled before the card measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cudatma.errors import CompileError
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.prebuild import compile_all
+
+from .tune_plan import Task
+from .tune_run import one_line
+
+
+@dataclass(slots=True)
+class Kernels:
+    """What is in the cache after compile_tasks(). refused: spec -> the compiler's reason. seconds: wall time."""
+
+    ready: int = 0
+    refused: dict[AnyMarlinSpec, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.ready} kernels ready after {self.seconds:.1f} s, {len(self.refused)} refused by the compiler"
+
+    def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Candidate -> why the compiler refuses it."""
+        listed = [one for task in tasks for one in task.candidates if one.choice.spec in self.refused]
+        return {one.label: self.refused[one.choice.spec] for one in listed}
+
+
+def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarlinSpec]:
+    """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
+    rules' choice, which every cell needs."""
+    listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
+    return list(dict.fromkeys(one.choice.spec for one in listed))
+
+
+def compile_tasks(
+    specs: Sequence[AnyMarlinSpec], target: str, jobs: int, advance: Callable[[], None] = lambda: None
+) -> Kernels:
+    """Have the kernels in the artifact cache. advance: called for each that is done. Raises what compile_all() does,
+    KeyboardInterrupt; what was compiled stays."""
+    kernels, began = Kernels(), time.perf_counter()
+
+    def tell(spec: Any, refusal: CompileError | None) -> None:
+        if refusal is None:
+            kernels.ready += 1
+        else:
+            kernels.refused[spec] = one_line(refusal)
+        advance()
+
+    compile_all([(spec.template, spec) for spec in specs], target, jobs, tell)
+    kernels.seconds = time.perf_counter() - began
+    return kernels
