@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import feeds, ncu, power, subjects
+from benchmarks import energy, feeds, ncu, power, subjects
 from benchmarks.plan import CellKey
 from benchmarks.power import PowerLog, Sample
 from cudatma.target import get_target
@@ -229,3 +230,31 @@ def test_a_cell_of_feeds_holds_their_code() -> None:
     assert set(code) == set(subjects.FEEDS)
     assert code["tma"]["copies"] < code["cp_async"]["copies"]
     assert code["tma"]["slots"] < code["cp_async"]["slots"]
+
+
+def test_energy_is_the_counters_difference_over_all_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card of 500 W on which a replay takes 20 ms."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(energy.time, "perf_counter", lambda: clock["now"])
+
+    def replay() -> float:
+        clock["now"] += 0.02
+        return 0.02
+
+    count, seconds = energy.run_for(replay, 1.0)
+    assert count in (50, 51)
+    assert seconds == pytest.approx(count * 0.02)
+    made = {"what": "ours", "k": 64, "n": 128, "m": 1, "us": 20.04, "mj": 10.06, "watts": 500.0, "power": None}
+    table = energy.energy_table([made, {"what": "cuBLAS", "k": 64, "n": 128, "m": 1, "error": "none"}])
+    assert table.rows[0] == ("ours", "64 x 128", 1, "20.0", "10.1", "500", "-")
+    assert table.rows[1] == ("cuBLAS", "64 x 128", 1, "-", "-", "-", "-")
+
+
+def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert energy.energy_counter(None) is None
+    monkeypatch.setattr(energy, "require_card", lambda parser: None)
+    with pytest.raises(SystemExit) as ended:
+        energy.main([])
+    assert ended.value.code == 2
+    assert "does not count" in capsys.readouterr().err
