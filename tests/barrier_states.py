@@ -1,4 +1,5 @@
-"""What ``probes/mbarrier_bits.cu.j2`` does to its barrier, step by step, and the state after each step."""
+"""What ``probes/mbarrier_bits.cu.j2`` does to a barrier, step by step, the state after each step, and what an H200's
+barriers held."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ STEPS = (
     "arrive in the next phase",
     "complete_tx 32 unannounced",
     "expect_tx 48",
+    "last arrives, bytes pending",
+    "complete_tx 16 rest",
 )
+#: What the probe lays down where it makes a barrier.
+UNTOUCHED = 0x1122334455667788
 
 
 def states(count: int, size: int) -> list[BarrierBits]:
@@ -33,5 +38,24 @@ def states(count: int, size: int) -> list[BarrierBits]:
         (count - 1, 0, 1),
         (count - 1, -32, 1),
         (count - 1, 16, 1),
+        (0, 16, 1),
+        (count, 0, 0),
     ]
     return [BarrierBits(count, pending, tx, parity) for pending, tx, parity in left]
+
+
+# An H200's answers, November 2026.
+_ANSWERS = """
+3 1024 7fffe800 7ffff000 7ffff3ff 7ffffbff 7ffffbff 000003ff ffffe800 fffff000 fffff000 fffff3ff fffff3fffe1ffffa
+4 17 7fffe000 7fffe800 7fffebff 7ffffbff 7ffffbff 000003ff ffffe000 ffffe800 ffffe800 ffffebff ffffebfffe1ffff8
+32 4096 7fff0000 7fff0800 7fff0bfe 7ffffbfe 7ffffbfe 000003fe ffff0000 ffff0800 ffff0800 ffff0bff ffff0bfffe1fffc0
+255 1048475 7ff80800 7ff81000 7ff81200 7ffffa00 7ffffa00 00000200 fff80800 fff81000 fff81000 fff813ff fff813fffe1ffe02
+1048575 65536 00000800 00001000 000013e0 7ffffbe0 7ffffbe0 000003e0 80000800 80001000 80001000 800013ff 800013fffe000002
+"""
+#: (arrivals, bytes) -> the high words after each of the first ten STEPS, and all 64 bits after the tenth. The high
+#: words are what an arrive of count 0 returned, which is outside of PTX's range: it changed nothing, and the low word
+#: that it returned meant nothing. The 64 bits are what a plain load saw behind mbarrier.inval.
+H200: dict[tuple[int, int], list[int]] = {
+    (int(count), int(size)): [int(word, 16) for word in words]
+    for count, size, *words in map(str.split, _ANSWERS.strip().splitlines())
+}

@@ -112,7 +112,8 @@ extern "C" __global__ void ring(const u8* source, u32* sums, u32 tiles, u32 bug)
 class Planted:
     """A bug and how its report is to name it: a wait with this state, barrier (or one of them) and parity, with a part
     of its cause and of its source line. leads: it is the first of the report; not so where several barriers wait for
-    one another."""
+    one another: on a card either of them may expire first, and the others then read "waiting". races: how far the
+    kernel gets, and so which barrier and parity it hangs at, depends on when the copies land."""
 
     name: str
     state: str
@@ -123,6 +124,7 @@ class Planted:
     rule: str = ""
     cluster: int | None = None
     leads: bool = True
+    races: bool = False
 
 
 _PRODUCER, _CONSUMER = "// producer", "// consumer"
@@ -131,7 +133,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted("MISSING_ARRIVE", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0),
     Planted("WRONG_PARITY", "expired", "empty[0]", "nobody has arrived", _PRODUCER, 0, leads=False),
     Planted("WRONG_COUNT", "expired", "full[0]", "1 of 2 arrivals are missing", _CONSUMER, 0),
-    Planted("MISSING_EXPECT", "expired", "full[0]", "bytes more came than were announced", _CONSUMER, 1),
+    Planted("MISSING_EXPECT", "expired", "full[0]", "bytes more came than were announced", _CONSUMER, 1, races=True),
     Planted("CONSUMER_LEAVES", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0, leads=False),
     Planted("SKIPPED_STAGE", "expired", "full[1]", "nobody has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never came", _CONSUMER, 0),

@@ -1,6 +1,7 @@
 """mbarrier objects in shared memory: phases, pending arrivals, pending bytes.
 
 A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. Source: PTX ISA, "mbarrier".
+As on an H200, shared memory keeps what it held before mbarrier.init; the state comes there with mbarrier.inval.
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ class MBarrier:
 
     def __post_init__(self) -> None:
         self.pending = self.next_count = self.count
-        self.show()
 
-    def show(self) -> None:
+    def write_back(self) -> None:
         """Leave the state in shared memory, where a kernel that looks at the opaque bytes finds them."""
         state = BarrierBits(self.next_count, self.pending, self.tx, self.phase & 1)
         raw = encode(state).to_bytes(8, "little")
@@ -79,11 +79,9 @@ class MBarrier:
     def settle(self) -> None:
         """End the phase where nothing is pending."""
         if self.pending or self.tx:
-            self.show()
             return
         self.phase += 1
         self.pending = self.count = self.next_count
-        self.show()
         self.arrived_by.clear()
         self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
         observer = self.block.cluster.observer
@@ -159,12 +157,13 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """mbarrier.inval."""
+    """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval")
         observer = w.block.cluster.observer
         if observer is not None:
             observer.barrier_inval(w, at, barrier)
+        barrier.write_back()
         del barrier.block.mbarriers[barrier.offset]
 
 

@@ -1,6 +1,6 @@
 """What a kernel that was rendered with ``debug=True`` says when one of its waits expires, and the host that listens.
 
-The device half is ``ptx_templates/parts/debug.cuh.j2``; docs/debugging.md tells the whole.
+The device half is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/debugging.md tells the whole.
 """
 
 from cudatma.hang.names import Names

@@ -1,4 +1,4 @@
-"""The memory that a debug kernel and its host share, byte for byte as ``parts/debug.cuh.j2`` has it."""
+"""The memory that a debug kernel and its host share, byte for byte as ``parts/debug_panel.cuh.j2`` has it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
 MAX_NOTED_BLOCKS = 1 << 16
 
 WAIT_EXPIRED, WAITED, NAMED_EXPIRED, NAMED_WAITED, REFUSED = 1, 2, 3, 4, 5
+#: ``second`` of a wait for an mbarrier whose record has the barrier's state; one of all that wait there has it.
+STATE_READ = 1
 TIMEOUT_VARIABLE = "CUDATMA_DEBUG_TIMEOUT"
 DEFAULT_TIMEOUT_SECONDS = 2.0
 _LONGEST_SECONDS = 4000.0  # a record counts microseconds in 32 bits
@@ -80,6 +82,16 @@ def taken_of(panel: bytes) -> int:
 def notes_bytes(blocks: int) -> int:
     """Bytes of the block notes of a grid."""
     return min(blocks, MAX_NOTED_BLOCKS) * BLOCK_NOTES_BYTES
+
+
+def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], int]:
+    """(block, barrier's address) -> its 8 bytes when the kernel was quiet, of all barriers whose state was read."""
+    waits = np.isin(records["kind"], (WAIT_EXPIRED, WAITED)) & (records["second"] == STATE_READ)
+    found = {}
+    for record in records[waits]:
+        place = tuple(record["block"].tolist()), int(record["address"])
+        found[place] = int(record["bits_high"]) << 32 | int(record["bits_low"])
+    return found
 
 
 def written(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from cudatma.mbarrier_bits import MAX_COUNT, BarrierBits, decode
 
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
+_UNREAD = "nobody has read the state of the barrier: its block has no room for notes, or too many records were left"
 #: Groups of equal waits that a message lists.
 _LISTED = 16
 _STATES = {
@@ -36,8 +37,8 @@ class StuckWait:
     address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and block.
     lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
     arrivals: what mbarrier_init was told, or how many threads a named barrier waits for; 0 where it is not known.
-    raw: the mbarrier's 8 bytes; bits: decoded, None where there are none. verified: whether that decoding has been
-    checked on such a card. line, text: of the generated source.
+    raw: the mbarrier's 8 bytes once the kernel was quiet; bits: decoded, None where there are none. verified: whether
+    that decoding has been checked on such a card. line, text: of the generated source.
     """
 
     state: str
@@ -63,10 +64,17 @@ class StuckWait:
         return (self.lanes & -self.lanes).bit_length() - 1
 
     @property
+    def is_over(self) -> bool:
+        """Whether the phase that was waited for has ended after all, while the kernel was ended."""
+        return self.bits is not None and self.parity is not None and self.bits.parity != self.parity & 1
+
+    @property
     def is_half_done(self) -> bool:
         """Whether something has come to the barrier in this phase, but not all."""
         if self.bits is None:
             return not self.rule
+        if self.is_over:
+            return False
         return self.bits.tx_bytes != 0 or self.bits.pending_arrivals != (self.arrivals or self.bits.arrivals)
 
     @property
@@ -76,6 +84,8 @@ class StuckWait:
             return self.detail
         if self.bits is None:
             return self.detail
+        if self.is_over:
+            return "the phase has ended since: what this wait needed was under way"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
         if pending == 0 and tx > 0:
             return f"{tx} announced bytes never came: expect_tx says more than the copies deliver, or a copy is missing"
@@ -98,7 +108,8 @@ def hang_of(
     records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that card. where: the card's name, or
     the emulator. taken: how many records there would be if all had been kept.
     """
-    found = sorted((_wait(record, names, verified) for record in shared.written(records)), key=_order)
+    states = shared.states(records)
+    found = sorted((_wait(record, names, verified, states) for record in shared.written(records)), key=_order)
     if not found:
         return None
     return PipelineHang(_text(found, names, where, taken - len(found)), tuple(found), names.entry)
@@ -106,12 +117,12 @@ def hang_of(
 
 def _order(wait: StuckWait) -> tuple[Any, ...]:
     """Refusals first, then barriers at which something but not everything has come: the others mostly wait because of
-    them. Among equals what expired, longest first; in a block by warp."""
+    them. What is over stands last. Among equals what expired, longest first; in a block by warp."""
     follows = not wait.rule and not wait.is_half_done
-    return (follows, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
+    return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
 
 
-def _wait(record: Any, names: Names, verified: bool) -> StuckWait:
+def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple[int, ...], int], int]) -> StuckWait:
     kind, line, address = int(record["kind"]), int(record["line"]), int(record["address"])
     wanted, first, second = int(record["wanted"]), int(record["first"]), int(record["second"])
     common: dict[str, Any] = {
@@ -134,9 +145,11 @@ def _wait(record: Any, names: Names, verified: bool) -> StuckWait:
         detail = f"{first} of {wanted} threads have come"
         common |= {"parity": None, "raw": None, "bits": None}
         return StuckWait(**common, arrivals=wanted, barrier=f"named barrier {address}", detail=detail)
-    raw = int(record["bits_high"]) << 32 | int(record["bits_low"])
-    told = first if first <= MAX_COUNT else 0
-    return StuckWait(**common, barrier=barrier, parity=wanted, arrivals=told, raw=raw, bits=decode(raw))
+    raw = states.get((common["block"], address))
+    common |= {"parity": wanted, "arrivals": first if first <= MAX_COUNT else 0}
+    if raw is None:
+        return StuckWait(**common, barrier=barrier, raw=None, bits=None, detail=_UNREAD)
+    return StuckWait(**common, barrier=barrier, raw=raw, bits=decode(raw))
 
 
 def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> str:

@@ -1,4 +1,4 @@
-"""What a debug kernel refuses to issue, in words. The numbers are those of ``enum Rule`` in parts/debug.cuh.j2."""
+"""What a debug kernel refuses to issue, in words. Numbers as in ``enum Rule`` of parts/debug_panel.cuh.j2."""
 
 from __future__ import annotations
 

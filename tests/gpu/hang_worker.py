@@ -49,6 +49,7 @@ def told(wait: Any) -> dict[str, Any]:
     names = (
         "state",
         "barrier",
+        "address",
         "block",
         "warp",
         "lanes",

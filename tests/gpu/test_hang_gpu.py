@@ -54,25 +54,49 @@ HERE = [planted for planted in PLANTED if planted.cluster is None or TARGET.has(
 @pytest.mark.parametrize("planted", HERE, ids=lambda planted: planted.name.lower())
 def test_a_planted_hang_ends_and_is_named(planted: Planted) -> None:
     (answer,) = ask("ring", planted.name)
+    check(planted, answer)
+
+
+def check(planted: Planted, answer: dict[str, Any]) -> None:
+    """The hang has ended; the wait that the bug is known by is in the report, with what is missing there.
+
+    Where the causes are wrong and the rest is right, the layout of cudatma/mbarrier_bits.py is not the card's: see
+    test_mbarrier_bits_gpu.py.
+    """
     assert answer["after"], "the context is not usable"
     assert answer["hang"], "nothing was reported"
+    states = (planted.state,) if planted.leads else (planted.state, "waiting")
     named = [
         wait
         for wait in answer["waits"]
-        if (wait["state"], wait["parity"], wait["rule"]) == (planted.state, planted.parity, planted.rule)
-        and wait["barrier"] in planted.barrier.split("|")
+        if wait["state"] in states
+        and (planted.races or (wait["parity"], wait["rule"]) == (planted.parity, planted.rule))
+        and (planted.races or wait["barrier"] in planted.barrier.split("|"))
         and planted.text in wait["text"]
+        and planted.cause in wait["cause"]
     ]
     assert named, answer["hang"]
-    if planted.state == "expired":
-        assert named[0]["waited"] >= float(TIMEOUT)
+    if not planted.rule:
+        expired = [wait["waited"] for wait in answer["waits"] if wait["state"] == "expired"]
+        assert expired, answer["hang"]
+        assert min(expired) >= float(TIMEOUT)
+    at_barriers = [wait for wait in answer["waits"] if wait["parity"] is not None]
+    assert all(wait["raw"] is not None for wait in at_barriers), answer["hang"]
+    states_of: dict[tuple[Any, ...], set[int]] = {}
+    for wait in at_barriers:
+        states_of.setdefault((*wait["block"], wait["address"]), set()).add(wait["raw"])
+    assert all(len(found) == 1 for found in states_of.values()), answer["hang"]
 
 
-@pytest.mark.parametrize("planted", [p for p in HERE if not p.rule and "named" not in p.barrier], ids=lambda p: p.name)
-def test_the_bits_mean_what_the_emulator_says(planted: Planted) -> None:
-    """Fails where the layout of cudatma/mbarrier_bits.py is not the card's: see test_mbarrier_bits_gpu.py."""
-    (answer,) = ask("ring", planted.name)
-    assert any(planted.cause in wait["cause"] for wait in answer["waits"]), answer["hang"]
+def test_hangs_follow_one_another_in_one_process() -> None:
+    """Reading the barriers ends them; the next launch makes its own, and is read again."""
+    planted = [p for p in HERE if p.cluster is None and not p.races]
+    by_name = {p.name: p for p in planted}
+    names = [p.name for p in (*planted, *planted[:3])]
+    answers = ask("ring", *names)
+    assert [answer["name"] for answer in answers] == names
+    for answer in answers:
+        check(by_name[answer["name"]], answer)
 
 
 def test_accesses_are_refused_as_on_the_emulator() -> None:

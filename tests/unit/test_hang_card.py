@@ -115,6 +115,7 @@ def kernel_that_hangs(driver: FakeDriver, blocks: int = 4) -> Callable[[], None]
         assert bytes(driver.kept[notes].raw[: blocks * shared.BLOCK_NOTES_BYTES]).count(0) == shared.notes_bytes(blocks)
         record = np.zeros(1, shared.RECORD)
         record["kind"], record["address"], record["first"] = shared.WAIT_EXPIRED, 0x400, 1
+        record["second"] = shared.STATE_READ
         ctypes.memmove(records, record.ctypes.data, shared.RECORD.itemsize)
         ctypes.memset(ctypes.addressof(driver.panel) + 36, 1, 1)  # taken
 
@@ -126,7 +127,8 @@ def test_a_launch_that_hangs_raises_and_the_next_one_starts_afresh(driver: FakeD
     with pytest.raises(PipelineHang, match="k on device 0") as caught:
         host.run(kernel_that_hangs(driver), 4, STREAM)
     assert len(caught.value.waits) == 1
-    assert caught.value.waits[0].verified is False  # no card has answered yet what the bits mean
+    assert caught.value.waits[0].verified is True  # compute capability 9.0, whose barriers' layout was measured
+    assert "not verified" not in str(caught.value)
     launched: list[int] = []
     host.run(lambda: launched.append(1), 4, STREAM)
     assert launched == [1]
@@ -177,7 +179,8 @@ def test_a_panel_of_another_version_is_refused(driver: FakeDriver) -> None:
 
 
 def test_what_a_card_means_is_asked_of_its_capability(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_module, "is_verified", lambda capability: capability == (9, 0))
+    monkeypatch.setattr(card_module, "is_verified", lambda capability: capability != (9, 0))
     with pytest.raises(PipelineHang) as caught:
         listener().run(kernel_that_hangs(driver), 4, STREAM)
-    assert caught.value.waits[0].verified is True
+    assert caught.value.waits[0].verified is False
+    assert "decoded (not verified on this card)" in str(caught.value)

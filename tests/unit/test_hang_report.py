@@ -32,6 +32,8 @@ def record(kind: int, offset: int = 64, **fields: Any) -> np.ndarray[Any, Any]:
     raw = encode(state)
     values = {"address": BASE + offset, "dynamic_base": BASE, "line": 2, "lanes": 1, "first": state.arrivals, **fields}
     values |= {"kind": kind, "bits_low": raw & 0xFFFFFFFF, "bits_high": raw >> 32}
+    if kind in (shared.WAIT_EXPIRED, shared.WAITED):
+        values.setdefault("second", shared.STATE_READ)
     for name, value in values.items():
         made[name] = value
     return made
@@ -91,9 +93,37 @@ def test_the_state_of_the_barrier_suggests_the_cause(state: BarrierBits, cause: 
     assert wait.is_half_done == (cause != "nobody has arrived")
 
 
+def test_one_record_of_a_barrier_has_its_state_for_all() -> None:
+    state, waits = BarrierBits(2, 1, 0, 0), (shared.WAITED, shared.WAIT_EXPIRED)
+    without = [record(kind, 80, second=0, state=BarrierBits(7, 7, 7, 1), thread=32 * kind) for kind in waits]
+    elsewhere = record(shared.WAITED, 80, second=0, block=(1, 0, 0))
+    error = hang(*without, record(shared.WAITED, 80, state=state), elsewhere)
+    assert [wait.raw for wait in error.waits if wait.block == (0, 0, 0)] == [encode(state)] * 3
+    (unread,) = (wait for wait in error.waits if wait.block == (1, 0, 0))
+    assert (unread.raw, unread.bits) == (None, None)
+    assert unread.cause.startswith("nobody has read the state of the barrier")
+    assert "1 of 2 arrivals are missing" in str(error)
+    assert unread.cause in str(error)
+
+
+def test_a_refusal_or_a_named_barrier_is_no_barriers_state() -> None:
+    for kind in (shared.REFUSED, shared.NAMED_EXPIRED):
+        other = record(kind, 64, wanted=1, first=1, second=shared.STATE_READ)
+        assert shared.states(other) == {}
+
+
+def test_a_wait_that_is_over_stands_last() -> None:
+    over = record(shared.WAIT_EXPIRED, 64, wanted=0, waited_us=9_000_000, state=BarrierBits(2, 1, 0, 1))
+    idle = record(shared.WAITED, 80, wanted=1, waited_us=5, state=BarrierBits(2, 2, 0, 1), thread=32)
+    error = hang(over, idle)
+    assert [wait.is_over for wait in error.waits] == [False, True]
+    assert error.waits[1].cause == "the phase has ended since: what this wait needed was under way"
+    assert not error.waits[1].is_half_done
+
+
 def test_what_something_has_come_to_leads_and_equal_waits_are_one_group() -> None:
     idle = [record(shared.WAIT_EXPIRED, 64, thread=32 * warp, lanes=0xFFFFFFFF) for warp in (1, 0)]
-    half = record(shared.WAITED, 80, line=3, state=BarrierBits(2, 1, 0, 1), waited_us=5, thread=64, block=(1, 0, 0))
+    half = record(shared.WAITED, 80, line=3, state=BarrierBits(2, 1, 0, 0), waited_us=5, thread=64, block=(1, 0, 0))
     error = hang(*idle, half)
     assert [wait.barrier for wait in error.waits] == ["empty[0]", "full[0]", "full[0]"]
     assert [wait.warp for wait in error.waits] == [2, 0, 1]

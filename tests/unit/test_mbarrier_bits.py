@@ -1,13 +1,14 @@
-"""The layout of an mbarrier's 8 bytes: against what ptxas computes, and encode() against decode()."""
+"""The layout of an mbarrier's 8 bytes: what ptxas computes, what an H200 held, and encode() against decode()."""
 
 from __future__ import annotations
 
 import pytest
+from barrier_states import H200, STEPS, states
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError
-from cudatma.mbarrier_bits import FIELDS, MAX_COUNT, VERIFIED_ON, BarrierBits, decode, encode, is_verified
+from cudatma.mbarrier_bits import FIELDS, MAX_COUNT, UNKNOWN_BITS, BarrierBits, decode, encode, is_verified
 
 COUNTS = st.integers(1, MAX_COUNT)
 
@@ -30,7 +31,33 @@ def test_pending_is_what_ptxas_takes_out_of_a_token(arrivals: int, pending: int)
     assert 0x100000 - (high >> 11 & 0xFFFFF) == pending
 
 
-@given(COUNTS, st.integers(0, MAX_COUNT), st.integers(-MAX_COUNT, MAX_COUNT), st.integers(0, 1), st.integers(0, 1))
+@pytest.mark.parametrize(("count", "size"), H200)
+def test_what_an_h200_held(count: int, size: int) -> None:
+    *high_words, last = H200[count, size]
+    wanted = states(count, size)
+    for step, high, state in zip(STEPS, high_words, wanted, strict=False):
+        assert encode(state) >> 32 == high, step
+    state = wanted[len(high_words) - 1]
+    assert encode(state) == last
+    assert decode(last) == state
+
+
+def test_the_h200s_answers_tell_the_fields_apart() -> None:
+    """Both parities, both signs of the bytes, and enough words that a wrong layout cannot fit them all."""
+    words = [word for answer in H200.values() for word in answer[:10]]
+    assert len(set(words)) > 30
+    assert {word >> 31 for word in words} == {0, 1}
+    assert {word >> 9 & 1 for word in words} == {0, 1}  # the sign of the bytes' field
+    assert all(word >> 10 & 1 == 0 for word in words)  # bit 42 of the whole
+
+
+@given(
+    COUNTS,
+    st.integers(0, MAX_COUNT),
+    st.integers(-MAX_COUNT, MAX_COUNT),
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 1 << 42, UNKNOWN_BITS]),
+)
 def test_decode_reads_what_encode_wrote(arrivals: int, pending: int, tx: int, parity: int, unknown: int) -> None:
     state = BarrierBits(arrivals, pending, tx, parity, unknown)
     assert decode(encode(state)) == state
@@ -43,8 +70,8 @@ def test_any_64_bits_decode_and_come_back(raw: int) -> None:
 
 def test_fields_do_not_overlap_and_lie_in_64_bits() -> None:
     taken = [set(range(first, first + bits)) for first, bits, _ in FIELDS.values()]
-    assert sum(map(len, taken)) == len(set().union(*taken)) == 63  # bit 0 is unknown
-    assert max(max(bits) for bits in taken) == 63
+    assert sum(map(len, taken)) == len(set().union(*taken)) == 62
+    assert sum(1 << bit for bits in taken for bit in bits) == ((1 << 64) - 1) & ~UNKNOWN_BITS
 
 
 def test_what_is_no_64_bit_number_is_refused() -> None:
@@ -53,6 +80,6 @@ def test_what_is_no_64_bit_number_is_refused() -> None:
             decode(raw)
 
 
-def test_only_cards_that_answered_are_verified() -> None:
-    assert is_verified((1, 0)) is False
-    assert all(is_verified(card) for card in VERIFIED_ON)
+def test_only_the_card_that_answered_is_verified() -> None:
+    assert is_verified((9, 0)) is True
+    assert is_verified((12, 0)) is False
