@@ -1,4 +1,5 @@
-"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, beside CuPy in the same run."""
+"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, beside CuPy in the same run,
+and what a call costs on the host."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.harness import Contender, cold, measuring_stream, require_card
+from benchmarks.host_cost import quantiles_us, time_calls
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 
 OURS, CUPY = "cudatma", "cupy"
 #: Launches of one graph: each moves hundreds of megabytes, so that L2 holds nothing of the one before.
 LAUNCHES = 10
 SIDE = 16384
+#: Calls whose host time is taken: fewer than a launch queue holds, so that none waits for the card.
+HOST_CALLS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,7 @@ def measure(stream: Any, case: Case, replays: int, search: bool) -> Cell:
     ours, theirs = (measured.us(name) for name in (OURS, CUPY))
     cell |= {"tb_s": case.moved_bytes / ours / 1e6 if ours else None, "x_cupy": ratio(theirs, ours)}
     cell |= {"cupy_tb_s": case.moved_bytes / theirs / 1e6 if theirs else None}
+    cell["host_us"] = host_us(prepared.ours, stream.synchronize)
     if measured.errors:
         cell["error"] = "; ".join(f"{name}: {text}" for name, text in measured.errors.items())
     elif not right:
@@ -178,6 +183,11 @@ def measure(stream: Any, case: Case, replays: int, search: bool) -> Cell:
     if search and prepared.variants is not None:
         cell["search"] = _search(stream, prepared.variants, replays)
     return cell
+
+
+def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
+    """Median microseconds of a repeated call on the host; the card is waited for before and after all of them."""
+    return quantiles_us(time_calls(lambda _: call(), drain, HOST_CALLS))["median_us"]
 
 
 def _search(stream: Any, variants: Callable[[Any], Iterator[tuple[str, Any]]], replays: int) -> dict[str, float | str]:
@@ -204,7 +214,11 @@ def _search(stream: Any, variants: Callable[[Any], Iterator[tuple[str, Any]]], r
 
 
 def _contender(name: str, move: Any, place: Any) -> Contender:
-    return Contender(name, lambda _: move.run(place), 1, LAUNCHES)
+    from cudatma.arrays import current_stream
+    from cudatma.kernels.moves.launches import Launch
+
+    launch = Launch(move, move.touched, place)
+    return Contender(name, lambda _: launch.run(move.touched, current_stream("cupy", place.device)), 1, LAUNCHES)
 
 
 def _rings(move: Any, sizes: Sequence[int]) -> Iterator[tuple[str, Any]]:
@@ -243,12 +257,17 @@ def moves_table(cells: Sequence[Cell]) -> Table:
             shown(cell.get("us", {}).get(CUPY), 1),
             shown(cell.get("cupy_tb_s")),
             shown(cell.get("x_cupy")),
+            shown(cell.get("host_us"), 1),
             verdict(cell),
         )
         for cell in cells
     ]
-    note = "Microseconds, and terabytes per second read and written, medians; the bar is a multiple of CuPy's speed."
-    return Table(("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "bar"), tuple(rows), note)
+    note = (
+        "Microseconds, and terabytes per second read and written, medians; host us: of a call on the host, nothing "
+        "synchronised; the bar is a multiple of CuPy's speed."
+    )
+    columns = ("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "host us", "bar")
+    return Table(columns, tuple(rows), note)
 
 
 def verdict(cell: Cell) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import cudatma as c
+from cudatma.kernels.moves.known import CALLS
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -330,6 +332,132 @@ def test_in_a_graph() -> None:
     first = download(source) / 2
     assert (download(turned) == 2 * first[:, 8:1032].T).all()
     assert (download(sums) == 7 * first[:, 8:1032]).all()
+
+
+# ---- repeated calls: what an earlier one left behind serves other arrays
+
+
+def test_repeated_calls_move_the_other_arrays() -> None:
+    """Arrays of earlier turns stay alive, so that each turn's lie elsewhere."""
+    import cupy
+
+    CALLS.clear()
+    kept: list[Any] = []
+    made = 0
+    for seed in range(4):
+        host, sums = numbers((300, 528), np.float32, seed), numbers((300, 528), np.float32, 10 + seed)
+        x, total = upload(host), upload(sums)
+        starts = np.array([(seed, 4 * seed), (-3, 520), (290, 0)], np.int32)
+        boxes = np.stack([window(host, at, (20, 16)) for at in starts])
+        found = [
+            (c.copy(x), host),
+            (c.copy(x, offset=(7, 8), shape=(280, 500), pad="zeros"), window(host, (7, 8), (280, 500))),
+            (c.copy(x, offset=(-5, -8), shape=(310, 560), pad="zeros"), window(host, (-5, -8), (310, 560))),
+            (c.copy(x, offset=(1, 1), shape=(200, 301)), host[1:201, 1:302]),
+            (c.transpose(x), host.T),
+            (c.reduce_into(total, x, "add"), sums + host),
+            (c.gather(x, starts, (20, 16)), boxes),
+            (c.gather(x, cupy.asarray(starts), (20, 16), check=False), boxes),
+            (c.halo_tiles(x, (100, 64), (2, 4)), None),
+            (c.im2col(x.reshape(1, 300, 66, 8), 1), host.reshape(1, 300, 66, 1, 1, 8)),
+        ]
+        if detect().has("multicast"):
+            found.append((c.broadcast(x, 3), np.stack([host] * 3)))
+        c.prefetch(x)
+        for result, wanted in found:
+            assert wanted is None or (download(result) == wanted).all()
+        tiles = download(found[8][0])
+        for index in np.ndindex(*tiles.shape[:2]):
+            assert (tiles[index] == window(host, (100 * index[0] - 2, 64 * index[1] - 4), (104, 72))).all()
+        made = made or len(CALLS)
+        assert len(CALLS) == made
+        kept += [x, total, *(result for result, _ in found)]
+
+
+def test_repeated_calls_look_at_addresses() -> None:
+    import cupy
+
+    host, room = numbers((64, 80), np.float32), cupy.zeros(65 * 80, cupy.float32)
+    x = upload(host)
+    c.copy(x, room[: 64 * 80].reshape(64, 80), via="tma")
+    off = room[1 : 1 + 64 * 80].reshape(64, 80)
+    with pytest.raises(c.DescriptorError):
+        c.copy(x, off, via="tma")
+    assert (download(c.copy(x, off)) == host).all()
+    with pytest.raises(c.ArgumentError, match="memory of its own"):
+        c.copy(room[: 64 * 80].reshape(64, 80), room[80:].reshape(64, 80), via="tma")
+    assert (download(c.copy(x)) == host).all()
+
+
+def test_repeated_calls_in_a_graph() -> None:
+    """Each call's addresses are those of its own arrays, although all share the maps that are changed."""
+    import cupy
+
+    sources = [upload(numbers((256, 1040), np.float32, seed)) for seed in range(5)]
+    moved = [cupy.zeros((256, 1024), cupy.float32) for _ in sources]
+    turned = [cupy.zeros((1024, 256), cupy.float32) for _ in sources]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        c.transpose(c.copy(sources[0], moved[0], offset=(0, 8), shape=(256, 1024)), turned[0])
+        stream.synchronize()
+        stream.begin_capture()
+        for source, between, out in zip(sources, moved, turned, strict=True):
+            c.copy(source, between, offset=(0, 8), shape=(256, 1024))
+            c.transpose(between, out)
+        graph = stream.end_capture()
+        for source in sources:
+            source += 1
+        graph.launch(stream)
+        stream.synchronize()
+    for seed, out in enumerate(turned):
+        assert (download(out) == numbers((256, 1040), np.float32, seed)[:, 8:1032].T + 1).all()
+
+
+def test_repeated_calls_of_many_threads() -> None:
+    import cupy
+
+    wrong: list[object] = []
+    device = cupy.cuda.runtime.getDevice()
+    c.copy(upload(numbers((128, 528), np.float32)), offset=(3, 4), shape=(100, 512))
+
+    def work(thread: int) -> None:
+        try:
+            with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True) as stream:
+                hosts = [numbers((128, 528), np.float32, 100 * thread + turn) for turn in range(30)]
+                arrays = [upload(host) for host in hosts]
+                results = [c.copy(array, offset=(3, 4), shape=(100, 512)) for array in arrays]
+                stream.synchronize()
+                for turn, (host, result) in enumerate(zip(hosts, results, strict=True)):
+                    if not (download(result) == host[3:103, 4:516]).all():
+                        wrong.append((thread, turn))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+
+
+def test_repeated_calls_on_two_cards() -> None:
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two cards")
+    for seed in range(2):
+        for ordinal in range(2):
+            with cupy.cuda.Device(ordinal):
+                host = numbers((128, 528), np.float32, 2 * seed + ordinal)
+                x, out = upload(host), cupy.zeros((100, 512), cupy.float32)
+                cupy.cuda.get_current_stream().synchronize()
+            # Whichever card is current.
+            c.copy(x, out, offset=(3, 4), shape=(100, 512))
+            with cupy.cuda.Device(ordinal):
+                cupy.cuda.Device(ordinal).synchronize()
+                assert (download(out) == host[3:103, 4:516]).all()
 
 
 def test_wrong_calls_leave_the_context_usable() -> None:

@@ -42,6 +42,8 @@ struct {
     uint32_t capacity, taken, blocks, reserved;
 } fake_panel;
 int fake_hangs;
+// Ten times the compute capability; how often tensor maps were made and given another address.
+int fake_capability = 90, fake_encoded, fake_replaced;
 
 static __thread uintptr_t stack[16];
 static __thread int depth;
@@ -65,10 +67,12 @@ int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, SUCCESS; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     // major, minor, opt-in shared memory, multiprocessors
-    *value = attribute == 75 ? 9 : attribute == 97 ? 232448 : attribute == 16 ? 132 : 0;
+    *value = attribute == 75 ? fake_capability / 10 : attribute == 76 ? fake_capability % 10 : 0;
+    *value = attribute == 97 ? 232448 : attribute == 16 ? 132 : *value;
     return SUCCESS;
 }
 int cuDevicePrimaryCtxRetain(uintptr_t *context, int device) { return *context = CONTEXT_OF_DEVICE_0 + device, SUCCESS; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return SUCCESS; }
 int cuCtxGetCurrent(uintptr_t *context) { return *context = depth ? stack[depth - 1] : 0, SUCCESS; }
 int cuCtxSetCurrent(uintptr_t context) { return stack[depth ? depth - 1 : depth++] = context, SUCCESS; }
 int cuCtxPushCurrent_v2(uintptr_t context) { return stack[depth++] = context, SUCCESS; }
@@ -129,6 +133,22 @@ int cuMemcpyHtoDAsync_v2(void *device, const void *host, size_t size, void *stre
 }
 int cuMemcpyDtoH_v2(void *host, const void *device, size_t size) { return memcpy(host, device, size), SUCCESS; }
 int cuStreamSynchronize(void *stream) { return SUCCESS; }
+static int encode(uint64_t *map, int type, int rank, uint64_t address, const uint64_t *dims, const uint64_t *strides) {
+    memset(map, 0, 128);
+    map[0] = address, map[1] = 100 * type + rank;
+    for (int i = 0; i < rank; i++) map[2 + i] = dims[i];
+    for (int i = 0; i + 1 < rank; i++) map[7 + i] = strides[i];
+    return fake_encoded++, SUCCESS;
+}
+int cuTensorMapEncodeTiled(uint64_t *map, int type, int rank, uint64_t address, const uint64_t *dims,
+                           const uint64_t *strides) {
+    return encode(map, type, rank, address, dims, strides);
+}
+int cuTensorMapEncodeIm2col(uint64_t *map, int type, int rank, uint64_t address, const uint64_t *dims,
+                            const uint64_t *strides) {
+    return encode(map, type, rank, address, dims, strides);
+}
+int cuTensorMapReplaceAddress(uint64_t *map, uint64_t address) { return map[0] = address, fake_replaced++, SUCCESS; }
 int cuLaunchKernelEx(const Config *config, uintptr_t function, void **arguments, void **extra) {
     if (!depth) return INVALID_CONTEXT;
     if (function != stack[depth - 1] + FUNCTION_OF_CONTEXT) return INVALID_HANDLE;

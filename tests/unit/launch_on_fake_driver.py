@@ -14,31 +14,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from fake_records import Record, Setup, raises
+
 from cudatma import context
 from cudatma.build import default_target
 from cudatma.errors import ArgumentError, DriverError, LaunchError, PipelineHang
 from cudatma.hang import PANEL_NAME
 from cudatma.launch import Kernel
-
-
-class Record(ctypes.Structure):
-    """fake_record of fake_driver.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("launches", "device", "attribute_count", "loads")),
-        *((name, ctypes.c_int32) for name in ("argument_bytes", "dynamic_shared_bytes")),
-        ("shape", ctypes.c_uint32 * 7),
-        ("attributes", ctypes.c_uint32 * 18 * 4),
-        *((name, ctypes.c_uint64) for name in ("stream", "recorded_on", "waited_on")),
-        ("events", ctypes.c_int64),
-        ("arguments", ctypes.c_ubyte * 4096),
-    )
-
-
-class Setup(ctypes.Structure):
-    """fake_setup of fake_driver.c."""
-
-    _fields_ = (("parameters", ctypes.c_int32), ("capturing", ctypes.c_int32), ("sizes", ctypes.c_uint64 * 64))
 
 
 class Array:
@@ -72,16 +54,6 @@ def packed(pointer: int) -> bytes:
 
 def sent() -> bytes:
     return bytes(record.arguments)[: record.argument_bytes]
-
-
-def raises(kind: type[Exception], text: str, call: Any) -> None:
-    try:
-        call()
-    except kind as error:
-        if text not in str(error):
-            raise AssertionError(f"no {text!r} in: {error}") from error
-    else:
-        raise AssertionError(f"no {kind.__name__} with {text!r}")
 
 
 def debug_kernel() -> Kernel:

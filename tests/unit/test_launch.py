@@ -9,12 +9,12 @@ import ctypes
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_records import build_driver
 
 from cudatma.compiler import compile_source
 from cudatma.errors import DriverError
@@ -32,13 +32,8 @@ extern "C" __global__ void k(float* x, int n, float f, const __grid_constant__ M
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with libcuda.so.1 and the kernel."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the fake driver with")
     folder = tmp_path_factory.mktemp("fake_driver")
-    library = folder / "libcuda.so.1"
-    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
-    subprocess.run([compiler, *flags, str(HERE / "fake_driver.c"), "-ldl"], check=True)
+    build_driver(folder)
     target = get_target("sm_90a")
     made = compile_source(SOURCE, target)
     kernel = Kernel(made.cubin, "k", target, ptx=made.ptx, source=SOURCE, log=made.log)

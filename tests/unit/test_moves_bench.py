@@ -4,6 +4,7 @@ its verdicts. NumPy takes CuPy's place, the emulator the card's."""
 from __future__ import annotations
 
 import sys
+import time
 import types
 from typing import Any
 
@@ -55,6 +56,19 @@ def test_searches_offer_other_specs(name: str, numpy_as_cupy: None) -> None:
     assert min(move.spec.smem_bytes for move in found.values()) <= 227 * 1024
 
 
+def test_host_time_is_a_median_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "HOST_CALLS", 5)
+    events: list[str] = []
+
+    def call() -> None:
+        events.append("call")
+        if len(events) == 3:
+            time.sleep(0.2)
+
+    assert moves.host_us(call, lambda: events.append("wait")) < 1e5
+    assert events == ["wait", *["call"] * 5, "wait"]
+
+
 def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
     assert all(case.moved_bytes >= 2 * 256_000_000 for case in moves.CASES.values())
     bars = {name: case.bar for name, case in moves.CASES.items() if case.bar}
@@ -82,9 +96,11 @@ def test_the_table() -> None:
         "tb_s": 3.0,
         "cupy_tb_s": 1.5,
         "x_cupy": 2.0,
+        "host_us": 9.54,
         "bar": 0,
     }
     table = moves.moves_table([whole, {"case": "broken", "error": "x", "bar": 1.0}])
     assert [len(row) for row in table.rows] == [len(table.columns)] * 2
     assert table.rows[0][:2] == ("copy", "10.0")
-    assert table.rows[1][1:] == ("-",) * 5 + ("1.0: not measured",)
+    assert table.rows[0][-2:] == ("9.5", "none")
+    assert table.rows[1][1:] == ("-",) * 6 + ("1.0: not measured",)

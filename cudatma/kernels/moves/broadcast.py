@@ -9,7 +9,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.host import host_array
-from cudatma.kernels.moves.gather import result_of
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.place import Move, Place, described
 from cudatma.kernels.moves.plans import run_plan
 from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, stages_for
@@ -79,20 +79,21 @@ def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, bac
 
     [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
     """
-    info = described(src, "src")
+    call = Call("broadcast", backend, described(src, "src"), out, copies)
+    if call.is_known:
+        return call.again(stream)
+    info = call.src
     if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
         raise ArgumentError("copies", copies, "an int, 1 and up")
     if not info.is_contiguous:
         raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
-    out, out_info, place = result_of("broadcast", src, info, out, (copies, *info.shape), backend)
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        host_array(out_info)[...] = host_array(info)
-        return out
-    for move in plan_broadcast(info, out_info, place):
-        move.run(place, stream)
-    return out
+    result = call.take((copies, *info.shape), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        host_array(result)[...] = host_array(info)
+        return call.result
+    return call.first(plan_broadcast(info, result, call.place), stream)
 
 
 def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Move]:

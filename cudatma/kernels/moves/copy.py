@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, empty_like_library
+from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.host import host_array
-from cudatma.kernels.moves.place import Move, Place, check_out, described, place_of
+from cudatma.kernels.moves.call import Call
+from cudatma.kernels.moves.place import Move, Place, described
 from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.moves.specs import CACHES, check_choice
 from cudatma.kernels.moves.window import Axis, Window, carried, cropped, folded, simplify
@@ -50,26 +51,21 @@ def copy(
     [PTX ISA, cp.async.bulk, cp.async.bulk.tensor] Raises ArgumentError, ArgumentTypeError, DescriptorError,
     TargetError, CompileError, DriverError, HazardError (emulator).
     """
-    info = described(src, "src")
+    call = Call("copy", backend, described(src, "src"), out, offset, shape, pad, cache, via)
+    if call.is_known:
+        return call.again(stream)
+    info = call.src
     starts, extents = check_window(info, offset, shape, pad)
     check_choice("cache", cache or "", CACHES)
     check_choice("via", via, VIAS)
     fill = nan_type(info, pad)
-    if out is not None:
-        out_info = described(out, "out")
-        place = place_of("copy", backend, info, ("out", out_info))
-        check_out(out_info, part_of(info, starts, extents), extents)
-    else:
-        place = place_of("copy", backend, info)
-        out = empty_like_library(src, extents, info.dtype)
-        out_info = described(out, "out")
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        copy_on_host(info, out_info, starts, fill is not None)
-        return out
-    plan_copy(info, out_info, starts, place, fill, cache or "", via).run(place, stream)
-    return out
+    result = call.take(extents, part_of(info, starts, extents))
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        copy_on_host(info, result, starts, fill is not None)
+        return call.result
+    return call.first([plan_copy(info, result, starts, call.place, fill, cache or "", via)], stream)
 
 
 def plan_copy(

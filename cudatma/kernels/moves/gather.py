@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, empty_like_library
+from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.host import host_array
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import PADS, copy_on_host, nan_type, whole_numbers
-from cudatma.kernels.moves.place import Move, Place, check_out, described, place_of, tensor_map
+from cudatma.kernels.moves.place import Move, Place, described, tensor_map
 from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, slot_bytes, stages_for
 from cudatma.kernels.moves.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.moves.table import int_table
@@ -82,17 +83,19 @@ def gather(
     table = int_table(starts, len(info.shape), info, check)
     if table.values is not None:
         check_starts(info, table.values)
-    shape = (table.rows, *size)
-    out, out_info, place = result_of("gather", src, info, out, shape, backend)
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        for start, part in zip(table.host(), host_array(out_info), strict=True):
+    call = Call("gather", backend, info, out, size, pad, table.rows)
+    if call.is_known:
+        with table.on_device(call.place, stream) as where:
+            return call.again(stream, where)
+    result = call.take((table.rows, *size), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        for start, part in zip(table.host(), host_array(result), strict=True):
             copy_on_host(info, described(part, "out"), [int(at) for at in start], fill is not None)
-        return out
-    with table.on_device(place, stream) as where:
-        plan_boxes(info, out_info, size, place, fill, table=where).run(place, stream)
-    return out
+        return call.result
+    with table.on_device(call.place, stream) as where:
+        return call.first([plan_boxes(info, result, size, call.place, fill, table=where)], stream, where)
 
 
 def halo_tiles(
@@ -111,7 +114,10 @@ def halo_tiles(
     axis are whole 16-byte chunks. out: (tiles of axis 0, .., tile[0] + 2 halo[0], ..), C order; tiles = ceil(n / tile).
     pad: what stands outside of the source, "zeros" or "nan". src, stream, backend: as in gather(). Raises as copy().
     """
-    info = described(src, "src")
+    call = Call("halo_tiles", backend, described(src, "src"), out, tile, halo, pad)
+    if call.is_known:
+        return call.again(stream)
+    info = call.src
     rank = len(info.shape)
     inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
     for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
@@ -125,18 +131,17 @@ def halo_tiles(
     fill = check_pad(info, pad)
     check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
     tiles = tuple(-(-n // extent) for n, extent in zip(info.shape, inner, strict=True))
-    out, out_info, place = result_of("halo_tiles", src, info, out, (*tiles, *size), backend)
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        parts = host_array(out_info)
+    result = call.take((*tiles, *size), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        parts = host_array(result)
         for index in np.ndindex(*tiles):
             starts = [i * extent - edge for i, extent, edge in zip(index, inner, border, strict=True)]
             copy_on_host(info, described(parts[index], "out"), starts, fill is not None)
-        return out
+        return call.result
     axes = [(-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True)]
-    plan_boxes(info, out_info, size, place, fill, grid=axes).run(place, stream)
-    return out
+    return call.first([plan_boxes(info, result, size, call.place, fill, grid=axes)], stream)
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:
@@ -170,22 +175,6 @@ def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "st
         raise ArgumentError(name, value, f"multiples of {unit} elements, 16 bytes")
     if starts.size and (int(starts.min()) < -_INT32 or int(starts.max()) >= _INT32):
         raise ArgumentError(field, f"{int(starts.min())}..{int(starts.max())}", "signed 32-bit integers")
-
-
-def result_of(
-    function: str, src: Any, info: ArrayInfo, out: Any, shape: tuple[int, ...], backend: str | None
-) -> tuple[Any, ArrayInfo, Place]:
-    """(the result, what it is, where the operation runs): a new array of this shape, or ``out``, which is checked."""
-    if out is None:
-        place = place_of(function, backend, info, stacklevel=4)
-        out = empty_like_library(src, shape, info.dtype)
-        return out, described(out, "out"), place
-    found = described(out, "out")
-    place = place_of(function, backend, info, ("out", found), stacklevel=4)
-    check_out(found, info, shape)
-    if not found.is_contiguous:
-        raise ArgumentError("out", f"strides {found.strides_bytes}", "an array in C order without gaps")
-    return out, found, place
 
 
 def plan_boxes(

@@ -17,8 +17,8 @@ from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.host import host_array
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import whole_numbers
-from cudatma.kernels.moves.gather import result_of
 from cudatma.kernels.moves.place import Move, Place, described, tensor_map
 from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.moves.specs import check_rank
@@ -100,7 +100,10 @@ def im2col(
     TMA's limits: padding and dilation * (kernel - 1) - padding below 32768, 128 or 16 for one, two or three spatial
     axes. stream, backend: as in copy(). [PTX ISA, cp.async.bulk.tensor, .im2col] Raises as copy().
     """
-    info = described(src, "src")
+    call = Call("im2col", backend, described(src, "src"), out, kernel, stride, padding, dilation)
+    if call.is_known:
+        return call.again(stream)
+    info = call.src
     if not 3 <= len(info.shape) <= 5:
         raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
     if info.dtype.itemsize not in (1, 2, 4, 8):
@@ -108,15 +111,13 @@ def im2col(
     if not info.size_elems:
         raise ArgumentError("src.shape", info.shape, "an array with elements")
     conv = convolution(info.shape[1:-1], kernel, stride, padding, dilation)
-    shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
-    out, out_info, place = result_of("im2col", src, info, out, shape, backend)
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        columns_on_host(info, out_info, conv)
-        return out
-    plan_im2col(info, out_info, conv, place).run(place, stream)
-    return out
+    result = call.take((info.shape[0], *conv.out, *conv.taps, info.shape[-1]), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        columns_on_host(info, result, conv)
+        return call.result
+    return call.first([plan_im2col(info, result, conv, call.place)], stream)
 
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:

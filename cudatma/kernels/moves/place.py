@@ -1,4 +1,4 @@
-"""Where an operation runs, and the launch itself: the same arguments for a card and for the emulator."""
+"""Where an operation runs, and what is launched: the same arguments for a card and for the emulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.build import emulated_target, load_kernel, wants_debug
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_bytes
@@ -54,7 +54,12 @@ def place_of(
         raise ArgumentError("src.device", place_name(first.device), allowed)
     if first.device is None:
         return Place(chosen, None, emulated_target(), _EMULATED_BLOCKS)
-    return Place(chosen, first.device, detect(first.device), BLOCKS_PER_SM * processors(first.device))
+    return _card(first.device)
+
+
+@lru_cache(maxsize=64)
+def _card(device: int) -> Place:
+    return Place("cuda", device, detect(device), BLOCKS_PER_SM * processors(device))
 
 
 def processors(device: int) -> int:
@@ -93,7 +98,8 @@ class Move:
     """One launch. template, spec: of its kernel; the spec has ``entry``, ``threads`` and ``smem_bytes``.
 
     args: numbers, tensor maps and, for pointers, ArrayInfo whose ``pointer`` is passed. touched: arrays that the kernel
-    reaches, for the emulator. grid: blocks. cluster: blocks of a cluster, 1 for none.
+    reaches, one for each tensor map or pointer among args, in that order. grid: blocks. cluster: blocks of a cluster, 1
+    for none.
     """
 
     template: str
@@ -104,26 +110,7 @@ class Move:
     cluster: int = 1
 
     def kernel(self, target: Target) -> Kernel:
-        return _kernel(self.template, self.spec, target)
-
-    def run(self, place: Place, stream: object = None) -> None:
-        """Launch it on the card's stream, or run one schedule on the emulator.
-
-        Raises TargetError, CompileError, DriverError, LaunchError, and HazardError on the emulator.
-        """
-        self.spec.check_target(place.target)
-        if place.backend == "emulator":
-            self.emulate(place.target, schedules=1)
-            return
-        self.kernel(place.target).launch(
-            self.grid,
-            self.spec.threads,
-            self.args,
-            cluster=self._cluster,
-            shared_bytes=self.spec.smem_bytes,
-            stream=stream,
-            backend="cuda",
-        )
+        return _kernel(self.template, self.spec, target, wants_debug(None))
 
     def emulate(self, target: Target, **options: Any) -> Report:
         """Run it on the emulator; options of ``EmulatedModule.launch``."""
@@ -131,21 +118,17 @@ class Move:
             self.grid,
             self.spec.threads,
             [value.pointer if isinstance(value, ArrayInfo) else value for value in self.args],
-            cluster=self._cluster,
+            cluster=self.cluster if self.cluster > 1 else None,
             shared_bytes=self.spec.smem_bytes,
             arrays=tuple(host_bytes(info) for info in self.touched if info.size_elems),
             **options,
         )
 
-    @property
-    def _cluster(self) -> int | None:
-        return self.cluster if self.cluster > 1 else None
-
 
 @lru_cache(maxsize=256)
-def _kernel(template: str, spec: Any, target: Target) -> Kernel:
+def _kernel(template: str, spec: Any, target: Target, debug: bool) -> Kernel:
     """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
-    return load_kernel(template, spec, target)
+    return load_kernel(template, spec, target, debug=debug)
 
 
 def tensor_map(info: ArrayInfo, box: Sequence[int], place: Place, **options: Any) -> TensorMap:

@@ -11,8 +11,9 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import check_window, part_of
-from cudatma.kernels.moves.place import Move, Place, described, place_of, tensor_map
+from cudatma.kernels.moves.place import Move, Place, described, tensor_map
 from cudatma.kernels.moves.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.moves.specs import coordinates
 from cudatma.kernels.moves.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
@@ -74,13 +75,14 @@ def prefetch(
 
     [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
     """
-    info = described(src, "src")
-    starts, extents = check_window(info, offset, shape, None)
-    place = place_of("prefetch", backend, info)
-    part = part_of(info, starts, extents)
-    move = plan_prefetch(part, place) if part.size_elems else None
-    if move is not None and place.backend != "reference":
-        move.run(place, stream)
+    call = Call("prefetch", backend, described(src, "src"), None, offset, shape)
+    if call.is_known:
+        call.again(stream)
+        return
+    part = part_of(call.src, *check_window(call.src, offset, shape, None))
+    move = plan_prefetch(part, call.place) if part.size_elems else None
+    if move is not None and call.place.backend != "reference":
+        call.first([move], stream)
 
 
 def plan_prefetch(src: ArrayInfo, place: Place) -> Move | None:

@@ -12,8 +12,9 @@ from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import part_of, whole_numbers
-from cudatma.kernels.moves.place import Move, Place, check_written, described, place_of
+from cudatma.kernels.moves.place import Move, Place, check_written, described
 from cudatma.kernels.moves.plans import run_plan, window_plan
 from cudatma.kernels.moves.ring import SLOT_BYTES
 from cudatma.kernels.moves.specs import CACHES, check_choice
@@ -63,6 +64,10 @@ def reduce_into(
     [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor] Raises as copy(); DescriptorError where TMA cannot.
     """
     into, info = described(dst, "dst"), described(src, "src")
+    call = Call("reduce_into", backend, info, into, op, offset, cache, field="dst")
+    if call.is_known:
+        call.again(stream)
+        return dst
     check_choice("op", op, OPS)
     check_choice("cache", cache or "", CACHES)
     if info.dtype != into.dtype or len(info.shape) != len(into.shape):
@@ -70,15 +75,14 @@ def reduce_into(
         raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, as dst")
     check_dtype(info.dtype, op)
     starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
-    place = place_of("reduce_into", backend, info, ("dst", into))
     part, target = clip(info, into, starts)
     check_written(into, info, "dst")
     if not part.size_elems:
         return dst
-    if place.backend == "reference":
+    if call.place.backend == "reference":
         reduce_on_host(target, part, op)
         return dst
-    plan_reduce(target, part, op, place, cache or "").run(place, stream)
+    call.first([plan_reduce(target, part, op, call.place, cache or "")], stream)
     return dst
 
 

@@ -14,8 +14,8 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.host import host_array
-from cudatma.kernels.moves.gather import result_of
-from cudatma.kernels.moves.place import Move, Place, check_written, described, place_of, tensor_map
+from cudatma.kernels.moves.call import Call
+from cudatma.kernels.moves.place import Move, Place, check_written, described, tensor_map
 from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.moves.specs import check_choice
 from cudatma.kernels.moves.table import int_table
@@ -68,18 +68,21 @@ def gather_rows(src: Any, rows: Any, out: Any = None, *, stream: Any = None, bac
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows")
-    out, out_info, place = result_of("gather_rows", src, info, out, (index.rows, info.shape[1]), backend)
-    if not out_info.size_elems:
-        return out
-    if place.backend == "reference":
-        wanted, result = index.host(), host_array(out_info)
-        known = (wanted >= 0) & (wanted < info.shape[0])
-        result[...] = np.zeros((), info.dtype)
-        result[known] = host_array(info)[wanted[known]]
-        return out
-    with index.on_device(place, stream) as where:
-        plan_rows("gather", info, out_info, where, place).run(place, stream)
-    return out
+    call = Call("gather_rows", backend, info, out, index.rows)
+    if call.is_known:
+        with index.on_device(call.place, stream) as where:
+            return call.again(stream, where)
+    result = call.take((index.rows, info.shape[1]), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        wanted, values = index.host(), host_array(result)
+        inside = (wanted >= 0) & (wanted < info.shape[0])
+        values[...] = np.zeros((), info.dtype)
+        values[inside] = host_array(info)[wanted[inside]]
+        return call.result
+    with index.on_device(call.place, stream) as where:
+        return call.first([plan_rows("gather", info, result, where, call.place)], stream, where)
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
@@ -95,17 +98,21 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     index = int_table(rows, None, info, False, "rows")
     if index.rows != info.shape[0]:
         raise ArgumentError("rows.shape", (index.rows,), f"({info.shape[0]},), one for each row of src")
-    place = place_of("scatter_rows", backend, info, ("dst", into))
+    call = Call("scatter_rows", backend, info, into, index.rows, field="dst")
+    if call.is_known:
+        with index.on_device(call.place, stream) as where:
+            call.again(stream, where)
+        return dst
     check_written(into, info, "dst")
     if not info.size_elems or not into.size_elems:
         return dst
-    if place.backend == "reference":
+    if call.place.backend == "reference":
         wanted = index.host()
-        known = (wanted >= 0) & (wanted < into.shape[0])
-        host_array(into)[wanted[known]] = host_array(info)[known]
+        inside = (wanted >= 0) & (wanted < into.shape[0])
+        host_array(into)[wanted[inside]] = host_array(info)[inside]
         return dst
-    with index.on_device(place, stream) as where:
-        plan_rows("scatter", info, into, where, place).run(place, stream)
+    with index.on_device(call.place, stream) as where:
+        call.first([plan_rows("scatter", info, into, where, call.place)], stream, where)
     return dst
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, empty_like_library
+from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.host import host_array
+from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import VIAS, plan_copy
-from cudatma.kernels.moves.place import Move, Place, check_out, described, place_of, tensor_map
+from cudatma.kernels.moves.place import Move, Place, described, tensor_map
 from cudatma.kernels.moves.ring import BLOCKS_PER_SM
 from cudatma.kernels.moves.specs import check_choice
 from cudatma.kernels.moves.window import Axis, Window, simplify
@@ -156,26 +157,20 @@ def transpose(src: Any, out: Any = None, *, via: str = "auto", stream: Any = Non
 
     [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix] Raises as copy().
     """
-    info = described(src, "src")
+    call = Call("transpose", backend, described(src, "src"), out, via)
+    if call.is_known:
+        return call.again(stream)
+    info = call.src
     check_choice("via", via, VIAS)
     if len(info.shape) < 2:
         raise ArgumentError("src.shape", info.shape, "two dimensions and more")
-    swapped = exchanged(info)
-    if out is not None:
-        out_info = described(out, "out")
-        place = place_of("transpose", backend, info, ("out", out_info))
-        check_out(out_info, swapped, swapped.shape)
-    else:
-        place = place_of("transpose", backend, info)
-        out = empty_like_library(src, swapped.shape, info.dtype)
-        out_info = described(out, "out")
+    result = call.take(exchanged(info).shape)
     if not info.size_elems:
-        return out
-    if place.backend == "reference":
-        host_array(out_info)[...] = np.swapaxes(host_array(info), -1, -2)
-        return out
-    plan_transpose(info, out_info, place, via).run(place, stream)
-    return out
+        return call.result
+    if call.place.backend == "reference":
+        host_array(result)[...] = np.swapaxes(host_array(info), -1, -2)
+        return call.result
+    return call.first([plan_transpose(info, result, call.place, via)], stream)
 
 
 def exchanged(info: ArrayInfo) -> ArrayInfo:

@@ -1,0 +1,283 @@
+"""Run by test_moves_calls.py in a process of its own: operations over arrays on the fake driver, one case by name.
+
+Usage: python moves_on_fake_driver.py CASE. Exit status 0 means that every check held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import statistics
+import sys
+import time
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from fake_records import Record, Setup, raises
+
+import cudatma as c
+from cudatma.arrays import dense_strides
+from cudatma.descriptor import TensorMap
+from cudatma.kernels.moves.known import CALLS
+from cudatma.kernels.moves.place import Move
+from cudatma.launch import Kernel
+from cudatma.target import Target
+
+library = ctypes.CDLL("libcuda.so.1")
+record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
+capability, encoded, replaced = (
+    ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
+)
+MIB = 1 << 20
+#: Where the next array that an operation makes for itself stands.
+heap = [1 << 32]
+
+
+class Array:
+    """What cudatma reads of a CuPy array."""
+
+    def __init__(
+        self, mib: int, shape: Sequence[int], dtype: Any = np.float32, *, more: int = 0, pitch: int = 0, device: int = 0
+    ) -> None:
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.data = types.SimpleNamespace(ptr=mib * MIB + more, device_id=device)
+        dense = dense_strides(self.shape, self.dtype)
+        self.strides = (*dense[:-2], pitch, dense[-1]) if pitch else dense
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Array:
+    heap[0] += 16 * MIB
+    return Array(0, shape, dtype, more=heap[0])
+
+
+#: By template and spec.
+kernels: dict[tuple[Any, ...], Kernel] = {}
+
+
+def kernel_of(move: Move, target: Target) -> Kernel:
+    """A kernel that takes what the move passes. NVRTC does not run beside the fake driver; the emulator's tests show
+    that the real kernels take these arguments."""
+    key = move.template, move.spec, target.name
+    if key not in kernels:
+        kinds = [_parameter(value) for value in move.args]
+        ptx = f".visible .entry {move.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
+        kernels[key] = Kernel(b"\177ELF", move.spec.entry, target, ptx=ptx)
+    setup.parameters = len(kernels[key].parameters)
+    for number, parameter in enumerate(kernels[key].parameters):
+        setup.sizes[number] = parameter.size_bytes
+    return kernels[key]
+
+
+def _parameter(value: object) -> str:
+    size = len(value) if isinstance(value, bytes) else 128
+    many = isinstance(value, bytes | TensorMap)
+    return f".param .align 64 .b8 p[{size}]" if many else ".param .u64 p"
+
+
+fake: Any = types.ModuleType("cupy")
+fake.ndarray, fake.empty = Array, empty
+fake.asarray = lambda words: empty(words.shape, words.dtype)
+fake.cuda = types.SimpleNamespace(
+    Device=lambda ordinal: contextlib.nullcontext(),
+    get_current_stream=lambda device: types.SimpleNamespace(ptr=7),
+    runtime=types.SimpleNamespace(CUDARuntimeError=type("CUDARuntimeError", (Exception,), {})),
+)
+sys.modules["cupy"] = fake
+Move.kernel = kernel_of  # type: ignore[method-assign]
+
+
+def launched() -> tuple[Any, ...]:
+    """All that the last launch gave to the driver."""
+    attributes = [list(each) for each in record.attributes][: record.attribute_count]
+    return (
+        bytes(record.arguments)[: record.argument_bytes],
+        list(record.shape),
+        attributes,
+        record.stream,
+        record.device,
+    )
+
+
+def images(at: int) -> Array:
+    return Array(at, (2, 9, 9, 8))
+
+
+#: Operations on arrays at so many MiB: every kernel, and what decides among them.
+OPERATIONS: dict[str, Callable[[int, int], object]] = {
+    "run": lambda a, b: c.copy(Array(a, (5000,)), Array(b, (5000,))),
+    "run, odd": lambda a, b: c.copy(Array(a, (5000,), more=4), Array(b, (5000,), more=20)),
+    "run, offset": lambda a, b: c.copy(Array(a, (90, 64)), Array(b, (40, 64)), offset=(7, 0), shape=(40, 64)),
+    "window": lambda a, b: c.copy(Array(a, (64, 80)), Array(b, (40, 48)), offset=(3, 8), shape=[40, 48]),
+    "window, padded": lambda a, b: c.copy(
+        Array(a, (64, 80)), Array(b, (70, 88)), offset=(-3, -4), shape=(70, 88), pad="nan"
+    ),
+    "plain": lambda a, b: c.copy(Array(a, (64, 80)), Array(b, (60, 77)), offset=(3, 1), shape=(60, 77)),
+    "transpose": lambda a, b: c.transpose(Array(a, (64, 80)), Array(b, (80, 64))),
+    "transpose, plain": lambda a, b: c.transpose(Array(a, (63, 35)), Array(b, (35, 63)), via="plain"),
+    "reduce run": lambda a, b: c.reduce_into(Array(a, (64, 64)), Array(b, (64, 64)), "add"),
+    "reduce window": lambda a, b: c.reduce_into(Array(a, (64, 80)), Array(b, (64, 64)), "add", offset=(-1, 8)),
+    "gather": lambda a, b: c.gather(Array(a, (64, 80)), [(0, 0), (3, 4)], (2, 8), Array(b, (2, 2, 8))),
+    "gather, table": lambda a, b: c.gather(
+        Array(a, (64, 80)), Array(a + b, (2, 2), np.int32), (2, 8), Array(b, (2, 2, 8)), check=False
+    ),
+    "halo_tiles": lambda a, b: c.halo_tiles(Array(a, (64, 80)), (16, 16), (1, 4), Array(b, (4, 5, 18, 24))),
+    "im2col": lambda a, b: c.im2col(images(a), 3, out=Array(b, (2, 7, 7, 3, 3, 8))),
+    "broadcast": lambda a, b: c.broadcast(Array(a, (4096,)), 12, Array(b, (12, 4096))),
+    "prefetch": lambda a, b: c.prefetch(Array(a, (64, 80), more=8)),
+    "prefetch window": lambda a, b: c.prefetch(Array(a, (64, 80)), offset=(1, 4), shape=(30, 40)),
+}
+ON_SM120 = {"run", "window", "window, padded", "transpose", "reduce window", "gather", "im2col", "prefetch window"}
+
+
+def compare(names: Sequence[str]) -> None:
+    """A repeated call with other arrays gives the driver what a first one would."""
+    for name in names:
+        call = OPERATIONS[name]
+        CALLS.clear()
+        heap[0] = 1 << 32
+        call(32, 64)
+        first, maps, count = launched(), encoded.value, record.launches
+        assert len(CALLS) == 1, name
+        heap[0] = 1 << 33
+        call(48, 96)
+        again = launched()
+        assert (len(CALLS), encoded.value) == (1, maps), name
+        assert record.launches == 2 * count - before_first[0], name
+        assert again[0] != first[0], name
+        assert again[1:] == first[1:], name
+        CALLS.clear()
+        heap[0] = 1 << 33
+        call(48, 96)
+        assert launched() == again, name
+        before_first[0] = record.launches
+
+
+before_first = [0]
+
+
+def case_a_repeated_call_launches_what_a_first_one_would() -> None:
+    compare(list(OPERATIONS))
+
+
+def case_where_maps_know_their_allocation_the_driver_changes_them() -> None:
+    capability.value = 120
+    compare(sorted(ON_SM120))
+    # Two maps each, but one of gathers and prefetches and none of runs; three launches each.
+    assert replaced.value == 3 * (2 * 5 + 2)
+    assert c.detect().name == "sm_120a"
+
+
+def case_results_are_made_anew() -> None:
+    source = Array(32, (64, 80))
+    found = [c.copy(source), c.copy(source), c.transpose(source), c.transpose(source)]
+    assert len({result.data.ptr for result in found}) == 4
+    assert [result.shape for result in found] == [(64, 80)] * 2 + [(80, 64)] * 2
+    assert len(CALLS) == 2
+    # Plain code serves a result off 16 bytes, where a bulk copy would trap.
+    c.copy(source)
+    run = launched()[1]
+    heap[0] += 4
+    assert c.copy(source).data.ptr % 16 == 4
+    assert launched()[1] != run
+
+
+def case_addresses_are_still_looked_at() -> None:
+    source = Array(32, (64, 80))
+    c.copy(source, Array(64, (64, 80)), via="tma")
+    before = record.launches
+    raises(c.ArgumentError, "memory of its own", lambda: c.copy(source, Array(32, (64, 80), more=160), via="tma"))
+    raises(c.DescriptorError, "16", lambda: c.copy(source, Array(64, (64, 80), more=4), via="tma"))
+    raises(c.DescriptorError, "16", lambda: c.copy(Array(32, (64, 80), more=8), Array(64, (64, 80)), via="tma"))
+    raises(c.ArgumentError, "device 0, where src lies", lambda: c.copy(source, Array(64, (64, 80), device=1)))
+    raises(c.ArgumentError, "src.device", lambda: c.copy(source, Array(64, (64, 80)), via="tma", backend="emulator"))
+    assert record.launches == before
+    # The two halves of a matrix: not one behind the other, but apart.
+    halves = [Array(32, (64, 40), more=160 * i, pitch=320) for i in range(2)]
+    c.copy(*halves, via="tma")
+    c.copy(*reversed(halves), via="tma")
+    c.copy(halves[0], Array(48, (64, 40), pitch=320), via="tma")
+    assert len(CALLS) == 2
+    moved = Array(32, (64, 40), more=80, pitch=320)
+    raises(c.ArgumentError, "memory of its own", lambda: c.copy(halves[0], moved, via="tma"))
+    # A window of an array may go to another part of the same array.
+    whole, below = Array(32, (64, 80)), Array(32, (32, 80), more=32 * 320)
+    for _ in range(2):
+        c.copy(whole, below, shape=(32, 80))
+    raises(c.ArgumentError, "memory of its own", lambda: c.copy(whole, Array(32, (32, 80), more=320), shape=(32, 80)))
+    assert record.launches == before + 5
+
+
+def case_streams_and_devices() -> None:
+    for _ in range(2):
+        c.copy(Array(32, (64,)), Array(64, (64,)))
+        assert (record.stream, record.device) == (7, 0)
+        c.copy(Array(32, (64,)), Array(64, (64,)), stream=0x55)
+        assert (record.stream, record.device) == (0x55, 0)
+        c.copy(Array(32, (64,), device=1), Array(64, (64,), device=1), stream=0x66)
+        assert (record.stream, record.device) == (0x66, 1)
+    assert len(CALLS) == 2
+    assert record.loads == 2
+
+
+def case_captures() -> None:
+    setup.capturing = 1
+    call = OPERATIONS["window"]
+    raises(c.LaunchError, "captures a graph", lambda: call(32, 64))
+    assert (record.loads, len(CALLS)) == (0, 0)
+    setup.capturing = 0
+    call(32, 64)
+    setup.capturing = 1
+    call(48, 96)
+    c.copy(Array(32, (64, 80)), Array(64, (20, 24)), offset=(3, 8), shape=(20, 24), stream=5)
+    assert (record.loads, record.launches, len(CALLS)) == (1, 3, 2)
+
+
+def case_no_array_is_kept() -> None:
+    source, out = Array(32, (64, 80)), Array(64, (80, 64))
+    c.transpose(source, out)
+    gone = weakref.ref(source), weakref.ref(out)
+    del source, out
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+    assert len(CALLS) == 1
+
+
+def case_fork() -> None:
+    OPERATIONS["run"](32, 64)
+    child = os.fork()
+    if child == 0:
+        try:
+            assert len(CALLS) == 0
+            raises(c.LaunchError, "spawn", lambda: OPERATIONS["run"](32, 64))
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    OPERATIONS["run"](32, 64)
+
+
+def case_a_repeated_call_is_cheap() -> None:
+    """Printed with -s; asserted only as far as a busy machine allows."""
+    for name, call in OPERATIONS.items():
+        CALLS.clear()
+        first, again = [], []
+        for index in range(300):
+            if index % 10 == 0:
+                CALLS.clear()
+            begin = time.perf_counter()
+            call(32, 64)
+            (again if index % 10 else first).append((time.perf_counter() - begin) * 1e6)
+        shown = statistics.median(first), statistics.median(again)
+        print(f"{name}: {shown[0]:.1f} us at first, {shown[1]:.1f} us again")
+        if not name.startswith("gather"):
+            assert 2 * shown[1] < shown[0], name
+
+
+if __name__ == "__main__":
+    globals()[f"case_{sys.argv[1]}"]()

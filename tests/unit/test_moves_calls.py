@@ -1,0 +1,260 @@
+"""Repeated calls of the operations over arrays: what an earlier one left behind serves other arrays, and nothing that
+addresses, options or surroundings decide is taken from it. On the fake driver for cards, on the emulator for values."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_records import build_driver
+
+import cudatma as c
+from cudatma.kernels.moves import call as call_module
+from cudatma.kernels.moves.known import CALLS, Calls, Known
+from cudatma.kernels.moves.launches import Launch
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "moves_on_fake_driver.py"
+CASES = re.findall(r"^def case_(\w+)", SCRIPT.read_text(), re.MULTILINE)
+Array = np.ndarray[Any, Any]
+EMULATED = {"backend": "emulator"}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake_driver")
+    build_driver(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_the_fake_driver(driver: Path, case: str) -> None:
+    environment = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(HERE.parents[1])}
+    for name in ("CUDATMA_TARGET", "CUDATMA_BACKEND", "CUDATMA_DEBUG"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), case], env=environment, capture_output=True, text=True, timeout=60
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    CALLS.clear()
+    yield
+    CALLS.clear()
+
+
+@pytest.fixture
+def only_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once it is called, a launch that is made ready anew is an error."""
+
+    def forbid() -> None:
+        monkeypatch.setattr(call_module, "Launch", lambda *_: pytest.fail("the call was planned again"))
+
+    return forbid
+
+
+def numbers(seed: int, shape: tuple[int, ...] = (20, 48)) -> Array:
+    return np.random.default_rng(seed).integers(1, 100, shape).astype(np.float32)
+
+
+#: Operations on an array of 20 x 48, which return their result.
+OPERATIONS: dict[str, Callable[[Array, dict[str, Any]], Any]] = {
+    "run": lambda x, o: c.copy(x, **o),
+    "run at an odd address": lambda x, o: c.copy(x.reshape(-1)[3:900], np.zeros(901, np.float32)[3:900][:897], **o),
+    "window": lambda x, o: c.copy(x, offset=(-1, 4), shape=(12, 60), pad="zeros", **o),
+    "plain": lambda x, o: c.copy(x, offset=[1, 3], shape=[7, 9], **o),
+    "transpose": lambda x, o: c.transpose(x, **o),
+    "sum": lambda x, o: c.reduce_into(np.ones((20, 64), np.float32), x, "add", offset=(3, 8), **o),
+    "gather": lambda x, o: c.gather(x, [(int(x[0, 0]) % 7, 4), (-1, 44)], (4, 8), **o),
+    "halo_tiles": lambda x, o: c.halo_tiles(x, (8, 16), (1, 4), **o),
+    "im2col": lambda x, o: c.im2col(x.reshape(1, 20, 12, 4), 3, padding=1, **o),
+    "broadcast": lambda x, o: c.broadcast(x, 3, **o),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_same_results(name: str, only_first: Callable[[], None]) -> None:
+    call, results = OPERATIONS[name], []
+    for seed in range(3):
+        x = numbers(seed)
+        result = call(x, EMULATED)
+        assert np.array_equal(result, call(x, {"backend": "reference"}))
+        assert not any(np.array_equal(result, other) for other in results)
+        results.append(result)
+        only_first()
+        assert len(CALLS) == 1
+
+
+def test_rows_by_number(only_first: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_TARGET", "sm_100a")
+    for seed in range(2):
+        x, rows = numbers(seed), [seed + 3, 0, seed + 5, 11, 2]
+        into = np.zeros((30, 48), np.float32)
+        assert (c.gather_rows(x, rows, **EMULATED) == x[rows]).all()
+        c.scatter_rows(into, rows, x[:5].copy(), **EMULATED)
+        assert (into[rows] == x[:5]).all()
+        assert np.count_nonzero(into) == 5 * 48
+        assert len(CALLS) == 2
+        only_first()
+
+
+def test_addresses_are_still_looked_at() -> None:
+    x, room = numbers(0), np.zeros(21 * 48, np.float32)
+    out = room[: 20 * 48].reshape(20, 48)
+    c.copy(x, out, via="tma", **EMULATED)
+    off = room[1 : 1 + 20 * 48].reshape(20, 48)
+    with pytest.raises(c.DescriptorError, match="16"):
+        c.copy(x, off, via="tma", **EMULATED)
+    assert (c.copy(x, off, **EMULATED) == x).all()
+    with pytest.raises(c.ArgumentError, match="memory of its own"):
+        c.copy(out, room[48:].reshape(20, 48), via="tma", **EMULATED)
+    out.setflags(write=False)
+    with pytest.raises(c.ArgumentError, match="writable"):
+        c.copy(x, out, via="tma", **EMULATED)
+    with pytest.raises(c.ArgumentError, match="CUDA device"):
+        c.copy(x, np.zeros_like(x), via="tma", backend="cuda")
+    sums = np.zeros((40, 48), np.float32)
+    c.reduce_into(sums[:20], x, "add", **EMULATED)
+    with pytest.raises(c.ArgumentError, match="overlaps"):
+        c.reduce_into(sums[:20], sums[10:30], "add", **EMULATED)
+
+
+def test_from_one_part_of_an_array_to_another(only_first: Callable[[], None]) -> None:
+    for seed in range(2):
+        x = numbers(seed)
+        wanted = x[:8].copy()
+        assert (c.copy(x, x[9:17], shape=(8, 48), **EMULATED) == wanted).all()
+        only_first()
+    with pytest.raises(c.ArgumentError, match="memory of its own"):
+        c.copy(x, x[7:15], shape=(8, 48), **EMULATED)
+
+
+def test_values_of_a_table_are_still_looked_at() -> None:
+    x = numbers(0)
+    c.gather(x, [(0, 4)], (4, 8), **EMULATED)
+    with pytest.raises(c.ArgumentError, match="multiples of 4"):
+        c.gather(x, [(0, 5)], (4, 8), **EMULATED)
+    assert len(CALLS) == 1
+
+
+def test_whatever_decides_a_launch_makes_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = numbers(0)
+    c.copy(x, **EMULATED)
+    others: list[Callable[[], object]] = [
+        lambda: c.copy(x.view(np.int32), **EMULATED),
+        lambda: c.copy(x.reshape(48, 20), **EMULATED),
+        lambda: c.copy(x[:, :44], **EMULATED),
+        lambda: c.copy(x, cache="evict_first", **EMULATED),
+        lambda: c.copy(x, via="plain", **EMULATED),
+        lambda: c.copy(x, np.zeros((20, 52), np.float32)[:, :48], **EMULATED),
+        lambda: c.copy(x, offset=(1, 4), shape=(12, 12), **EMULATED),
+        lambda: c.copy(x, offset=(1, 8), shape=(12, 12), **EMULATED),
+        lambda: c.prefetch(x, **EMULATED),
+    ]
+    for count, other in enumerate(others, 2):
+        other()
+        assert len(CALLS) == count
+    with c.debugging():
+        assert (c.copy(x, **EMULATED) == x).all()
+    monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
+    assert (c.copy(x, **EMULATED) == x).all()
+    assert len(CALLS) == len(others) + 3
+
+
+def test_options_that_only_look_alike() -> None:
+    x = numbers(0)
+    first = c.copy(x, offset=(1, 4), shape=(12, 12), **EMULATED)
+    for alike in ([1, 4], (True, 4), np.array([1, 4]), (np.int8(1), 4)):
+        assert (c.copy(x, offset=alike, shape=(12, 12), **EMULATED) == first).all()  # type: ignore[arg-type]
+    with pytest.raises(c.ArgumentTypeError):
+        c.copy(x, offset=(1.0, 4), shape=(12, 12), **EMULATED)  # type: ignore[arg-type]
+    c.broadcast(x, 1, **EMULATED)
+    for wrong in (True, 1.0):
+        with pytest.raises(c.ArgumentError, match="copies"):
+            c.broadcast(x, wrong, **EMULATED)  # type: ignore[arg-type]
+    with pytest.raises(c.ArgumentError, match="via"):
+        c.copy(x, via=["tma"], **EMULATED)  # type: ignore[arg-type]
+
+
+def test_a_launch_that_fails_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise c.LaunchError("stream", "a broken one", "another")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "run", fail)
+        with pytest.raises(c.LaunchError):
+            c.copy(numbers(0), **EMULATED)
+    assert len(CALLS) == 0
+
+
+def test_no_array_is_kept() -> None:
+    x = numbers(0)
+    results = [c.transpose(x, **EMULATED), c.copy(x, **EMULATED), c.gather(x, [(0, 0)], (4, 8), **EMULATED)]
+    gone = [weakref.ref(array) for array in (x, *results)]
+    del x, results
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
+    assert len(CALLS) == 3
+
+
+def test_those_used_last_stay() -> None:
+    calls, known = Calls(3), [Known((), call_module.described(numbers(i), "x"), None, None) for i in range(5)]
+    for i in range(3):
+        calls.put((i,), known[i])
+    assert calls.get((0,)) is known[0]
+    calls.put((3,), known[3])
+    assert len(calls) == 3
+    assert [calls.get((i,)) for i in range(4)] == [known[0], None, known[2], known[3]]
+    calls.put((0,), known[4])
+    assert (len(calls), calls.get((0,))) == (3, known[4])
+    calls.clear()
+    assert len(calls) == 0
+
+
+def test_the_number_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CALLS, "most", 2)
+    for columns in (4, 8, 12, 4):
+        x = numbers(columns, (2, columns))
+        assert (c.copy(x, **EMULATED) == x).all()
+        assert len(CALLS) <= 2
+
+
+def test_many_threads_share_a_call() -> None:
+    """Each has arrays of its own; addresses of one thread in another's launch would be seen."""
+    c.copy(numbers(0), **EMULATED)
+    wrong: list[object] = []
+
+    def work(thread: int) -> None:
+        try:
+            for turn in range(8):
+                x = numbers(100 * thread + turn)
+                if not np.array_equal(c.copy(x, **EMULATED), x):
+                    wrong.append((thread, turn))
+        except BaseException as error:
+            wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert len(CALLS) == 1
