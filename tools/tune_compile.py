@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cudatma.errors import CompileError
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.prebuild import compile_all
 
 from .tune_plan import Task
@@ -42,17 +42,18 @@ def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarli
 def compile_tasks(
     specs: Sequence[AnyMarlinSpec], target: str, jobs: int, advance: Callable[[], None] = lambda: None
 ) -> Kernels:
-    """Have the kernels in the artifact cache. advance: called for each that is done. Raises what compile_all() does,
-    KeyboardInterrupt; what was compiled stays."""
+    """Have the kernels in the artifact cache, in the form that random_weight()'s scales allow. advance: called for each
+    that is done. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
+    launched = {resolve_fused(spec, "as_stored"): spec for spec in specs}
 
     def tell(spec: Any, refusal: CompileError | None) -> None:
         if refusal is None:
             kernels.ready += 1
         else:
-            kernels.refused[spec] = one_line(refusal)
+            kernels.refused[launched[spec]] = one_line(refusal)
         advance()
 
-    compile_all([(spec.template, spec) for spec in specs], target, jobs, tell)
+    compile_all([(spec.template, spec) for spec in launched], target, jobs, tell)
     kernels.seconds = time.perf_counter() - began
     return kernels

@@ -18,7 +18,7 @@ from cudatma.arrays import stream_handle
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.config import Feeds
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import Layer, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.shortlist import Candidate
@@ -139,7 +139,7 @@ class CardBench:
                 for weight in self._weights[:copies]
             ]
         spec, work = plans[0].spec, plans[0].schedule
-        if spec != candidate.choice.spec or (work.stream_tiles and not candidate.choice.divide):
+        if resolve_fused(spec, "none") != candidate.choice.spec or (work.stream_tiles and not candidate.choice.divide):
             raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
         space.require_room(spec, work)
 

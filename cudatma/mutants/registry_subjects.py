@@ -44,6 +44,7 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
     "store": {"block_k": 128, "store_tokens": 8},
+    "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
 }
 _STRIP: dict[str, dict[str, Any]] = {
     "even": {"strips": 2, "warps_k": 2},

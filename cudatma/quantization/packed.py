@@ -16,6 +16,7 @@ from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.quantization import layout_v1
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array, library_of, upload
+from cudatma.quantization.scale_range import ScaleFit, fit_scales
 
 LAYOUT_VERSION = 1
 #: Depths that share one scale; -1 is one scale for the whole column.
@@ -45,6 +46,9 @@ class PackedWeight(_Referable):
     QuantizationError names the field (shapes, dtypes, order, NaN and infinite scales, zero points over 16, a perm that
     is no permutation), ArgumentTypeError an object that is no such array. What the padding of qweight holds is not
     checked: activations beyond K read as zero and outputs beyond N are never written. Weights compare by identity.
+
+    The arrays are not to be changed afterwards: kernels rely on what was read of them then. Make another weight.
+    scale_fit: how kernels may multiply scales and subtract zero points in one step (scale_range.py).
     """
 
     qweight: Any
@@ -55,12 +59,14 @@ class PackedWeight(_Referable):
     group_size: int
     dtype: str
     layout_version: int = LAYOUT_VERSION
+    scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
     #: What kernels keep beside a weight (launch plans), by their own keys; goes with it, is never saved or copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         _check_facts(self)
         _check_arrays(self)
+        object.__setattr__(self, "scale_fit", fit_scales(_checked_scales(self)))
         _check_values(self)
 
     @property
@@ -212,8 +218,8 @@ def _check_arrays(weight: PackedWeight) -> None:
             raise QuantizationError(name, f"strides {array.strides}", "C order without gaps", "use ascontiguousarray")
 
 
-def _check_values(weight: PackedWeight) -> None:
-    """Read scales, zero points and perm once, on the host; they are small beside qweight."""
+def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
+    """The scales on the host; they are small beside qweight."""
     scales = host_array(weight.scales, "scales")
     broken = ~np.isfinite(scales)
     if broken.any():
@@ -222,6 +228,11 @@ def _check_values(weight: PackedWeight) -> None:
         raise QuantizationError(
             field, str(scales[group, position]), "finite values", "the weight was not quantized well"
         )
+    return scales
+
+
+def _check_values(weight: PackedWeight) -> None:
+    """Read zero points and perm once, on the host."""
     if weight.zeros is not None:
         zeros = host_array(weight.zeros, "zeros")
         if int(zeros.max()) > MAX_ZERO:

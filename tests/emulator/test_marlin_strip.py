@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
-from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin import emulated, problem
 from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
 
@@ -61,9 +61,12 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k", "pairs_column_zeros"])
-def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
+@pytest.mark.parametrize("stages", [1, 2, 16])
+@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens"])
+def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice.
+    The consumers bring their activations."""
+    monkeypatch.setattr(problem, "_EARLY_STAGES", stages)
 
     def programmatic(*arguments: Any, **_: Any) -> None:
         fill_problem(*arguments, programmatic=True)

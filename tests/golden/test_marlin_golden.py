@@ -77,6 +77,8 @@ WGMMA = {
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),
     "store": WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 4, store_tokens=16),
+    # Scale and offset in one multiply-add, groups that end inside of a 64-deep block.
+    "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
 }
 
 

@@ -38,7 +38,7 @@ from marlin_operands import (
 from cudatma import detect, marlin_gemm
 from cudatma.build import load_kernel
 from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,7 +153,8 @@ def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMa
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
         for feed, m in itertools.product(job.feeds, job.tokens):
             if m:
-                found[choose(layer, m, target, processors, parse_feeds(FEEDS[feed])).spec] = None
+                spec = choose(layer, m, target, processors, parse_feeds(FEEDS[feed])).spec
+                found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
 

@@ -3,6 +3,7 @@ array that it is given; bands of token tiles change no value. test_marlin_gpu.py
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from marlin_operands import (
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.layer import Choice, resolve_fused
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -159,3 +161,45 @@ def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(bits(marlin_gemm(x, make_weight(1024, 4096).packed)).get())
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+#: The largest scale, what the smallest is of it, and the fit then.
+SCALES = {
+    "as_stored": (2.0**-9, 2.0**-15, ScaleFit("as_stored", 0)),
+    "as_stored_large": (1.7, 0.5, ScaleFit("as_stored", 9)),
+    "shifted": (2.0**-7, 2.0**-16, ScaleFit("shifted", 0)),
+    "shifted_large": (1.7, 2.0**-6, ScaleFit("shifted", 7)),
+    "too_wide": (1.7, 2.0**-9, ScaleFit("none", 0)),
+}
+
+
+def rescaled(packed: Any, largest: float, ratio: float, fit: ScaleFit) -> Any:
+    """The weight with scales of either sign, evenly distributed over their exponents."""
+    rng = np.random.default_rng(8)
+    sizes = largest * 0.99 * ratio ** rng.uniform(0, 1, packed.scales.shape)
+    sizes.flat[:2] = largest * 0.99, largest * ratio
+    sizes *= rng.choice([-1, 1], sizes.shape)
+    sizes[packed.scales.get() == 0] = 0
+    made = replace(packed, scales=cupy.asarray(sizes.astype(np.float16)))
+    assert made.scale_fit == fit
+    return made
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("name", ["plain", *STORES])
+def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str, scales: str) -> None:
+    """Tiles that are divided and whole ones, a bias, and activations down to subnormal ones."""
+    use(monkeypatch, replace(SMALL, store_tokens=0) if name == "plain" else STORES[name])
+    for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
+        packed, bias = rescaled(make_weight(k, n).packed, *SCALES[scales]), make_bias(n, "float16")
+        x = activations((rows, k), "float16")
+        x[::3] *= np.float16(2.0**-12)
+        found = []
+        for form in (packed.scale_fit.form, "none"):
+            with monkeypatch.context() as patched:
+                patched.setattr(plan, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
+                weight = replace(packed)  # without the other's plans
+                found.append(bits(marlin_gemm(x, weight, bias=bias)).get())
+                assert {made.spec.fused for made in weight.attachments.values()} == {form}
+        assert np.isfinite(found[0].view(np.float16)).all()
+        np.testing.assert_array_equal(found[0], found[1])

@@ -224,8 +224,8 @@ def test_the_struct_is_laid_out_as_the_device_reads_it(spec: Any) -> None:
     source = render(spec.template, spec, "sm_90a")
     body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
     members = [
-        (name.strip(), {"u32": 4, "u64": 8}[kind])
-        for kind, names in re.findall(r"^\s*(u32|u64) ([^;]+);", body, re.MULTILINE)
+        (name.strip(), {"u32": 4, "float": 4, "u64": 8}[kind])
+        for kind, names in re.findall(r"^\s*(u32|float|u64) ([^;]+);", body, re.MULTILINE)
         for name in names.split(",")
     ]
     assert [name for name, *_ in ProblemStruct._fields_] == [name for name, _ in members]

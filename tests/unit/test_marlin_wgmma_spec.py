@@ -69,6 +69,8 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("weight_policy", "evict_last"),
         ("blocks_per_sm", 0),
         ("store_tokens", 24),
+        ("fused", "somehow"),
+        ("fused", True),
         ("block_m", 12),
         ("block_m", 0),
         ("block_m", 264),

@@ -20,6 +20,7 @@ from cudatma import build
 from cudatma.errors import CompileError
 from cudatma.kernels.marlin import tune_file, tuning
 from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.layer import resolve_fused
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of
@@ -36,7 +37,10 @@ def tasks(candidates: int = 12) -> list[tune_plan.Task]:
 
 @dataclass
 class Compiler:
-    """In place of compile_all(): compiles nothing, refuses some, stops after so many."""
+    """In place of compile_all(): compiles nothing, refuses some, stops after so many.
+
+    What it is given are candidates as a launch has them, fused; calls and refuses hold them as they were listed.
+    """
 
     refuses: set[Any] = field(default_factory=set)
     stops_after: int = 10_000
@@ -44,10 +48,13 @@ class Compiler:
 
     def __call__(self, orders: list[tuple[str, Any]], target: str, jobs: int, tell: Callable[..., None]) -> None:
         assert all(template == spec.template for template, spec in orders)
-        specs = [spec for _, spec in orders]
+        launched = [spec for _, spec in orders]
+        assert all(spec == resolve_fused(spec, "as_stored") for spec in launched)
+        specs = [resolve_fused(spec, "none") for spec in launched]
         self.calls.append((specs, target, jobs))
-        for spec in specs[: self.stops_after]:
-            tell(spec, CompileError(f"{spec.entry} would be slow", "a log", "int x;") if spec in self.refuses else None)
+        for spec, listed in list(zip(launched, specs, strict=True))[: self.stops_after]:
+            refused = CompileError(f"{listed.entry} would be slow", "a log", "int x;")
+            tell(spec, refused if listed in self.refuses else None)
         if self.stops_after < len(specs):
             raise KeyboardInterrupt
 
@@ -181,7 +188,7 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     assert kernels.ready == len(ticks) == len(specs)
     compiled: list[Any] = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
-    for spec in specs:
+    for spec in (resolve_fused(spec, "as_stored") for spec in specs):
         assert build.load_kernel(spec.template, spec, SM90A).cubin[:4] == b"\x7fELF"
     assert not compiled
 

@@ -16,9 +16,9 @@ from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.dense import serves_dense
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import resolve_feeds, resolve_store, tensor_maps
+from cudatma.kernels.marlin.plan import resolve_feeds, resolve_store, scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
 from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
@@ -74,7 +74,8 @@ def prepare(
     """
     k, n = w.shape
     problem = ProblemStruct()
-    fill_problem(problem, spec, work, x.rows, n, k, w.groups, programmatic=programmatic)
+    exponent = scale_exponent_of(w, spec)
+    fill_problem(problem, spec, work, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent)
     problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
     problem.output_vectors = int(out.is_vectorised and out.info.pointer % 16 == 0)
     slots = max(1, work.partial_blocks)
@@ -116,6 +117,7 @@ def emulated_gemm(
     choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, feeds, batch_invariant=batch_invariant)
     aligned = out.is_vectorised and out.info.pointer % 16 == 0
     spec = resolve_store(choice.spec, n, out.pitch_bytes if aligned else 1)
+    spec = resolve_fused(spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=choice.divide, band=choice.band)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
     # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.

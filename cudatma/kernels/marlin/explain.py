@@ -6,7 +6,7 @@ Launches and compiles nothing, and needs no card: a target and a number of multi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cudatma import context
@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.config import Decision, Layer, decide, parse_feeds
 from cudatma.kernels.marlin.explain_text import table_text
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.model import Prediction, kernel_name, plan_of, predict
 from cudatma.kernels.marlin.plan import resolve_feeds
 from cudatma.kernels.marlin.problem import Schedule
@@ -129,7 +129,8 @@ def marlin_explain(
 ) -> Explanation:
     """What marlin_gemm would run for ``m`` tokens, why, and how long that should take. Launches and compiles nothing.
 
-    w: PackedWeight, MarlinLinear, or a Layer (k, n, group_size, has_zeros, dtype) where there are no weights.
+    w: PackedWeight, MarlinLinear, or a Layer (k, n, group_size, has_zeros, dtype) where there are no weights; only
+    weights show whether scale and offset are one multiply-add (``_fused`` or ``_shifted`` in the entry).
     feed, batch_invariant: as in marlin_gemm.
     The card is the weight's device, or ``device``; or an imagined one: ``target`` and ``multiprocessors`` (132, an
     H200's, unless given). With none of them: the first card of this machine, else an H200 is imagined
@@ -146,7 +147,10 @@ def marlin_explain(
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
     decision = decide(layer, m, chosen, card.multiprocessors, feeds, card, batch_invariant=batch_invariant)
-    found = ranked(layer, m, chosen, card, feeds)
+    fused = "none" if packed is None else packed.scale_fit.form
+    choice = replace(decision.choice, spec=resolve_fused(decision.choice.spec, fused))
+    decision = replace(decision, choice=choice)
+    found = ranked(layer, m, chosen, card, feeds, fused=fused)
     said = predict(layer, m, decision.choice, chosen, card)
     listed = found[:_LISTED]
     if all(candidate.choice != decision.choice for candidate in listed):

@@ -66,6 +66,12 @@ def weight_policy(m: int, block_m: int) -> str:
     return "evict_first" if m <= block_m else "evict_normal"
 
 
+def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
+    """The spec, with scale and offset in one multiply-add where it can be, in the form that the weight's scales allow
+    (``scale_fit.form``). The bits of a result do not depend on it, so that choices are made and kept without."""
+    return spec.in_form(form) if isinstance(spec, WgmmaSpec) else spec
+
+
 def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
     """``"tma"``, ``"cp_async"``, or a mapping with any of weight, scale, activation (the others by TMA).
 

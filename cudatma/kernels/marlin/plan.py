@@ -19,7 +19,7 @@ from cudatma.descriptor import (
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
@@ -51,6 +51,17 @@ def resolve_store(spec: AnyMarlinSpec, n: int, pitch_bytes: int) -> AnyMarlinSpe
     return replace(spec, store_tokens=0)
 
 
+def scale_exponent_of(w: PackedWeight, spec: AnyMarlinSpec) -> int:
+    """p of 2^-p, which the kernel takes scales times. ArgumentError for a fused one in another form than the
+    weight's scales allow: resolve_fused() comes first."""
+    if not isinstance(spec, WgmmaSpec) or not spec.is_fused:
+        return 0
+    if spec.fused != w.scale_fit.form:
+        why = "the range of these scales decides (quantization/scale_range.py)"
+        raise ArgumentError("spec.fused", spec.fused, f"{w.scale_fit.form!r} or 'none' for this weight", why)
+    return w.scale_fit.exponent
+
+
 def configure(
     w: PackedWeight,
     m: int,
@@ -71,6 +82,7 @@ def configure(
     processors = context.device(device).multiprocessors
     choice = choose(Layer.of(w), m, target, processors, feeds, batch_invariant=batch_invariant)
     spec = resolve_store(choice.spec, n, n * 2 if out_pitch_bytes is None else out_pitch_bytes)
+    spec = resolve_fused(spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = processors * min(choice.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, n, k, blocks, divide=choice.divide, band=choice.band)
@@ -154,7 +166,10 @@ class Plan:
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()
-        fill_problem(problem, spec, self.schedule, x.rows, n, k, w.groups, programmatic=programmatic)
+        exponent = scale_exponent_of(w, spec)
+        fill_problem(
+            problem, spec, self.schedule, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent
+        )
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
         maps, activation_map, output_map = tensor_maps(w, x, out, spec, target)
@@ -188,11 +203,10 @@ class Plan:
         """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for."""
         with self._lock:
             self._output.value = out
-            if self._map is None:
-                self._x.value = x
-            elif self._map_address:
+            self._x.value = x  # a kernel fed by TMA may read some of them itself
+            if self._map_address:
                 replace_address(self._map_address, x)
-            else:
+            elif self._map is not None:
                 self._map[0] = x
             if self._out_map is not None:
                 if self._out_map_address:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
@@ -26,7 +29,9 @@ class ProblemStruct(ctypes.Structure):
         *((name, _U32) for name in ("m", "n", "k", "tiles_m", "tiles_n", "raster_m", "k_iterations")),
         *((name, _U32) for name in ("weight_rows", "weight_row_blocks", "scale_rows", "scale_pitch")),
         *((name, _U32) for name in ("stream_tiles", "stream_units", "stream_extra", "output_vectors", "shares")),
-        *((name, _U32) for name in ("early_stages", "padding")),
+        *((name, _U32) for name in ("early_stages", "scale_offset")),
+        ("scale_back", ctypes.c_float),
+        ("padding", _U32),
         ("activation_pitch", _U64),
         ("output_pitch", _U64),
     )
@@ -117,8 +122,10 @@ def fill_problem(
     scale_rows: int,
     *,
     programmatic: bool = False,
+    scale_exponent: int = 0,
 ) -> None:
-    """Write everything but the pitches, which change from call to call. programmatic: a dependent launch."""
+    """Write everything but the pitches, which change from call to call. programmatic: a dependent launch.
+    scale_exponent: p of 2^-p, which a fused kernel takes scales times (``PackedWeight.scale_fit``)."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
     problem.raster_m = min(plan.band, plan.tiles_m) or max(1, _BAND_TOKENS // spec.block_m)
@@ -129,3 +136,6 @@ def fill_problem(
     problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
     problem.shares = plan.shares
     problem.early_stages = _EARLY_STAGES if programmatic else 0
+    offset = np.float16(-SYMMETRIC_ZERO * 2.0**-scale_exponent).view(np.uint16)
+    problem.scale_offset = int(offset) << 16 | int(offset)
+    problem.scale_back = 2.0**scale_exponent

@@ -13,7 +13,7 @@ from cudatma.emulator import Report
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import resolve_store
 from cudatma.kernels.marlin.problem import schedule
@@ -116,6 +116,7 @@ def _sample(
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
     spec = resolve_store(choose(Layer.of(weight), rows.pitch_bytes), n, n * 2)
+    spec = resolve_fused(spec, weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)

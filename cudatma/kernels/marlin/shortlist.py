@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from cudatma.kernels.marlin.candidates import candidates, variants
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, resolve_fused
 from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target
@@ -37,9 +37,13 @@ class Candidate:
         return f"{spec.entry}{more}{'' if choice.divide else ', whole tiles'}"
 
 
-def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds) -> list[Candidate]:
-    """All shapes of tiles by predicted time, the fastest first; of equals the one that is generated first."""
-    found = candidates(layer, m, target, card.multiprocessors, feeds)
+def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, *, fused: str = "none") -> list[Candidate]:
+    """All shapes of tiles by predicted time, the fastest first; of equals the one that is generated first.
+
+    fused: the form that the weight's scales allow (layer.resolve_fused()).
+    """
+    listed = candidates(layer, m, target, card.multiprocessors, feeds)
+    found = (replace(choice, spec=resolve_fused(choice.spec, fused)) for choice in listed)
     return sorted(_predicted(found, layer, m, target, card), key=lambda candidate: candidate.prediction.us)
 
 

@@ -6,12 +6,13 @@ warpgroup dequantises its weights into operand A's registers; activations are op
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
+from cudatma.quantization.scale_range import FORMS
 from cudatma.target import Target
 
 WARPGROUP_THREADS = 128
@@ -47,6 +48,8 @@ class WgmmaSpec(StagedTile):
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     store_tokens: tokens of a box that leaves by a TMA store, which takes rows of whole 16-byte pieces; 0: threads store
     the result, whatever its rows.
+    fused: scale and offset of a weight in one multiply-add, for fp16, symmetric, in groups: ``"as_stored"`` or
+    ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits.
     """
 
     dtype: str
@@ -65,6 +68,7 @@ class WgmmaSpec(StagedTile):
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
     store_tokens: int = 0
+    fused: str = "none"
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     feed_weight: ClassVar[str] = "tma"
@@ -86,6 +90,7 @@ class WgmmaSpec(StagedTile):
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2, 3, 4),
             "store_tokens": (0, 8, 16, 32, 64, 128),
+            "fused": ("none", *FORMS),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -99,6 +104,7 @@ class WgmmaSpec(StagedTile):
         self._check_groups()
         self._check_registers()
         self._check_store()
+        self._check_fused()
 
     def _check_tile(self) -> None:
         if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
@@ -151,12 +157,37 @@ class WgmmaSpec(StagedTile):
             allowed = f"0, or a part of block_m = {self.block_m} of which 2 or 3 make a part of it too"
             raise ArgumentError("store_tokens", self.store_tokens, allowed, why)
 
+    def _check_fused(self) -> None:
+        if self.fused != "none" and not self.is_fusible:
+            why = "nibbles are taken for fp16 subnormals, and 8 for the zero point"
+            raise ArgumentError("fused", self.fused, "none but for float16, symmetric, in groups", why)
+
+    @property
+    def is_fused(self) -> bool:
+        return self.fused != "none"
+
+    @property
+    def nibble_shift(self) -> int:
+        """Bits up from where the lowest nibbles are stored, to where they are multiplied."""
+        return FORMS.get(self.fused, 0)
+
+    @property
+    def is_fusible(self) -> bool:
+        """Whether ``fused`` may be set, as far as it does not depend on the scales' values."""
+        return not self.is_bf16 and not self.has_zeros and self.has_stage_scales
+
+    def in_form(self, fused: str) -> WgmmaSpec:
+        """The spec with ``fused`` where that may be set, else with ``"none"``."""
+        fused = fused if self.is_fusible else "none"
+        return self if fused == self.fused else replace(self, fused=fused)
+
     # What a reader of the generated source finds as named constants.
 
     @property
     def entry(self) -> str:
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
         zeros = "_zeros" if self.has_zeros else ""
+        fused = {"none": "", "as_stored": "_fused", "shifted": "_shifted"}[self.fused]
         depth = f"_k{self.warpgroups_k}" if self.warpgroups_k > 1 else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}{depth}"
         ring = f"s{self.stages}_g{self.steps}{self.in_flight}"
@@ -164,7 +195,8 @@ class WgmmaSpec(StagedTile):
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
         store = f"_t{self.store_tokens}" if self.store_tokens else ""
-        return f"marlin_wgmma_{self.activation.short}_{scales}{zeros}_{tile}_{ring}{registers}{cluster}{policy}{store}"
+        weights = f"{self.activation.short}_{scales}{zeros}{fused}"
+        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{store}"
 
     @property
     def block_n(self) -> int:

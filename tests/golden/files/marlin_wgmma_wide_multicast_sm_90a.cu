@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_normal'
 //   blocks_per_sm = 1
 //   store_tokens = 0
+//   fused = 'none'
 // 8 warps consume, 4 produce; a block takes 193616 B.
 // One stage holds
 //    32768 B  activations 256 x 64 float16, 128B swizzle
@@ -720,6 +721,8 @@ struct Problem {
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
     u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
+    float scale_back;          // 2^p: what their sums are multiplied by
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -1091,8 +1094,9 @@ __device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
 //
 // A slot is given back in the next stage, when no wgmma that reads its activations is in flight. Its weights have then been
 // used by instructions that were issued before, so that ptxas cannot move the arrival in front of their loads.
-__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
-                                              u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
+__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+                                              const SlotAddresses& slots, u32 full, u32 empty, u32& stage, u32& phase,
+                                              const Piece& piece, u32 lane) {
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
@@ -1209,7 +1213,7 @@ marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
             const u32 token0 = tile_m * BLOCK_M;
             const u32 channel0 = (tile_n * CLUSTER + rank) * BLOCK_N + warpgroup * STACK * 64;
             clear(acc);
-            consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
+            consume_piece(acc, weights, problem, slots, full, empty, stage, phase, piece, lane);
             if (piece.k_begin > 0) {
                 contribute(acc, partials, flags, share * CLUSTER + rank, warp_index, lane);
                 continue;

@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   store_tokens = 0
+//   fused = 'none'
 // 8 warps consume, 1 produce; a block takes 111168 B.
 // One stage holds
 //     6144 B  activations 24 x 128 bfloat16, 128B swizzle
@@ -685,6 +686,8 @@ struct Problem {
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
     u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
+    float scale_back;          // 2^p: what their sums are multiplied by
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -1010,7 +1013,8 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
                      : "memory");
 }
 // row: of the stage's groups.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 row) {
+__device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
+                                           u32 stage, u32 row) {
     u32 scales[STACK];
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
@@ -1053,8 +1057,9 @@ __device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
 //
 // A slot is given back in the next stage, when no wgmma that reads its activations is in flight. Its weights have then been
 // used by instructions that were issued before, so that ptxas cannot move the arrival in front of their loads.
-__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
-                                              u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
+__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+                                              const SlotAddresses& slots, u32 full, u32 empty, u32& stage, u32& phase,
+                                              const Piece& piece, u32 lane) {
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
@@ -1064,13 +1069,13 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             load_packed(weights, slots, stage, i);
-            if (i * 64 % GROUP_SIZE == 0) load_group(weights, slots, stage, i * 64 / GROUP_SIZE);
+            if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
                 u32 a[STEPS][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < STEPS; ++j) {
-                    if (first + j == 2) load_group(weights, slots, stage, i * 2 + 1);
+                    if (first + j == 2) load_group(weights, problem, slots, stage, i * 2 + 1);
                     dequantize_step(a[j], weights, first + j);
                 }
                 wgmma_fence();
@@ -1171,7 +1176,7 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
             const u32 token0 = tile_m * BLOCK_M;
             const u32 channel0 = (tile_n * CLUSTER + rank) * BLOCK_N + warpgroup * STACK * 64;
             clear(acc);
-            consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
+            consume_piece(acc, weights, problem, slots, full, empty, stage, phase, piece, lane);
             if (piece.k_begin > 0) {
                 contribute(acc, partials, flags, share * CLUSTER + rank, warp_index, lane);
                 continue;

@@ -575,6 +575,8 @@ struct Problem {
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
     u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
+    float scale_back;          // 2^p: what their sums are multiplied by
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements

@@ -1,0 +1,146 @@
+"""Scale and offset in one multiply-add: which specs and weights take it; calls, tables and explanations agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_card import Card
+from marlin_card import card as card  # the fixture
+from test_marlin_gemm import close, make, values
+
+from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
+from cudatma.kernels.marlin import plan
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.config import Layer
+from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.layer import Choice, resolve_fused
+from cudatma.kernels.marlin.model import ISSUE, predict
+from cudatma.kernels.marlin.plan import scale_exponent_of
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.tune_file import Cell, parse_cell
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.quantization.scale_range import FORMS, ScaleFit
+from cudatma.target import get_target
+from tools.tune_measure import random_weight
+
+STREAM = 5
+SM90A = get_target("sm_90a")
+BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+FORMS_OF = {"as_stored": ScaleFit("as_stored", 3), "shifted": ScaleFit("shifted", 1), "none": ScaleFit()}
+
+
+def weight(form: str) -> tuple[PackedWeight, Any]:
+    """A weight whose scales allow this form and no better one, and its values."""
+    w, _ = make(128, 64)
+    scales = w.scales.copy()
+    scales[0, 0] = {"as_stored": 0.01, "shifted": 2.0**-12, "none": 2.0**-14}[form]
+    w = replace(w, scales=scales)
+    assert w.scale_fit == FORMS_OF[form]
+    return w, w.dequantize()
+
+
+def gemm(card: Card, w: PackedWeight, m: int = 33) -> Any:
+    x = values((m, w.shape[0]))
+    out = card.array(np.full((m, w.shape[1]), np.nan, x.dtype))
+    marlin_gemm(card.array(x), w, out, backend="cuda", stream=STREAM)
+    return x, out.values
+
+
+@pytest.mark.parametrize(
+    "fields", [{"dtype": "bfloat16"}, {"has_zeros": True}, {"group_size": -1}], ids=lambda fields: next(iter(fields))
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_cannot_be_fused(fields: dict[str, Any], form: str) -> None:
+    other = replace(BASE, **fields)
+    assert other.in_form(form) is other
+    with pytest.raises(ArgumentError, match="none but for float16, symmetric, in groups"):
+        replace(other, fused=form)
+
+
+def test_other_kernels_stay_as_they_are() -> None:
+    portable = MarlinSpec("float16", 128, False, 16, 64, 128, 1, 2, 1, 3)
+    assert resolve_fused(portable, "as_stored") is portable
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
+    fused = BASE.in_form(form)
+    assert (fused.fused, fused.is_fused, fused.nibble_shift) == (form, True, FORMS[form])
+    assert len({fused.entry, BASE.entry, *(BASE.in_form(one).entry for one in FORMS)}) == 3
+    assert fused.in_form(form) is fused
+    assert fused.in_form("none") == BASE
+    assert fused.smem_bytes == BASE.smem_bytes
+
+
+@pytest.mark.parametrize("form", FORMS_OF)
+def test_a_call_takes_the_weights_form(card: Card, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    w, dense = weight(form)
+    x, out = gemm(card, w)
+    assert {made.spec.fused for made in w.attachments.values()} == {form}
+    assert close(out, x.astype(np.float64) @ dense)
+    monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
+    plain = replace(w)
+    assert gemm(card, plain)[1].tobytes() == out.tobytes()
+    assert {made.spec.fused for made in plain.attachments.values()} == {"none"}
+
+
+@pytest.mark.parametrize("form", FORMS_OF)
+def test_warm_up_loads_that_kernel(card: Card, form: str) -> None:
+    w, _ = weight(form)
+    MarlinLinear(w).warm_up([33], STREAM)
+    card.capturing = {STREAM}
+    gemm(card, w)
+    suffix = {"as_stored": "_fused", "shifted": "_shifted", "none": ""}[form]
+    (launch,) = card.launches
+    assert launch.entry.startswith(f"marlin_wgmma_f16_g32{suffix}_64x")
+
+
+@pytest.mark.parametrize("asked", ["as_stored", "shifted"])
+def test_another_form_than_the_weights_is_refused(asked: str) -> None:
+    w, _ = weight("shifted" if asked == "as_stored" else "as_stored")
+    with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
+        scale_exponent_of(w, replace(BASE, group_size=32).in_form(asked))
+    assert caught.value.field == "spec.fused"
+    assert scale_exponent_of(w, replace(BASE, group_size=32)) == 0
+
+
+def test_explanations_show_it() -> None:
+    w, _ = weight("shifted")
+    of_layer, of_weight = (marlin_explain(what, 64, target="sm_90a", multiprocessors=132) for what in (Layer.of(w), w))
+    assert of_layer.spec == of_weight.spec.in_form("none")
+    assert "_shifted_" in str(of_weight)
+    assert "_shifted_" not in str(of_layer)
+    data = json.loads(json.dumps(of_weight.as_dict()))
+    assert data["spec"]["fused"] == "shifted"
+    assert [one["label"] for one in data["candidates"] if one["chosen"]] == [of_weight.spec.entry]
+    assert len(of_weight.candidates) == len(of_layer.candidates)
+
+
+def test_the_model_counts_fewer_instructions() -> None:
+    layer = Layer(8192, 28672, 128, False, "float16")
+    plain, shifted, fused = (
+        predict(layer, 64, Choice(BASE.in_form(form), 1), SM90A, H200).streams[ISSUE]
+        for form in ("none", "shifted", "as_stored")
+    )
+    assert fused < shifted < plain
+    assert 9 / 13 < fused / plain < 0.8
+
+
+def test_tables_hold_choices_without_it_and_old_ones_can_be_read() -> None:
+    layer = Layer(4096, 4096, 128, False, "float16")
+    cell = Cell(layer, 64, Choice(BASE, 1), 5.0, 6.0)
+    raw = json.loads(json.dumps(cell.as_json()))
+    assert raw["spec"].pop("fused") == "none"
+    assert parse_cell(raw, SM90A) == cell
+    raw["spec"]["fused"] = 1
+    with pytest.raises(Exception, match="fused"):
+        parse_cell(raw, SM90A)
+
+
+@pytest.mark.parametrize("k", [1, 100, 4096, 28672, 131072])
+def test_the_tuner_measures_fused_kernels(k: int) -> None:
+    assert random_weight(Layer(k, 64, 128, False, "float16")).scale_fit.form == "as_stored"
