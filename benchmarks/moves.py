@@ -1,5 +1,9 @@
 """Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, beside CuPy in the same run,
-and what a call costs on the host."""
+and what a call costs on the host.
+
+Both are timed as a graph of launches and as calls that the host makes one by one. Of each the better way counts: what
+the driver does for a copy on a stream need not be what it does for a node of a graph.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,26 +32,32 @@ SIDE = 16384
 HOST_CALLS = 300
 
 
+Variants = Callable[[Any, int], Iterator[tuple[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One operation. moved_bytes: read and written by one call. bar: how many times as fast as CuPy it has to be, 0 for
-    no bar. make: the arrays, then two calls that each overwrite the result."""
+    no bar. make: the arrays, then two calls that each overwrite the result. yardstick: the case of whose CuPy the bar
+    counts bytes per second, "" for this one's."""
 
     name: str
     moved_bytes: int
     bar: float
     make: Callable[[], Prepared]
+    yardstick: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """ours, cupys: enqueue the operation on the current stream. right: whether what ``ours`` has just written is right.
-    variants: other configurations of the launch behind ``ours`` at a place, by name; None where none are known."""
+    variants: other configurations of the launch behind ``ours``, by name, at a place whose blocks are so many for each
+    multiprocessor; None where none are known."""
 
     ours: Callable[[], object]
     cupys: Callable[[], object]
     right: Callable[[], bool]
-    variants: Callable[[Any], Iterator[tuple[str, Any]]] | None = None
+    variants: Variants | None = None
 
 
 def _random(shape: tuple[int, ...], dtype: str) -> Any:
@@ -70,18 +82,14 @@ def _copy(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ..
         import cupy
 
         import cudatma
-        from cudatma.arrays import describe
-        from cudatma.kernels.moves.copy import plan_copy
 
         source, result = _random(shape, "float32"), cupy.empty(extent, cupy.float32)
         part = source[tuple(slice(o, o + n) for o, n in zip(offset, extent, strict=True))]
-        # A run of bytes is cut anywhere; boxes were made for slots of 16 KiB.
-        sizes = (8192, 16384, 32768) if shape == extent else (16384,)
         return Prepared(
             lambda: cudatma.copy(source, result, offset=offset, shape=extent, via="tma"),
             lambda: cupy.copyto(result, part),
             lambda: bool((result == part).all()),
-            lambda place: _rings(plan_copy(describe(source), describe(result), offset, place, via="tma"), sizes),
+            lambda place, blocks_per_sm: _rings(source, result, offset, place, blocks_per_sm),
         )
 
     return make
@@ -99,7 +107,7 @@ def _transpose(side: int, dtype: str) -> Callable[[], Prepared]:
             lambda: cudatma.transpose(source, result, via="tma"),
             lambda: cupy.copyto(result, source.T),
             lambda: bool((result == source.T).all()),
-            lambda place: _tiles(source, result, place),
+            lambda place, _: _tiles(source, result, place),
         )
 
     return make
@@ -144,40 +152,48 @@ def _broadcast(nbytes: int, copies: int) -> Callable[[], Prepared]:
     return make
 
 
+_WHOLE = "copy, contiguous"
 _MATRIX, _WINDOW = SIDE * SIDE * 4, 12000 * 12000 * 4
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        Case("copy, contiguous", 2 * _MATRIX, 1.0, _copy((SIDE, SIDE), (0, 0), (SIDE, SIDE))),
+        Case(_WHOLE, 2 * _MATRIX, 1.0, _copy((SIDE, SIDE), (0, 0), (SIDE, SIDE))),
         Case("copy, window fp32", 2 * _WINDOW, 2.2, _copy((SIDE, SIDE), (1000, 1004), (12000, 12000))),
         Case("transpose fp32", 2 * _MATRIX, 3.0, _transpose(SIDE, "float32")),
         Case("transpose fp16", _MATRIX, 2.5, _transpose(SIDE, "float16")),
         Case("transpose uint8", _MATRIX // 2, 0.0, _transpose(SIDE, "uint8")),
         Case("transpose fp64", _MATRIX, 0.0, _transpose(SIDE // 2, "float64")),
-        Case("reduce_into, contiguous", 3 * _MATRIX, 0.0, _reduce((SIDE, SIDE), SIDE)),
-        Case("reduce_into, window fp32", 3 * _WINDOW, 0.0, _reduce((12000, SIDE), 12000)),
+        Case("reduce_into, contiguous", 3 * _MATRIX, 0.75, _reduce((SIDE, SIDE), SIDE), _WHOLE),
+        Case("reduce_into, window fp32", 3 * _WINDOW, 0.75, _reduce((12000, SIDE), 12000), _WHOLE),
         Case("broadcast to 4", 5 * _MATRIX // 4, 0.0, _broadcast(_MATRIX // 4, 4)),
     )
 }
 
 
-def measure(stream: Any, case: Case, replays: int, search: bool) -> Cell:
-    """One case: microseconds and terabytes per second of both, and of a search each configuration's microseconds."""
+def measure(stream: Any, case: Case, replays: int, search: bool, before: Sequence[Cell] = ()) -> Cell:
+    """One case: microseconds and terabytes per second of both, and of a search each configuration's microseconds.
+
+    before: cells of the same run, among them the yardstick's.
+    """
     prepared = case.make()
     prepared.ours()
     right = prepared.right()
     stream.synchronize()
+    cell: Cell = {"case": case.name, "moved_bytes": case.moved_bytes, "right": right, "bar": case.bar}
     contenders = [Contender(OURS, lambda _: prepared.ours(), 1, LAUNCHES)]
     contenders += [Contender(CUPY, lambda _: prepared.cupys(), 1, LAUNCHES)]
-    measured = cold(stream, contenders, replays)
-    cell: Cell = {"case": case.name, "moved_bytes": case.moved_bytes, "right": right, "bar": case.bar}
-    cell |= {"us": {name: measured.us(name) for name in (OURS, CUPY)}}
-    ours, theirs = (measured.us(name) for name in (OURS, CUPY))
+    in_graph = cold(stream, contenders, replays)
+    ways = {"graph": {name: in_graph.us(name) for name in (OURS, CUPY)}, "calls": called(stream, contenders, replays)}
+    cell |= better(ways)
+    ours, theirs = (cell["us"][name] for name in (OURS, CUPY))
     cell |= {"tb_s": case.moved_bytes / ours / 1e6 if ours else None, "x_cupy": ratio(theirs, ours)}
     cell |= {"cupy_tb_s": case.moved_bytes / theirs / 1e6 if theirs else None}
+    if case.yardstick:
+        rates = [each.get("cupy_tb_s") for each in before if each["case"] == case.yardstick]
+        cell |= {"yardstick": case.yardstick, "x_yardstick": ratio(cell["tb_s"], rates[0] if rates else None)}
     cell["host_us"] = host_us(prepared.ours, stream.synchronize)
-    if measured.errors:
-        cell["error"] = "; ".join(f"{name}: {text}" for name, text in measured.errors.items())
+    if in_graph.errors:
+        cell["error"] = "; ".join(f"{name}: {text}" for name, text in in_graph.errors.items())
     elif not right:
         cell["error"] = "the result is wrong"
     if search and prepared.variants is not None:
@@ -185,12 +201,42 @@ def measure(stream: Any, case: Case, replays: int, search: bool) -> Cell:
     return cell
 
 
+def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[str, float | None]:
+    """Median microseconds of a launch that the host enqueues by a call, LAUNCHES of them between two events; contenders
+    take turns, each turn beginning with another and each contender with as many calls that are not timed."""
+    import cupy
+
+    spans: dict[str, list[tuple[Any, Any]]] = {contender.name: [] for contender in contenders}
+    for number in range(replays):
+        first = number % len(contenders)
+        for contender in [*contenders[first:], *contenders[:first]]:
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            for event in (begin, end):
+                for index in range(LAUNCHES):
+                    contender.run(index)
+                event.record(stream)
+            spans[contender.name].append((begin, end))
+        stream.synchronize()
+    times = {name: [cupy.cuda.get_elapsed_time(*span) for span in some] for name, some in spans.items()}
+    return {name: statistics.median(some) * 1e3 / LAUNCHES for name, some in times.items()}
+
+
+def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
+    """Of microseconds by way and contender: all, and for each contender the least, ``us``, and its ``way``."""
+    us: dict[str, float | None] = {}
+    way: dict[str, str | None] = {}
+    for name in (OURS, CUPY):
+        found = [(time, each) for each, times in ways.items() if (time := times.get(name)) is not None]
+        us[name], way[name] = min(found) if found else (None, None)
+    return {"us": us, "way": way, "us_by_way": {each: dict(times) for each, times in ways.items()}}
+
+
 def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
     """Median microseconds of a repeated call on the host; the card is waited for before and after all of them."""
     return quantiles_us(time_calls(lambda _: call(), drain, HOST_CALLS))["median_us"]
 
 
-def _search(stream: Any, variants: Callable[[Any], Iterator[tuple[str, Any]]], replays: int) -> dict[str, float | str]:
+def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
     from cudatma.kernels.moves.place import Place, processors
@@ -200,7 +246,7 @@ def _search(stream: Any, variants: Callable[[Any], Iterator[tuple[str, Any]]], r
     target, found = detect(device), {}
     for blocks_per_sm in (1, 2, 3, 4):
         place = Place("cuda", device, target, blocks_per_sm * processors(device))
-        for name, move in variants(place):
+        for name, move in variants(place, blocks_per_sm):
             label = f"{blocks_per_sm} blocks a multiprocessor, {name}"
             try:
                 move.spec.check_target(target)
@@ -221,14 +267,31 @@ def _contender(name: str, move: Any, place: Any) -> Contender:
     return Contender(name, lambda _: launch.run(move.touched, current_stream("cupy", place.device)), 1, LAUNCHES)
 
 
-def _rings(move: Any, sizes: Sequence[int]) -> Iterator[tuple[str, Any]]:
-    """A launch with other rings; sizes: of a slot, where the kernel does not care."""
-    for stage_bytes in sizes:
-        for stages in (3, 4, 6, 8, 12):
-            for in_flight in sorted({1, stages // 2, stages - 1}):
-                for cache in ("", "evict_first"):
-                    fields = {"stage_bytes": stage_bytes, "stages": stages, "in_flight": in_flight, "cache": cache}
-                    yield str(fields), replace(move, spec=replace(move.spec, **fields))
+def _rings(
+    source: Any, result: Any, offset: Sequence[int], place: Any, blocks_per_sm: int
+) -> Iterator[tuple[str, Any]]:
+    """A copy by each kernel that can, with other rings."""
+    from cudatma.arrays import describe
+    from cudatma.kernels.moves.copy import window_of
+    from cudatma.kernels.moves.plans import pitched_plan, run_plan, window_plan
+    from cudatma.kernels.moves.ring import BLOCKS_PER_SM
+    from cudatma.kernels.moves.settings import Setting
+    from cudatma.kernels.moves.window import carried, cropped, simplify
+
+    arrays = describe(source), describe(result)
+    window = simplify(window_of(*arrays, offset))
+    usual = replace(place, blocks=max(1, place.blocks * BLOCKS_PER_SM // blocks_per_sm))
+    kernels = ((run_plan, window),) if window.is_one_run else ((pitched_plan, window), (window_plan, window))
+    seen = set()
+    for slot, stages, cache in itertools.product((16384, 8192, 24576, 32768), (3, 4, 6, 8, 12), ("", "evict_first")):
+        for in_flight in sorted({1, stages // 2, stages - 1}):
+            setting = Setting(slot, blocks_per_sm, stages, in_flight, cache, cache)
+            for plan, part in kernels:
+                whole = carried(cropped(part)) if plan is window_plan else part
+                move = plan(whole, arrays, usual, setting=setting)
+                if move.spec not in seen:
+                    seen.add(move.spec)
+                    yield f"{move.spec}", move
 
 
 def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
@@ -257,16 +320,18 @@ def moves_table(cells: Sequence[Cell]) -> Table:
             shown(cell.get("us", {}).get(CUPY), 1),
             shown(cell.get("cupy_tb_s")),
             shown(cell.get("x_cupy")),
+            ", ".join(str(way) for way in cell.get("way", {}).values()) or "-",
             shown(cell.get("host_us"), 1),
             verdict(cell),
         )
         for cell in cells
     ]
     note = (
-        "Microseconds, and terabytes per second read and written, medians; host us: of a call on the host, nothing "
-        "synchronised; the bar is a multiple of CuPy's speed."
+        "Microseconds, and terabytes per second read and written, medians, each by the better way of two: a graph, or "
+        "calls. Host us: of a call on the host, nothing synchronised. The bar is a multiple of CuPy's speed; "
+        "reduce_into's, of the bytes per second of CuPy's contiguous copy."
     )
-    columns = ("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "host us", "bar")
+    columns = ("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "ways", "host us", "bar")
     return Table(columns, tuple(rows), note)
 
 
@@ -274,9 +339,16 @@ def verdict(cell: Cell) -> str:
     """What became of a cell's bar."""
     if not cell.get("bar"):
         return "none"
-    if cell.get("error") or cell.get("x_cupy") is None:
+    reached = cell.get("x_yardstick" if cell.get("yardstick") else "x_cupy")
+    if cell.get("error") or reached is None:
         return f"{cell['bar']}: not measured"
-    return f"{cell['bar']}: {'met' if cell['x_cupy'] >= cell['bar'] else 'missed'}"
+    return f"{cell['bar']}: {'met' if reached >= cell['bar'] else 'missed'}"
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The cases of these names, all where there are none, and in front of them the yardsticks that they need."""
+    wanted = list(names or CASES)
+    return list(dict.fromkeys([*filter(None, (CASES[name].yardstick for name in wanted)), *wanted]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -292,21 +364,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"replays": options.replays, "launches": LAUNCHES, "search": options.search}
     result = Result(settings, moves_table, options.json)
     with measuring_stream() as stream:
-        for name in options.case or CASES:
-            result.add(*_cell(stream, CASES[name], options.replays, options.search))
+        for name in chosen(options.case or ()):
+            result.add(*_cell(stream, CASES[name], options.replays, options.search, result.cells))
     print_table(result.console, moves_table(result.cells), "Moves")
     return int(any(cell.get("error") for cell in result.cells))
 
 
-def _cell(stream: Any, case: Case, replays: int, search: bool) -> tuple[Cell, str]:
+def _cell(stream: Any, case: Case, replays: int, search: bool, before: Sequence[Cell]) -> tuple[Cell, str]:
     import cupy
 
     try:
-        cell = measure(stream, case, replays, search)
+        cell = measure(stream, case, replays, search, before)
     except Exception as error:
         cell = {"case": case.name, "moved_bytes": case.moved_bytes, "bar": case.bar, "error": failure(error)}
     cupy.get_default_memory_pool().free_all_blocks()
     line = f"{case.name}: {shown(cell.get('tb_s'))} TB/s, {shown(cell.get('x_cupy'))} times CuPy"
+    if case.yardstick:
+        line += f", {shown(cell.get('x_yardstick'))} of CuPy's {case.yardstick}"
     for label, value in list(cell.get("search", {}).items())[:3]:
         line += f"\n    {value if isinstance(value, str) else f'{value:.1f} us'}  {label}"
     return cell, line

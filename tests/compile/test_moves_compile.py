@@ -20,7 +20,15 @@ from cudatma.target import get_target
 from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, parse_sass
 
 #: Kernels whose data passes through TMA alone, and what else they may read: a table, or the ends of a run.
-BY_TMA = {"window_move": 0, "run_move": 2, "gather_boxes": 6, "im2col": 0, "broadcast": 0, "rows": 40}
+BY_TMA = {
+    "window_move": 0,
+    "run_move": 2,
+    "pitched_copy": 0,
+    "gather_boxes": 6,
+    "im2col": 0,
+    "broadcast": 0,
+    "rows": 40,
+}
 
 
 def compiled(template: str, spec: Any, target: str = "sm_90a") -> Kernel:

@@ -14,15 +14,17 @@ import cudatma as c
 from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.moves import place as place_module
+from cudatma.kernels.moves import settings
 from cudatma.kernels.moves.broadcast import BroadcastSpec
 from cudatma.kernels.moves.gather import GatherSpec
 from cudatma.kernels.moves.im2col import Im2colMoveSpec
 from cudatma.kernels.moves.place import Place
-from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
+from cudatma.kernels.moves.plans import pitched_plan, plain_plan, run_plan, window_plan
 from cudatma.kernels.moves.prefetch import PrefetchSpec
 from cudatma.kernels.moves.ring import MoveRing, stages_for
 from cudatma.kernels.moves.rows import RowsSpec
-from cudatma.kernels.moves.specs import PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.settings import Setting
+from cudatma.kernels.moves.specs import PitchedSpec, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.moves.window import Axis, Window
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, get_target
@@ -226,16 +228,23 @@ def info(shape: tuple[int, ...], strides: tuple[int, ...], pointer: int = 1 << 2
 def test_huge_runs_and_windows_are_planned() -> None:
     nbytes = 1 << 41
     window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
-    move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
+    move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card(), setting=Setting())
     assert move.grid == 264
     assert move.args[2] == nbytes
     side, pitch = 16384, 65536
     window = Window(1 << 20, 1 << 40, 4, (Axis(100, 12000, side, pitch, 48000), Axis(200, 12000, side, 4, 4)))
-    move = window_plan(window, (info((side, side), (pitch, 4)), info((12000, 12000), (48000, 4))), card())
+    arrays = info((side, side), (pitch, 4)), info((12000, 12000), (48000, 4))
+    move = window_plan(window, arrays, card(), setting=Setting())
     assert move.args[0].spec.dims == (12000, 12000)
     assert move.args[0].spec.address == (1 << 20) + 100 * pitch + 800
     assert move.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
+    rows = pitched_plan(window, arrays, card(), setting=Setting())
+    assert rows.args[0].pointer == (1 << 20) + 100 * pitch + 800
+    assert rows.args[2:] == (pitch, 48000, 48000, 16000, 3, 36000)
+    assert rows.grid == 264
     window = Window(1 << 20, 1 << 50, 4, (Axis(0, 1 << 33, 1 << 33, 16, 16), Axis(0, 4, 4, 4, 4)))
+    with pytest.raises(c.DescriptorError, match=r"2\*\*31"):
+        pitched_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
     with pytest.raises(c.DescriptorError, match=r"2\*\*32"):
         window_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
 
@@ -247,11 +256,30 @@ def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
         assert (move.spec.index_bits, move.args[3]) == (bits, rows * 1024)
 
 
-def test_small_runs_take_small_pieces() -> None:
+def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "RUN", Setting())
     for nbytes, stage, grid in ((64, 4 * KIB, 1), (1 << 20, 4 * KIB, 256), (264 * 16 * KIB, 16 * KIB, 264)):
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
         move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
         assert (move.spec.stage_bytes, move.grid) == (stage, grid)
+
+
+def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Setting(slot_bytes=64 * KIB, blocks_per_sm=1, most_stages=3)
+    monkeypatch.setattr(settings, "RUN", large)
+    cases = (
+        (132 * 64, 64 * KIB, 3, 132),
+        (132 * 64 - 1, 16 * KIB, 6, 264),
+        (264 * 16, 16 * KIB, 6, 264),
+        (264 * 16 - 1, 4 * KIB, 6, 264),
+    )
+    for slots, stage, stages, grid in cases:
+        window = Window(1 << 20, 1 << 45, 1, (Axis(0, slots * KIB, slots * KIB, 1, 1),))
+        arrays = info((1,), (4,)), info((1,), (4,))
+        move = run_plan(window, arrays, card())
+        assert (move.spec.stage_bytes, move.spec.stages, move.grid) == (stage, stages, grid)
+        assert run_plan(window, arrays, card(), "add", "u32").spec.stage_bytes < 64 * KIB
+        assert run_plan(window, arrays, card(), setting=large).spec.stage_bytes == 64 * KIB
 
 
 # ---- specs
@@ -265,7 +293,12 @@ def test_small_runs_take_small_pieces() -> None:
         (lambda: WindowSpec("copy", 2, 1000, 3, 1), "stage_bytes"),
         (lambda: WindowSpec("copy", 2, 1024, 1, 1), "stages"),
         (lambda: WindowSpec("copy", 2, 1024, 3, 3), "in_flight"),
-        (lambda: WindowSpec("copy", 2, 1024, 3, 1, "hot"), "cache"),
+        (lambda: WindowSpec("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
+        (lambda: WindowSpec("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
+        (lambda: PitchedSpec(1024, 3, 1, "", "hot"), "store_cache"),
+        (lambda: Setting(blocks_per_sm=0), "blocks_per_sm"),
+        (lambda: Setting(most_stages=1), "most_stages"),
+        (lambda: Setting(in_flight=-1), "in_flight"),
         (lambda: RunSpec("add", "b32", 1024, 3, 1), "kind"),
         (lambda: RunSpec("copy", "b8", 1 << 21, 3, 1), "stage_bytes"),
         (lambda: PlainSpec(16, 1), "element_bytes"),

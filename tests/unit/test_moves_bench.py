@@ -51,7 +51,8 @@ def test_both_contenders_compute_the_same(name: str, numpy_as_cupy: None) -> Non
 def test_searches_offer_other_specs(name: str, numpy_as_cupy: None) -> None:
     prepared = SMALL[name]()
     assert prepared.variants is not None
-    found = dict(prepared.variants(Place("emulator", None, get_target("sm_90a"), 4)))
+    found = dict(prepared.variants(Place("emulator", None, get_target("sm_90a"), 4), 4))
+    assert max(move.grid for move in found.values()) == {"run": 1, "window": 4, "transpose": 1}[name]
     assert len({move.spec for move in found.values()}) == len(found) > 10
     assert min(move.spec.smem_bytes for move in found.values()) <= 227 * 1024
 
@@ -69,10 +70,62 @@ def test_host_time_is_a_median_without_a_wait(monkeypatch: pytest.MonkeyPatch) -
     assert events == ["wait", *["call"] * 5, "wait"]
 
 
+class Clock:
+    """A card that takes a millisecond for a launch of ours and two for one of CuPy's, and remembers the order."""
+
+    def __init__(self) -> None:
+        self.now, self.order = 0.0, ""
+
+    def run(self, name: str) -> None:
+        self.now += {moves.OURS: 1.0, moves.CUPY: 2.0}[name]
+        self.order += name[1]
+
+    def synchronize(self) -> None:
+        self.order += "|"
+
+
+def test_calls_take_turns_and_the_first_ones_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, fake = Clock(), types.ModuleType("cupy")
+
+    class Event:
+        def record(self, stream: Clock) -> None:
+            self.at = stream.now
+
+    def elapsed(begin: Event, end: Event) -> float:
+        return end.at - begin.at
+
+    fake.cuda = types.SimpleNamespace(Event=Event, get_elapsed_time=elapsed)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(moves, "LAUNCHES", 2)
+    names = (moves.OURS, moves.CUPY)
+    contenders = [moves.Contender(name, lambda _, name=name: clock.run(name), 1, 2) for name in names]  # type: ignore[misc]
+    assert moves.called(clock, contenders, 3) == {moves.OURS: 1000.0, moves.CUPY: 2000.0}
+    ours, cupys = (4 * name[1] for name in names)
+    assert clock.order == f"{ours}{cupys}|{cupys}{ours}|{ours}{cupys}|"
+
+
+def test_the_better_way_of_each_counts() -> None:
+    cell = moves.better({"graph": {"cudatma": 5.0, "cupy": 9.0}, "calls": {"cudatma": 6.0, "cupy": 7.0}})
+    assert cell["us"] == {"cudatma": 5.0, "cupy": 7.0}
+    assert cell["way"] == {"cudatma": "graph", "cupy": "calls"}
+    assert cell["us_by_way"]["graph"] == {"cudatma": 5.0, "cupy": 9.0}
+    assert moves.better({"graph": {"cudatma": None, "cupy": 9.0}, "calls": {}})["us"] == {"cudatma": None, "cupy": 9.0}
+
+
+def test_a_yardstick_is_measured_first() -> None:
+    assert moves.chosen(["transpose fp32"]) == ["transpose fp32"]
+    wanted = ["transpose fp32", "reduce_into, window fp32", "copy, contiguous"]
+    assert moves.chosen(wanted) == ["copy, contiguous", *wanted[:2]]
+    assert sorted(moves.chosen(())) == sorted(moves.CASES)
+
+
 def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
     assert all(case.moved_bytes >= 2 * 256_000_000 for case in moves.CASES.values())
     bars = {name: case.bar for name, case in moves.CASES.items() if case.bar}
-    assert bars == {"copy, contiguous": 1.0, "copy, window fp32": 2.2, "transpose fp32": 3.0, "transpose fp16": 2.5}
+    copies = {"copy, contiguous": 1.0, "copy, window fp32": 2.2}
+    reductions = {"reduce_into, contiguous": 0.75, "reduce_into, window fp32": 0.75}
+    assert bars == copies | reductions | {"transpose fp32": 3.0, "transpose fp16": 2.5}
+    assert {name for name, case in moves.CASES.items() if case.yardstick == "copy, contiguous"} == set(reductions)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +135,9 @@ def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
         ({"bar": 2.2, "x_cupy": 2.2}, "2.2: met"),
         ({"bar": 2.2, "x_cupy": 2.1}, "2.2: missed"),
         ({"bar": 2.2, "x_cupy": None}, "2.2: not measured"),
+        ({"bar": 0.75, "x_cupy": 0.5, "yardstick": "copy", "x_yardstick": 0.9}, "0.75: met"),
+        ({"bar": 0.75, "x_cupy": 1.5, "yardstick": "copy", "x_yardstick": 0.7}, "0.75: missed"),
+        ({"bar": 0.75, "x_cupy": 1.5, "yardstick": "copy", "x_yardstick": None}, "0.75: not measured"),
         ({"bar": 2.2, "x_cupy": 3.0, "error": "the result is wrong"}, "2.2: not measured"),
     ],
 )
@@ -96,11 +152,12 @@ def test_the_table() -> None:
         "tb_s": 3.0,
         "cupy_tb_s": 1.5,
         "x_cupy": 2.0,
+        "way": {"cudatma": "graph", "cupy": "calls"},
         "host_us": 9.54,
         "bar": 0,
     }
     table = moves.moves_table([whole, {"case": "broken", "error": "x", "bar": 1.0}])
     assert [len(row) for row in table.rows] == [len(table.columns)] * 2
     assert table.rows[0][:2] == ("copy", "10.0")
-    assert table.rows[0][-2:] == ("9.5", "none")
-    assert table.rows[1][1:] == ("-",) * 6 + ("1.0: not measured",)
+    assert table.rows[0][-3:] == ("graph, calls", "9.5", "none")
+    assert table.rows[1][1:] == ("-",) * 7 + ("1.0: not measured",)

@@ -1,4 +1,4 @@
-"""A window as a launch: as one run of bytes, as boxes of tensor maps, or by plain code."""
+"""A window as a launch: as one run of bytes, as rows of bytes, as boxes of tensor maps, or by plain code."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import OobFill, check_load, check_reduce, check_store
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
+from cudatma.kernels.moves import settings
 from cudatma.kernels.moves.place import Move, Place, tensor_map
-from cudatma.kernels.moves.ring import SLOT_BYTES, SMALL_SLOT_BYTES, stages_for
-from cudatma.kernels.moves.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.ring import SMALL_SLOT_BYTES
+from cudatma.kernels.moves.settings import Setting
+from cudatma.kernels.moves.specs import PITCHED, PLAIN, RUN, WINDOW, PitchedSpec, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.moves.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
+from cudatma.pipeline import align_up
 
 _MOST_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
+#: Pieces of a row begin where L2's lines do, if the row does.
+_LINE_BYTES = 128
 
 
 def run_plan(
@@ -27,8 +32,9 @@ def run_plan(
     op: str = "copy",
     kind: str = "b8",
     cache: str = "",
+    setting: Setting | None = None,
 ) -> Move:
-    """One run of bytes (window.is_one_run) by bulk copies.
+    """One run of bytes (window.is_one_run) by bulk copies. setting: of the ring, None for what was measured.
 
     Raises DescriptorError where the two addresses differ by something other than whole 16-byte chunks; of a reduction,
     where address or size is not a multiple of 16 bytes.
@@ -43,15 +49,61 @@ def run_plan(
         got = f"{nbytes} bytes at {first:#x}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
     whole = nbytes - head - tail
-    stage = SLOT_BYTES if whole >= place.blocks * SLOT_BYTES else SMALL_SLOT_BYTES
-    stages = stages_for(place.target, stage)
-    spec = RunSpec(op, kind, stage, stages, stages // 2, cache)
+    chosen = setting or _run_setting(place, op, whole)
+    blocks, stage = chosen.blocks(place.blocks), chosen.slot(place.target)
+    spec = RunSpec(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
     source, destination = (
         replace(info, pointer=address + head) for info, address in zip(arrays, (first, window.destination), strict=True)
     )
     edges = (head, tail) if op == "copy" else ()
-    grid = max(1, min(place.blocks, -(-whole // stage)))
+    grid = max(1, min(blocks, -(-whole // stage)))
     return Move(RUN, spec, grid, (source, destination, whole, *edges), arrays)
+
+
+def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
+    """What was measured for runs so long that every block has a piece, else the usual ring, or one of small slots."""
+    for found in (settings.RUN if op == "copy" else settings.REDUCTIONS, Setting()):
+        if nbytes >= found.blocks(place.blocks) * found.slot(place.target):
+            return found
+    return Setting(SMALL_SLOT_BYTES)
+
+
+def pitched_plan(
+    window: Window,
+    arrays: tuple[ArrayInfo, ArrayInfo],
+    place: Place,
+    cache: str = "",
+    setting: Setting | None = None,
+) -> Move:
+    """Rows of a window of one or two axes, each a run of bytes, by bulk copies; a row is cut evenly. setting: as
+    in run_plan().
+
+    Raises DescriptorError where bulk copies cannot: addresses, pitches or rows off 16 bytes, elements that do not
+    follow each other, more axes, parts to be filled in.
+    """
+    if len(window.axes) > 2 or not window.is_dense or not window.is_inside:
+        got = f"{len(window.axes)} axes, {'dense' if window.is_dense else 'with gaps between elements'}"
+        raise DescriptorError("window", got, "rows of neighbouring elements, all inside", "copy it as boxes")
+    rows, pitches = 1, (0, 0)
+    if len(window.axes) == 2:
+        rows, pitches = window.axes[0].extent, (window.axes[0].source_stride, window.axes[0].destination_stride)
+    first, row_bytes = window.first_byte, window.axes[-1].extent * window.itemsize
+    if any(value % CHUNK_BYTES for value in (first, window.destination, row_bytes, *pitches)):
+        got = f"rows of {row_bytes} bytes at {first:#x} and {window.destination:#x}, pitches {pitches}"
+        raise DescriptorError("address", got, "multiples of 16 bytes", "copy it as boxes, or by plain code")
+    chosen = setting or settings.PITCHED
+    slot = chosen.slot(place.target)
+    parts = -(-row_bytes // slot)
+    piece = align_up(-(-row_bytes // parts), _LINE_BYTES)
+    pieces = rows * parts
+    if pieces >= _MOST_BOXES:
+        raise DescriptorError("shape", f"{pieces} pieces", "below 2**31", "copy it in parts")
+    source, destination = (
+        replace(info, pointer=address) for info, address in zip(arrays, (first, window.destination), strict=True)
+    )
+    spec = PitchedSpec(slot, *chosen.ring(place.target, slot), *_policies(chosen, "copy", cache))
+    grid = min(chosen.blocks(place.blocks), pieces)
+    return Move(PITCHED, spec, grid, (source, destination, *pitches, row_bytes, piece, parts, pieces), arrays)
 
 
 def window_plan(
@@ -63,9 +115,11 @@ def window_plan(
     nan: bool = False,
     op: str = "copy",
     cache: str = "",
-    slot: int = SLOT_BYTES,
+    setting: Setting | None = None,
+    slot: int = 0,
 ) -> Move:
-    """Boxes of two tensor maps. kind: the element type, by default unsigned integers of the window's itemsize.
+    """Boxes of two tensor maps. kind: the element type, by default unsigned integers of the window's itemsize. setting:
+    of the ring, None for what was measured. slot: the most bytes of a box, 0 for the setting's.
 
     Raises DescriptorError where TMA cannot: addresses, pitches or the result's rows off 16 bytes, elements that do not
     follow each other, more than five axes, a negative stride, an innermost start off 16 bytes.
@@ -77,6 +131,8 @@ def window_plan(
     if not part.has_body:
         raise DescriptorError("offset", "a window outside of the source", "one that has elements of it")
     extents = tuple(axis.extent for axis in part.axes)
+    ring = setting or (settings.BOXES if op == "copy" else settings.REDUCTIONS)
+    slot = slot or ring.slot(place.target)
     box = choose_box(extents, part.itemsize, slot)
     carrier = np.dtype(f"uint{8 * part.itemsize}") if chosen.numpy is None else chosen.numpy
     source = replace(
@@ -101,14 +157,19 @@ def window_plan(
     check_store(store.spec)
     if op != "copy":
         check_reduce(store.spec, op)
-    stages = stages_for(place.target, slot)
-    spec = WindowSpec(op, len(box), slot, stages, stages // 2, cache)
+    spec = WindowSpec(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MOST_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return Move(WINDOW, spec, min(place.blocks, boxes), (load, store, *axes, box_bytes, boxes), arrays)
+    return Move(WINDOW, spec, min(ring.blocks(place.blocks), boxes), (load, store, *axes, box_bytes, boxes), arrays)
+
+
+def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
+    """L2 policies of loads and stores where a call asks for ``cache``; stores of reductions have none."""
+    load, store = (cache, cache) if cache else (setting.load_cache, setting.store_cache)
+    return load, store if op == "copy" else ""
 
 
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Move:

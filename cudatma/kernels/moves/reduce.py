@@ -16,7 +16,6 @@ from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.copy import part_of, whole_numbers
 from cudatma.kernels.moves.place import Move, Place, check_written, described
 from cudatma.kernels.moves.plans import run_plan, window_plan
-from cudatma.kernels.moves.ring import SLOT_BYTES
 from cudatma.kernels.moves.specs import CACHES, check_choice
 from cudatma.kernels.moves.window import Axis, Window, carried, simplify
 
@@ -103,8 +102,8 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
     return part, target
 
 
-def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = SLOT_BYTES) -> Move:
-    """The launch for two arrays of one shape. slot: the most bytes of a box.
+def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> Move:
+    """The launch for two arrays of one shape. slot: the most bytes of a box, 0 for the usual.
 
     Raises DescriptorError where TMA cannot.
     """

@@ -18,8 +18,9 @@ THREADS, BLOCKS_PER_SM = 32, 2
 SLOT_BYTES = 16 * KIB
 #: Of small arrays: slots of which enough exist to occupy every block.
 SMALL_SLOT_BYTES = 4 * KIB
-_MOST_STAGES = 6
-_SLOT_ALIGNMENT = 128
+MOST_STAGES = 6
+#: Each slot begins where TMA may write a box.
+SLOT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class MoveRing:
             raise ArgumentError("in_flight", self.in_flight, allowed, "a slot must be left to load into")
         if self.stage_bytes < BULK_UNIT_BYTES or self.stage_bytes > MBARRIER_MAX_TX_BYTES:
             raise ArgumentError("stage_bytes", self.stage_bytes, f"{BULK_UNIT_BYTES}..{MBARRIER_MAX_TX_BYTES}")
-        if self.stage_bytes % _SLOT_ALIGNMENT:
-            allowed = f"a multiple of {_SLOT_ALIGNMENT}"
+        if self.stage_bytes % SLOT_ALIGNMENT:
+            allowed = f"a multiple of {SLOT_ALIGNMENT}"
             raise ArgumentError("stage_bytes", self.stage_bytes, allowed, "each slot begins where TMA may write a box")
 
     @property
@@ -121,9 +122,11 @@ class RingSpec:
 
 def slot_bytes(payload_bytes: int) -> int:
     """The room of a slot for so many bytes."""
-    return -(-payload_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+    return -(-payload_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def stages_for(target: Target, stage_bytes: int) -> int:
-    """How many slots of this size a block gets where BLOCKS_PER_SM of them share a multiprocessor; at least 2."""
-    return max(2, min(_MOST_STAGES, target.smem_share_bytes(BLOCKS_PER_SM) // (stage_bytes + MBARRIER_BYTES)))
+def stages_for(
+    target: Target, stage_bytes: int, blocks_per_sm: int = BLOCKS_PER_SM, most_stages: int = MOST_STAGES
+) -> int:
+    """How many slots of this size a block gets where so many blocks share a multiprocessor; at least 2."""
+    return max(2, min(most_stages, target.smem_share_bytes(blocks_per_sm) // (stage_bytes + MBARRIER_BYTES)))

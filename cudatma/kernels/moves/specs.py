@@ -10,6 +10,7 @@ from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.target import Target
 
 WINDOW, RUN, PLAIN = "kernels/window_move.cu.j2", "kernels/run_move.cu.j2", "kernels/plain_copy.cu.j2"
+PITCHED = "kernels/pitched_copy.cu.j2"
 OPS = ("copy", *REDUCE_TYPES)
 #: L2 policies of loads and stores; "" is none.
 CACHES = ("", "evict_first", "evict_last", "evict_normal")
@@ -36,6 +37,12 @@ def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
 
 
+def check_policies(op: str, load_cache: str, store_cache: str) -> None:
+    """ArgumentError unless an operation's loads and stores can have these L2 policies."""
+    check_choice("load_cache", load_cache, CACHES)
+    check_choice("store_cache", store_cache, CACHES if op == "copy" else CACHES[:1])
+
+
 def check_rank(rank: int, least: int = 1) -> None:
     """ArgumentError unless TMA has maps of this rank."""
     if not least <= rank <= _MAX_RANK:
@@ -52,7 +59,8 @@ class WindowSpec(RingSpec):
     """One instance of ``kernels/window_move.cu.j2``: boxes by tensor maps. The launch says how large a box is.
 
     op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
-    in_flight: MoveRing. cache: an L2 policy of CACHES; a reduction's loads only. Raises ArgumentError.
+    in_flight: MoveRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
+    ArgumentError.
     """
 
     op: str
@@ -60,11 +68,12 @@ class WindowSpec(RingSpec):
     stage_bytes: int
     stages: int
     in_flight: int
-    cache: str = ""
+    load_cache: str = ""
+    store_cache: str = ""
 
     def __post_init__(self) -> None:
         check_choice("op", self.op, OPS)
-        check_choice("cache", self.cache, CACHES)
+        check_policies(self.op, self.load_cache, self.store_cache)
         check_rank(self.rank)
         _ = self.ring
 
@@ -90,17 +99,37 @@ class RunSpec(RingSpec):
     stage_bytes: int
     stages: int
     in_flight: int
-    cache: str = ""
+    load_cache: str = ""
+    store_cache: str = ""
 
     def __post_init__(self) -> None:
         check_choice("op", self.op, OPS)
         check_choice("kind", self.kind, RUN_KINDS[self.op])
-        check_choice("cache", self.cache, CACHES)
+        check_policies(self.op, self.load_cache, self.store_cache)
         _ = self.ring
 
     @property
     def entry(self) -> str:
         return "run_copy" if self.op == "copy" else f"run_{self.op}_{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class PitchedSpec(RingSpec):
+    """One instance of ``kernels/pitched_copy.cu.j2``: rows of bytes by 1D bulk copies, any number to a row.
+
+    stage_bytes: the most that a piece may have. Others: WindowSpec. Raises ArgumentError.
+    """
+
+    stage_bytes: int
+    stages: int
+    in_flight: int
+    load_cache: str = ""
+    store_cache: str = ""
+    entry: str = "pitched_copy"
+
+    def __post_init__(self) -> None:
+        check_policies("copy", self.load_cache, self.store_cache)
+        _ = self.ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +183,14 @@ def run_specs(target: Target) -> list[RunSpec]:
         return []
     stages = stages_for(target, SLOT_BYTES)
     return [RunSpec("copy", "b8", SLOT_BYTES, stages, stages // 2)]
+
+
+def pitched_specs(target: Target) -> list[PitchedSpec]:
+    """As window_specs()."""
+    if not target.has("tma"):
+        return []
+    stages = stages_for(target, SLOT_BYTES)
+    return [PitchedSpec(SLOT_BYTES, stages, stages // 2)]
 
 
 def plain_specs(target: Target) -> list[PlainSpec]:

@@ -5,7 +5,8 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-//   cache = ''
+//   load_cache = ''
+//   store_cache = ''
 // ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
 
 using namespace cudatma;

@@ -5,7 +5,8 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-//   cache = 'evict_last'
+//   load_cache = 'evict_last'
+//   store_cache = ''
 // ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
 
 using namespace cudatma;
@@ -21,7 +22,7 @@ run_max_bf16(const u8* source, u8* destination, u64 bytes) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 slots = shared_address(shared);
     if (threadIdx.x != 0) return;
-    const u64 policy = createpolicy_evict_last();
+    const u64 load_policy = createpolicy_evict_last();
     const u32 pieces = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
     const auto size_of = [&](u64 offset) {
         const u64 rest = bytes - offset;
@@ -31,7 +32,7 @@ run_max_bf16(const u8* source, u8* destination, u64 bytes) {
         const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
         const u32 size = size_of(offset);
         mbarrier_arrive_expect_tx(barrier, size);
-        cp_async_bulk_load_hint(slot, source + offset, size, barrier, policy);
+        cp_async_bulk_load_hint(slot, source + offset, size, barrier, load_policy);
     };
     const auto store = [&](u32 piece, u32 slot) {
         const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;

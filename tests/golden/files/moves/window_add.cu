@@ -5,7 +5,8 @@
 //   stage_bytes = 16384
 //   stages = 3
 //   in_flight = 1
-//   cache = ''
+//   load_cache = ''
+//   store_cache = ''
 // ring: 3 slots of 16384 bytes, 1 of them may be in stores; 49176 bytes of shared memory
 
 using namespace cudatma;

@@ -5,7 +5,8 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-//   cache = 'evict_first'
+//   load_cache = 'evict_first'
+//   store_cache = 'evict_first'
 // ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
 
 using namespace cudatma;
@@ -29,7 +30,8 @@ window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
     if (threadIdx.x != 0) return;
     prefetch_tensormap(&source);
     prefetch_tensormap(&destination);
-    const u64 policy = createpolicy_evict_first();
+    const u64 load_policy = createpolicy_evict_first();
+    const u64 store_policy = createpolicy_evict_first();
     const auto load = [&](u32 number, u32 slot, u32 barrier) {
         u32 rest = number;
         const int at0 = start0 + static_cast<int>(rest % tiles0) * box0;
@@ -37,7 +39,7 @@ window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
         const int at1 = start1 + static_cast<int>(rest % tiles1) * box1;
         rest /= tiles1;
         mbarrier_arrive_expect_tx(barrier, box_bytes);
-        cp_async_bulk_tensor_2d_load_hint(slot, &source, barrier, at0, at1, policy);
+        cp_async_bulk_tensor_2d_load_hint(slot, &source, barrier, at0, at1, load_policy);
     };
     const auto store = [&](u32 number, u32 slot) {
         u32 rest = number;
@@ -45,7 +47,7 @@ window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
         rest /= tiles0;
         const int at1 = static_cast<int>(rest % tiles1) * box1;
         rest /= tiles1;
-        cp_async_bulk_tensor_2d_store_hint(&destination, slot, at0, at1, policy);
+        cp_async_bulk_tensor_2d_store_hint(&destination, slot, at0, at1, store_policy);
     };
     move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }
