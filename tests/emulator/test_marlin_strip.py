@@ -64,8 +64,7 @@ def test_products_are_right_and_clean(name: str) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens"])
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice.
-    The consumers bring their activations."""
+    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
     monkeypatch.setattr(problem, "_EARLY_STAGES", stages)
 
     def programmatic(*arguments: Any, **_: Any) -> None:

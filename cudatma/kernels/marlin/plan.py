@@ -203,10 +203,11 @@ class Plan:
         """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for."""
         with self._lock:
             self._output.value = out
-            self._x.value = x  # a kernel fed by TMA may read some of them itself
-            if self._map_address:
+            if self._map is None:
+                self._x.value = x
+            elif self._map_address:
                 replace_address(self._map_address, x)
-            elif self._map is not None:
+            else:
                 self._map[0] = x
             if self._out_map is not None:
                 if self._out_map_address:

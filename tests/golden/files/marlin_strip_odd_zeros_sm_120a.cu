@@ -276,65 +276,6 @@ __device__ __forceinline__ u64 createpolicy_evict_normal() {
 }
 
 }  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
-// read, the rest is zero. Both addresses are aligned to 16.
-__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
-                 : "memory");
-}
-
-// [PTX ISA, cp.async.commit_group] Closes the group of this thread's cp.asyncs since the last one.
-__device__ __forceinline__ void cp_async_commit_group() {
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-// [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
-template <u32 Pending>
-__device__ __forceinline__ void cp_async_wait_group() {
-    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
-// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
-__device__ __forceinline__ void fence_proxy_async_shared_cta() {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
-__device__ __forceinline__ void fence_proxy_async_global() {
-    asm volatile("fence.proxy.async.global;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
-// mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
-__device__ __forceinline__ void fence_acq_rel_cta() {
-    asm volatile("fence.acq_rel.cta;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
-// or changed with plain accesses, for those who acquire it on the whole card.
-__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
-    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
-__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
-}
-
-}  // namespace cudatma
 
 namespace cudatma {
 
@@ -634,11 +575,10 @@ struct Maps {
 
 // Operands that no kernel before this one writes: weights, the whole rows first and then half a row, scales and zero points.
 // Blocks outside of the tensor arrive as zeros, and so do their scales.
-// expected: bytes of all that TMA brings into the slot.
 __device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const Strips& strips, u32 k_iteration,
-                                               u64 policy, u32 expected) {
+                                               u64 policy) {
     const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
-    mbarrier_arrive_expect_tx(full, expected);
+    mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
     cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, strips.first_whole, policy);
     const u32 half = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES;
@@ -656,24 +596,6 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
-}
-
-// Those of the first `stages` stages as the consumers bring them, at the same places; all of them together.
-__device__ __forceinline__ void copy_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
-                                                 u32 stages, u32 thread) {
-    constexpr u32 ROW_CHUNKS = ROW_BYTES / 16, STAGE_CHUNKS = K64_PER_STAGE * BLOCK_M * ROW_CHUNKS;
-    for (u32 i = thread; i < stages * STAGE_CHUNKS; i += 32 * CONSUMER_WARPS) {
-        const u32 chunk = i % ROW_CHUNKS, row = i / ROW_CHUNKS, k64 = row / BLOCK_M;   // rows: tokens of one 64-deep block, then the next
-        const u32 token = tile_m * BLOCK_M + row % BLOCK_M, depth = k64 * 64 + chunk * 8;
-        const bool inside = token < problem.m && depth < problem.k;
-        cp_async_16(smem + ACTIVATIONS + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4),
-                    activations + (inside ? token * problem.activation_pitch + depth : 0),
-                    inside ? min(16u, 2 * (problem.k - depth)) : 0);
-    }
-    cp_async_commit_group();
-    cp_async_wait_group<0>();
-    fence_proxy_async_shared_cta();     // TMA will fill these slots again
-    bar_sync(1, 32 * CONSUMER_WARPS);   // everybody's are there; those of one warp alone meet before each stage
 }
 // ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
@@ -894,10 +816,6 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const u32 tile_n = blockIdx.x / problem.tiles_m, tile_m = blockIdx.x - tile_n * problem.tiles_m;
     const Strips strips(tile_n);
-    // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch asks for
-    // the former early, and its consumers, who have nothing to do yet, bring the latter: loads by TMA would stand behind the
-    // weights. For the same reason TMA asks stage by stage otherwise.
-    const u32 first = min(STAGES, problem.k_iterations), early = min(first, problem.early_stages);
 
     if (warp_index == CONSUMER_WARPS) {
         // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers ----------
@@ -910,14 +828,17 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
                 mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
             }
             fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
+            // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
+            // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
+            // every stage's weights, and the first mma waits for the whole ring.
+            const u32 first = min(STAGES, problem.k_iterations), early = min(first, problem.early_stages);
 #pragma unroll 1
-            for (u32 k = 0; k < early; ++k)
-                load_constants(smem, k, maps, strips, k, policy, TRANSACTION_BYTES - ACTIVATION_STAGE_BYTES);
+            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k, policy);
             griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
             griddepcontrol_wait();
 #pragma unroll 1
-            for (u32 k = early; k < first; ++k) {
-                load_constants(smem, k, maps, strips, k, policy, TRANSACTION_BYTES);
+            for (u32 k = 0; k < first; ++k) {
+                if (k >= early) load_constants(smem, k, maps, strips, k, policy);
                 load_activations(smem, k, maps, tile_m, k);
             }
         }
@@ -928,7 +849,7 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
 #pragma unroll 1
             for (u32 k = STAGES; k < problem.k_iterations; ++k) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, strips, k, policy, TRANSACTION_BYTES);
+                load_constants(smem, stage, maps, strips, k, policy);
                 load_activations(smem, stage, maps, tile_m, k);
                 if (++stage == STAGES) {
                     stage = 0;
@@ -951,10 +872,6 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     ZeroPoint zero_points[FRAGMENTS];
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
-    if (early > 0) {   // in every dependent launch
-        griddepcontrol_wait();   // activations are there, and nobody uses the result any more
-        copy_activations(smem, activations, problem, tile_m, early, threadIdx.x);
-    }
     u32 stage = 0, phase = 0, previous = 0;
 #pragma unroll 1
     for (u32 k = 0; k < problem.k_iterations; ++k) {
@@ -971,5 +888,6 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
         }
     }
     if (!reduce_depth(acc, smem, position, fragments, part, lane)) return;
+    griddepcontrol_wait();   // the result may still be in use by the kernel before this one
     store_result(acc, problem, output, bias, scales, tile_m, channel0, fragments, lane);
 }
