@@ -270,10 +270,10 @@ def _contender(name: str, move: Any, place: Any) -> Contender:
 def _rings(
     source: Any, result: Any, offset: Sequence[int], place: Any, blocks_per_sm: int
 ) -> Iterator[tuple[str, Any]]:
-    """A copy by each kernel that can, with other rings."""
+    """A copy with other rings."""
     from cudatma.arrays import describe
     from cudatma.kernels.moves.copy import window_of
-    from cudatma.kernels.moves.plans import pitched_plan, run_plan, window_plan
+    from cudatma.kernels.moves.plans import run_plan, window_plan
     from cudatma.kernels.moves.ring import BLOCKS_PER_SM
     from cudatma.kernels.moves.settings import Setting
     from cudatma.kernels.moves.window import carried, cropped, simplify
@@ -281,17 +281,15 @@ def _rings(
     arrays = describe(source), describe(result)
     window = simplify(window_of(*arrays, offset))
     usual = replace(place, blocks=max(1, place.blocks * BLOCKS_PER_SM // blocks_per_sm))
-    kernels = ((run_plan, window),) if window.is_one_run else ((pitched_plan, window), (window_plan, window))
+    plan, part = (run_plan, window) if window.is_one_run else (window_plan, carried(cropped(window), 8))
     seen = set()
     for slot, stages, cache in itertools.product((16384, 8192, 24576, 32768), (3, 4, 6, 8, 12), ("", "evict_first")):
         for in_flight in sorted({1, stages // 2, stages - 1}):
             setting = Setting(slot, blocks_per_sm, stages, in_flight, cache, cache)
-            for plan, part in kernels:
-                whole = carried(cropped(part)) if plan is window_plan else part
-                move = plan(whole, arrays, usual, setting=setting)
-                if move.spec not in seen:
-                    seen.add(move.spec)
-                    yield f"{move.spec}", move
+            move = plan(part, arrays, usual, setting=setting)
+            if move.spec not in seen:
+                seen.add(move.spec)
+                yield f"{move.spec}", move
 
 
 def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:

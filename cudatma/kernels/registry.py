@@ -103,13 +103,6 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.moves.samples:run_sample",
         ),
         KernelEntry(
-            "pitched_copy",
-            "kernels/pitched_copy.cu.j2",
-            "cudatma.kernels.moves.specs:pitched_specs",
-            "copy of long rows, by 1D bulk copies",
-            "cudatma.kernels.moves.samples:pitched_sample",
-        ),
-        KernelEntry(
             "plain_copy",
             "kernels/plain_copy.cu.j2",
             "cudatma.kernels.moves.specs:plain_specs",

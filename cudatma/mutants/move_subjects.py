@@ -15,11 +15,10 @@ from cudatma.kernels.moves.copy import plan_copy, window_of
 from cudatma.kernels.moves.gather import plan_boxes
 from cudatma.kernels.moves.im2col import convolution, plan_im2col
 from cudatma.kernels.moves.place import Move, Place
-from cudatma.kernels.moves.plans import pitched_plan, plain_plan, window_plan
+from cudatma.kernels.moves.plans import plain_plan, window_plan
 from cudatma.kernels.moves.prefetch import plan_prefetch
 from cudatma.kernels.moves.reduce import plan_reduce
 from cudatma.kernels.moves.rows import plan_rows
-from cudatma.kernels.moves.settings import Setting
 from cudatma.kernels.moves.transpose import TransposeSpec, tile_plan
 from cudatma.mutants.call import Call
 from cudatma.mutants.subject import Subject
@@ -46,7 +45,7 @@ def _window_copy() -> tuple[Move, Any]:
     source, result = _numbers(40, 64), np.ones((45, 72), np.uint32)
     window = window_of(describe(source), describe(result), (-2, -4))
     move = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
-    return _short(move), (source, result)
+    return replace(_short(move), grid=_BLOCKS), (source, result)
 
 
 def _window_add() -> tuple[Move, Any]:
@@ -59,13 +58,6 @@ def _run_copy() -> tuple[Move, Any]:
     source, result = _numbers(1200), np.ones(1200, np.uint32)
     move = plan_copy(describe(source[1:-2]), describe(result[1:-2]), (0,), _place("sm_90a"))
     return replace(_short(move, stage_bytes=256), grid=_BLOCKS), (source, result)
-
-
-def _pitched_copy() -> tuple[Move, Any]:
-    source, result = _numbers(9, 200), np.ones((9, 136), np.uint32)
-    infos = describe(source), describe(result)
-    short = Setting(slot_bytes=256, most_stages=3, in_flight=1)
-    return pitched_plan(window_of(*infos, (0, 32)), infos, _place("sm_90a"), setting=short), (source, result)
 
 
 def _plain_copy() -> tuple[Move, Any]:
@@ -126,7 +118,6 @@ _MAKERS: dict[str, tuple[Callable[[], tuple[Move, Any]], str]] = {
     "window_move/copy": (_window_copy, "sm_90a"),
     "window_move/add": (_window_add, "sm_90a"),
     "run_move/copy": (_run_copy, "sm_90a"),
-    "pitched_copy/rows": (_pitched_copy, "sm_90a"),
     "plain_copy/window": (_plain_copy, "sm_90a"),
     "transpose/1": (_transpose(1), "sm_90a"),
     "transpose/4": (_transpose(4), "sm_90a"),

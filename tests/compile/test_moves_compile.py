@@ -23,7 +23,6 @@ from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, 
 BY_TMA = {
     "window_move": 0,
     "run_move": 2,
-    "pitched_copy": 0,
     "gather_boxes": 6,
     "im2col": 0,
     "broadcast": 0,

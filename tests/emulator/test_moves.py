@@ -25,9 +25,7 @@ Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 BACKENDS = ("emulator", "reference")
 #: Operations that `cudatma emulate` knows, and a target.
-SAMPLES = [
-    (name, "sm_90a") for name in ("window_move", "run_move", "pitched_copy", "gather_boxes", "im2col", "broadcast")
-]
+SAMPLES = [(name, "sm_90a") for name in ("window_move", "run_move", "gather_boxes", "im2col", "broadcast")]
 
 
 def numbers(shape: Sequence[int], dtype: Any, seed: int = 0) -> Array:

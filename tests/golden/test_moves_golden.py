@@ -12,7 +12,7 @@ from cudatma.kernels.moves.gather import GatherSpec
 from cudatma.kernels.moves.im2col import Im2colMoveSpec
 from cudatma.kernels.moves.prefetch import PrefetchSpec
 from cudatma.kernels.moves.rows import RowsSpec
-from cudatma.kernels.moves.specs import PITCHED, PLAIN, RUN, WINDOW, PitchedSpec, PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.moves.transpose import TransposeSpec
 from cudatma.render import render
 
@@ -23,7 +23,6 @@ SOURCES: dict[str, tuple[str, Any, str]] = {
     "window_add": (WINDOW, WindowSpec("add", 1, SLOT, 3, 1), "sm_120a"),
     "run_copy": (RUN, RunSpec("copy", "b8", SLOT, 6, 3), "sm_90a"),
     "run_max": (RUN, RunSpec("max", "bf16", SLOT, 6, 3, "evict_last"), "sm_90a"),
-    "pitched_copy": (PITCHED, PitchedSpec(SLOT, 6, 3, "", "evict_first"), "sm_90a"),
     "plain_copy": (PLAIN, PlainSpec(4, 3, 32), "sm_90a"),
     "transpose_1": ("kernels/transpose.cu.j2", TransposeSpec(1, 1, 1, 3, 2), "sm_90a"),
     "transpose_2": ("kernels/transpose.cu.j2", TransposeSpec(2, 2, 1, 3, 2), "sm_90a"),

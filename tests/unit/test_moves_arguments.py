@@ -16,15 +16,16 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.moves import place as place_module
 from cudatma.kernels.moves import settings
 from cudatma.kernels.moves.broadcast import BroadcastSpec
+from cudatma.kernels.moves.copy import plan_copy
 from cudatma.kernels.moves.gather import GatherSpec
 from cudatma.kernels.moves.im2col import Im2colMoveSpec
 from cudatma.kernels.moves.place import Place
-from cudatma.kernels.moves.plans import pitched_plan, plain_plan, run_plan, window_plan
+from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.moves.prefetch import PrefetchSpec
 from cudatma.kernels.moves.ring import MoveRing, stages_for
 from cudatma.kernels.moves.rows import RowsSpec
 from cudatma.kernels.moves.settings import Setting
-from cudatma.kernels.moves.specs import PitchedSpec, PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.moves.window import Axis, Window
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, get_target
@@ -238,15 +239,19 @@ def test_huge_runs_and_windows_are_planned() -> None:
     assert move.args[0].spec.dims == (12000, 12000)
     assert move.args[0].spec.address == (1 << 20) + 100 * pitch + 800
     assert move.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
-    rows = pitched_plan(window, arrays, card(), setting=Setting())
-    assert rows.args[0].pointer == (1 << 20) + 100 * pitch + 800
-    assert rows.args[2:] == (pitch, 48000, 48000, 16000, 3, 36000)
-    assert rows.grid == 264
     window = Window(1 << 20, 1 << 50, 4, (Axis(0, 1 << 33, 1 << 33, 16, 16), Axis(0, 4, 4, 4, 4)))
-    with pytest.raises(c.DescriptorError, match=r"2\*\*31"):
-        pitched_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
     with pytest.raises(c.DescriptorError, match=r"2\*\*32"):
         window_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
+
+
+def test_a_window_goes_as_boxes_of_8_byte_elements() -> None:
+    """Twice as many bytes a row as of float32, one block a multiprocessor; an odd number of columns stays as it is."""
+    for columns, box, width in ((12000, (250, 4), 8), (11999, (256, 8), 4)):
+        arrays = info((16384, columns + 1000), (65536, 4)), info((12000, 12000), (48000, 4), 1 << 40)
+        move = plan_copy(*arrays, (100, 1000), card(), via="tma")
+        assert move.args[0].spec.dtype.element_bytes == width
+        assert (move.args[3], move.args[6]) == box
+        assert (move.spec.stage_bytes, move.spec.stages, move.spec.in_flight, move.grid) == (8 * KIB, 10, 5, 132)
 
 
 def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
@@ -295,7 +300,6 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: WindowSpec("copy", 2, 1024, 3, 3), "in_flight"),
         (lambda: WindowSpec("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
         (lambda: WindowSpec("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
-        (lambda: PitchedSpec(1024, 3, 1, "", "hot"), "store_cache"),
         (lambda: Setting(blocks_per_sm=0), "blocks_per_sm"),
         (lambda: Setting(most_stages=1), "most_stages"),
         (lambda: Setting(in_flight=-1), "in_flight"),

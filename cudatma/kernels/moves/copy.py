@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +13,17 @@ from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.host import host_array
-from cudatma.kernels.moves import settings
 from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.place import Move, Place, described
-from cudatma.kernels.moves.plans import pitched_plan, plain_plan, run_plan, window_plan
+from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.moves.specs import CACHES, check_choice
 from cudatma.kernels.moves.window import Axis, Window, carried, cropped, folded, simplify
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
+#: Bytes of an element as which a window is copied, where it is whole in them: a box has at most 256 elements a row, and
+#: wide rows are faster (docs/operations.md).
+_WIDEST = 8
 
 
 def copy(
@@ -89,22 +90,13 @@ def plan_copy(
             return run_plan(window, arrays, place, cache=cache)
         if fill is not None and not window.is_inside:
             return window_plan(window, arrays, place, fill, nan=True, cache=cache)
-        if _has_long_rows(window):
-            with contextlib.suppress(DescriptorError):
-                return pitched_plan(window, arrays, place, cache)
         if window.has_body and window.is_dense:
-            window = folded(carried(cropped(window)))
+            window = folded(carried(cropped(window), _WIDEST))
         return window_plan(window, arrays, place, cache=cache)
     except DescriptorError:
         if via == "tma":
             raise
     return plain_plan(simplify(window_of(src, out, starts)), arrays, place, _nan_bits(fill))
-
-
-def _has_long_rows(window: Window) -> bool:
-    """Whether rows are to be copied as runs of bytes, if they can be."""
-    least = settings.PITCHED_FROM_BYTES
-    return 0 < least <= window.axes[-1].extent * window.itemsize
 
 
 def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:

@@ -1,4 +1,4 @@
-"""A window as a launch: as one run of bytes, as rows of bytes, as boxes of tensor maps, or by plain code."""
+"""A window as a launch: as one run of bytes, as boxes of tensor maps, or by plain code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from cudatma.kernels.moves import settings
 from cudatma.kernels.moves.place import Move, Place, tensor_map
 from cudatma.kernels.moves.ring import SMALL_SLOT_BYTES
 from cudatma.kernels.moves.settings import Setting
-from cudatma.kernels.moves.specs import PITCHED, PLAIN, RUN, WINDOW, PitchedSpec, PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.moves.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.moves.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
-from cudatma.pipeline import align_up
 
 _MOST_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
-#: Pieces of a row begin where L2's lines do, if the row does.
-_LINE_BYTES = 128
 
 
 def run_plan(
@@ -66,44 +63,6 @@ def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
         if nbytes >= found.blocks(place.blocks) * found.slot(place.target):
             return found
     return Setting(SMALL_SLOT_BYTES)
-
-
-def pitched_plan(
-    window: Window,
-    arrays: tuple[ArrayInfo, ArrayInfo],
-    place: Place,
-    cache: str = "",
-    setting: Setting | None = None,
-) -> Move:
-    """Rows of a window of one or two axes, each a run of bytes, by bulk copies; a row is cut evenly. setting: as
-    in run_plan().
-
-    Raises DescriptorError where bulk copies cannot: addresses, pitches or rows off 16 bytes, elements that do not
-    follow each other, more axes, parts to be filled in.
-    """
-    if len(window.axes) > 2 or not window.is_dense or not window.is_inside:
-        got = f"{len(window.axes)} axes, {'dense' if window.is_dense else 'with gaps between elements'}"
-        raise DescriptorError("window", got, "rows of neighbouring elements, all inside", "copy it as boxes")
-    rows, pitches = 1, (0, 0)
-    if len(window.axes) == 2:
-        rows, pitches = window.axes[0].extent, (window.axes[0].source_stride, window.axes[0].destination_stride)
-    first, row_bytes = window.first_byte, window.axes[-1].extent * window.itemsize
-    if any(value % CHUNK_BYTES for value in (first, window.destination, row_bytes, *pitches)):
-        got = f"rows of {row_bytes} bytes at {first:#x} and {window.destination:#x}, pitches {pitches}"
-        raise DescriptorError("address", got, "multiples of 16 bytes", "copy it as boxes, or by plain code")
-    chosen = setting or settings.PITCHED
-    slot = chosen.slot(place.target)
-    parts = -(-row_bytes // slot)
-    piece = align_up(-(-row_bytes // parts), _LINE_BYTES)
-    pieces = rows * parts
-    if pieces >= _MOST_BOXES:
-        raise DescriptorError("shape", f"{pieces} pieces", "below 2**31", "copy it in parts")
-    source, destination = (
-        replace(info, pointer=address) for info, address in zip(arrays, (first, window.destination), strict=True)
-    )
-    spec = PitchedSpec(slot, *chosen.ring(place.target, slot), *_policies(chosen, "copy", cache))
-    grid = min(chosen.blocks(place.blocks), pieces)
-    return Move(PITCHED, spec, grid, (source, destination, *pitches, row_bytes, piece, parts, pieces), arrays)
 
 
 def window_plan(

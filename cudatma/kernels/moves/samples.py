@@ -10,13 +10,13 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError
 from cudatma.kernels.moves.broadcast import plan_broadcast
-from cudatma.kernels.moves.copy import check_window, plan_copy, window_of
+from cudatma.kernels.moves.copy import check_window, plan_copy
 from cudatma.kernels.moves.gather import plan_boxes
 from cudatma.kernels.moves.im2col import columns_on_host, convolution, plan_im2col
 from cudatma.kernels.moves.place import Move, Place
-from cudatma.kernels.moves.plans import pitched_plan
+from cudatma.kernels.moves.ring import BLOCKS_PER_SM
+from cudatma.kernels.moves.settings import BOXES
 from cudatma.kernels.moves.transpose import plan_transpose
-from cudatma.kernels.moves.window import simplify
 from cudatma.kernels.sample import Sample
 from cudatma.target import Target
 
@@ -31,7 +31,9 @@ def window_sample(
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
     check_window(describe(source), starts, shape, "zeros")
-    move = plan_copy(describe(source), describe(result), starts, _place(target, blocks), via="tma")
+    # A place counts its blocks as if BLOCKS_PER_SM of them shared a multiprocessor.
+    place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
+    move = plan_copy(describe(source), describe(result), starts, place, via="tma")
     return _sample(f"window copy, {rows} x {columns} {dtype}, {pad} around", target, move, result, np.pad(source, pad))
 
 
@@ -41,18 +43,6 @@ def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32
     result = np.ones_like(source)
     move = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
     return _sample(f"run copy, {elements} {dtype}", target, move, result, source)
-
-
-def pitched_sample(
-    target: Target, *, rows: int = 20, columns: int = 9000, dtype: str = "float32", blocks: int = 2
-) -> Sample:
-    """A copy of rows out of a wider array, by bulk copies."""
-    source = _numbers((rows + 1, columns + 64), dtype)
-    result = np.ones((rows, columns), source.dtype)
-    window = simplify(window_of(describe(source), describe(result), (1, 32)))
-    move = pitched_plan(window, (describe(source), describe(result)), _place(target, blocks))
-    title = f"rows by bulk copies, {rows} x {columns} {dtype}"
-    return _sample(title, target, move, result, source[1:, 32 : 32 + columns])
 
 
 def transpose_sample(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cudatma.errors import ArgumentError
 from cudatma.kernels.moves.ring import BLOCKS_PER_SM, MOST_STAGES, SLOT_ALIGNMENT, SLOT_BYTES, stages_for
 from cudatma.pipeline import MBARRIER_BYTES
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,7 @@ class Setting:
 
 #: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
-#: Copies of windows whose rows are long runs of bytes (kernels/pitched_copy.cu.j2).
-PITCHED = Setting()
-#: Rows of so many bytes and more go that way; 0: none do, windows go as boxes.
-PITCHED_FROM_BYTES = 0
-#: Copies of windows as boxes.
-BOXES = Setting()
+#: Copies of windows as boxes: one block with many small slots a multiprocessor.
+BOXES = Setting(slot_bytes=8 * KIB, blocks_per_sm=1, most_stages=10)
 #: Reductions, of runs and of boxes.
 REDUCTIONS = Setting()

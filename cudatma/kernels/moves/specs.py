@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.moves.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.moves.settings import BOXES
 from cudatma.target import Target
 
 WINDOW, RUN, PLAIN = "kernels/window_move.cu.j2", "kernels/run_move.cu.j2", "kernels/plain_copy.cu.j2"
-PITCHED = "kernels/pitched_copy.cu.j2"
 OPS = ("copy", *REDUCE_TYPES)
 #: L2 policies of loads and stores; "" is none.
 CACHES = ("", "evict_first", "evict_last", "evict_normal")
@@ -114,25 +114,6 @@ class RunSpec(RingSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class PitchedSpec(RingSpec):
-    """One instance of ``kernels/pitched_copy.cu.j2``: rows of bytes by 1D bulk copies, any number to a row.
-
-    stage_bytes: the most that a piece may have. Others: WindowSpec. Raises ArgumentError.
-    """
-
-    stage_bytes: int
-    stages: int
-    in_flight: int
-    load_cache: str = ""
-    store_cache: str = ""
-    entry: str = "pitched_copy"
-
-    def __post_init__(self) -> None:
-        check_policies("copy", self.load_cache, self.store_cache)
-        _ = self.ring
-
-
-@dataclass(frozen=True, slots=True)
 class PlainSpec:
     """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
@@ -173,8 +154,8 @@ def window_specs(target: Target) -> list[WindowSpec]:
     """What stands for all in dumps and compile checks; none where the target has no TMA."""
     if not target.has("tma"):
         return []
-    stages = stages_for(target, SLOT_BYTES)
-    return [WindowSpec("copy", 2, SLOT_BYTES, stages, stages // 2)]
+    slot = BOXES.slot(target)
+    return [WindowSpec("copy", 2, slot, *BOXES.ring(target, slot))]
 
 
 def run_specs(target: Target) -> list[RunSpec]:
@@ -183,14 +164,6 @@ def run_specs(target: Target) -> list[RunSpec]:
         return []
     stages = stages_for(target, SLOT_BYTES)
     return [RunSpec("copy", "b8", SLOT_BYTES, stages, stages // 2)]
-
-
-def pitched_specs(target: Target) -> list[PitchedSpec]:
-    """As window_specs()."""
-    if not target.has("tma"):
-        return []
-    stages = stages_for(target, SLOT_BYTES)
-    return [PitchedSpec(SLOT_BYTES, stages, stages // 2)]
 
 
 def plain_specs(target: Target) -> list[PlainSpec]:

@@ -158,7 +158,7 @@ def folded(window: Window) -> Window:
     if (
         outer
         or not window.is_dense
-        or width < _MAX_BOX
+        or width < _MAX_BOX // 2
         or width == inner.extent
         or width * window.itemsize % CHUNK_BYTES
     ):

@@ -1,4 +1,4 @@
-"""Rows of bytes by bulk copies on a card, by their plan, whatever copy() prefers."""
+"""Copies on a card with other rings than the usual ones, by their plans; windows as elements of every width."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from cudatma.arrays import current_stream, describe
 from cudatma.kernels.moves.copy import window_of
 from cudatma.kernels.moves.launches import Launch
 from cudatma.kernels.moves.place import place_of
-from cudatma.kernels.moves.plans import pitched_plan, run_plan
-from cudatma.kernels.moves.settings import Setting
-from cudatma.kernels.moves.window import simplify
+from cudatma.kernels.moves.plans import run_plan, window_plan
+from cudatma.kernels.moves.settings import BOXES, Setting
+from cudatma.kernels.moves.window import carried, cropped, simplify
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS = [
+    BOXES,
     Setting(),
     Setting(24064, 1, 8, 3, "evict_first", ""),
     Setting(48128, 2, 2, 1, "", "evict_first"),
@@ -23,24 +24,27 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("widest", [1, 4, 8])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_rows_arrive_and_nothing_beside_them(setting: Setting, step: int) -> None:
-    """A row is one piece, or many; the last piece is short; rings wrap; the columns beside the rows stay."""
+def test_a_window_arrives_and_nothing_beside_it(setting: Setting, widest: int) -> None:
+    """Zeros around it, a source that ends within a chunk; rings wrap; the columns beside the result stay."""
     import cupy
 
-    rows, columns = 1501, 4100
-    source = np.random.default_rng(0).random((rows, 5000), np.float32)
-    result = cupy.full((rows, columns + 8), -1, cupy.float32)
-    part = cupy.asarray(source)[::step, 12 : 12 + columns]
-    arrays = describe(part), describe(result[:, 4:-4])
+    rows, columns = 1501, 4110
+    source = np.random.default_rng(0).integers(1, 255, (rows, 5008)).astype(np.uint8)
+    body = columns // widest * widest
+    result = cupy.full((rows + 9, 4224), 7, cupy.uint8)
+    part = cupy.asarray(source)[:, 16 : 16 + body]
+    arrays = describe(part), describe(result[:, 16 : 16 + 4128])
     place = place_of("copy", "cuda", arrays[0])
-    move = pitched_plan(simplify(window_of(*arrays, (0, 0))), arrays, place, setting=setting)
+    window = carried(cropped(simplify(window_of(*arrays, (-4, -16)))), widest)
+    assert window.itemsize == widest
+    move = window_plan(window, arrays, place, setting=setting)
     Launch(move, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
-    found = cupy.asnumpy(result)
-    assert np.array_equal(found[:, 4:-4], source[::step, 12 : 12 + columns])
-    assert (found[:, :4] == -1).all()
-    assert (found[:, -4:] == -1).all()
+    wanted = np.full(result.shape, 7, np.uint8)
+    wanted[:, 16 : 16 + 4128] = 0
+    wanted[4:-5, 32 : 32 + body] = source[:, 16 : 16 + body]
+    assert np.array_equal(cupy.asnumpy(result), wanted)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

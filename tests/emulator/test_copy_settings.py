@@ -1,0 +1,113 @@
+"""Copies with other rings than the usual ones, and windows as elements of other widths, emulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma.arrays import describe
+from cudatma.kernels.moves import settings as chosen
+from cudatma.kernels.moves.copy import plan_copy, window_of
+from cudatma.kernels.moves.place import Move, Place
+from cudatma.kernels.moves.plans import run_plan, window_plan
+from cudatma.kernels.moves.settings import Setting
+from cudatma.kernels.moves.window import carried, cropped, simplify
+from cudatma.target import get_target
+
+Array = np.ndarray[Any, Any]
+TARGET = get_target("sm_90a")
+PLACE = Place("emulator", None, TARGET, 4)
+
+
+def numbers(rows: int, nbytes: int, dtype: str) -> Array:
+    """Rows of whole elements whose bytes are not zero."""
+    return np.random.default_rng(0).integers(1, 255, (rows, nbytes)).astype(np.uint8).view(dtype)
+
+
+def element_bytes(move: Move) -> int:
+    return int(move.args[0].spec.dtype.element_bytes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
+    """What lies outside of the source is zeros from the element on where it ends, however wide the carrier is."""
+    size = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
+    rows, chunks = data.draw(st.integers(1, 9)), data.draw(st.integers(3, 40))
+    lead, after = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2))
+    body = 16 * chunks - size * data.draw(st.integers(0, 16 // size - 1))
+    wide = numbers(rows, 16 * (chunks + 1), f"V{size}")
+    source = wide[:, : body // size]
+    extent = 16 * (chunks + lead + after) // size
+    result = np.ones((rows + 2, extent * size), np.uint8).view(source.dtype)
+    starts = (-1, -16 * lead // size)
+    move = plan_copy(describe(source), describe(result), starts, PLACE, via="tma")
+    assert move.emulate(TARGET, schedules=2, seed=1).is_clean
+    wanted = np.zeros((rows + 2, 16 * (chunks + abs(lead) + after)), np.uint8)
+    wanted[1:-1, 16 * max(0, lead) :][:, :body] = np.ascontiguousarray(source).view(np.uint8)
+    wanted = wanted[:, 16 * max(0, -lead) :][:, : extent * size]
+    assert (result.view(np.uint8) == wanted).all()
+    if rows > 1:
+        edges = 16 * max(0, lead) | min(body, 16 * (chunks + after)) | 16
+        assert element_bytes(move) == min(8, edges & -edges)
+
+
+def test_boxes_take_8_byte_elements_where_edges_allow() -> None:
+    source = np.ones((64, 128), np.float32)
+    for offset, shape, pitch, width in (
+        ((0, 0), (64, 64), 64, 8),
+        ((1, 4), (60, 68), 68, 8),
+        ((-1, -4), (66, 136), 136, 8),
+    ):
+        result = np.empty((shape[0], pitch), np.float32)[:, : shape[1]]
+        assert element_bytes(plan_copy(describe(source), describe(result), offset, PLACE, via="tma")) == width
+    odd = source[:, :127]
+    assert element_bytes(plan_copy(describe(odd), describe(np.empty((64, 128), "f4")), (0, 0), PLACE, via="tma")) == 4
+    halves = np.ones((64, 128), np.float16)[:, :121]
+    assert element_bytes(plan_copy(describe(halves), describe(np.empty((9, 128), "f2")), (0, 0), PLACE)) == 2
+
+
+SETTINGS = [
+    Setting(512, 1, 10),
+    Setting(512, 2, 3, 1, "evict_first", ""),
+    Setting(1024, 4, 4, 3, "", "evict_first"),
+    Setting(256, 2, 2, 1, "evict_last", "evict_normal"),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
+    source = numbers(40, 640, "uint32")
+    for part, result in ((source[3:, 8:108], np.zeros((37, 100), np.uint32)), (source, np.zeros_like(source))):
+        infos = describe(part), describe(result)
+        window = simplify(window_of(*infos, (0, 0)))
+        if window.is_one_run:
+            move = run_plan(window, infos, PLACE, setting=setting)
+        else:
+            move = window_plan(carried(cropped(window), 8), infos, PLACE, setting=setting)
+        assert (move.spec.load_cache, move.spec.store_cache) == (setting.load_cache, setting.store_cache)
+        assert move.spec.stages == setting.most_stages
+        assert move.grid == 2 * setting.blocks_per_sm
+        assert move.emulate(TARGET).is_clean
+        assert (result == part).all()
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
+def test_settings_fit_every_target(name: str) -> None:
+    """Slots that an H200 has room for are cut down where two of them do not fit."""
+    target = get_target(name)
+    large = Setting(64 * 1024, 1, 8)
+    assert large.slot(target) == {"sm_90a": 65536, "sm_120a": 50560}[name]
+    place = Place("emulator", None, target, 4)
+    source = np.zeros((400, 5000), np.float32)
+    infos = describe(source[:, :4996]), describe(np.zeros((400, 4996), np.float32))
+    window = carried(cropped(simplify(window_of(*infos, (0, 0)))), 8)
+    for setting in (chosen.BOXES, large, Setting(49152, 2, 12, 5), Setting(32768, 4, 12, 5)):
+        move = window_plan(window, infos, place, setting=setting)
+        move.spec.check_target(target)
+        assert setting.blocks_per_sm * (move.spec.smem_bytes + 1024) <= target.smem_per_sm_bytes
+        assert move.grid == 2 * setting.blocks_per_sm
