@@ -161,7 +161,8 @@ def detail_table(cells: Sequence[Cell]) -> Table:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """A row a layer and a column a batch size: microseconds, and behind them the speed-up over cuBLAS. F per layer."""
+    """A row a layer and a column a batch size: microseconds, and behind them the speed-up over cuBLAS, then over the
+    other rivals. F per layer."""
     shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
     tokens = sorted({c["m"] for c in cells})
     found = {(c["k"], c["n"], c["m"]): c for c in cells}
@@ -171,7 +172,9 @@ def summary_table(cells: Sequence[Cell]) -> Table:
         if cell is None or cell.get("us") is None:
             return "-"
         us = float(f"{cell['us']:.3g}")
-        return f"{us:g} ({shown(cell.get('x_cublas'))})"
+        over = [shown(cell.get("x_cublas"))]
+        over += [f"{name} {shown(rival['x'])}" for name, rival in cell.get("rivals", {}).items() if name != "cublas"]
+        return f"{us:g} ({', '.join(over)})"
 
     rows = []
     for k, n in shapes:

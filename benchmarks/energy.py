@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     read = energy_counter(card_bus_id())
     if read is None:
         parser.exit(2, f"{parser.prog}: NVML does not count this card's energy\n")
+    import torch  # noqa: F401  # before the stream is made, which is to be torch's as well
+
     from benchmarks.layer import make_layer, ours
     from benchmarks.rivals.cublas import Cublas
 

@@ -90,7 +90,7 @@ def test_a_cell_without_ours_is_an_error() -> None:
 def test_the_tables_are_what_the_readme_takes() -> None:
     made = [cells.make_cell(cold_facts()), cells.failed_cell(CellKey(4096, 4096, 1), "float16", "x")]
     text = table_text("x", {"table": cells.summary_table(made).as_json()})
-    assert "| 8192 x 28672 | 32.0 | - | 40 (2.50) |" in text
+    assert "| 8192 x 28672 | 32.0 | - | 40 (2.50, humming 1.10) |" in text
     detail = cells.detail_table([made[0] | {"m": 32}, *made])
     assert [row[1] for row in detail.rows] == [16, 32, 1], "layer by layer, and by tokens"
     assert len({len(row) for row in detail.rows} | {len(detail.columns)}) == 1

@@ -125,7 +125,7 @@ def test_a_whole_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture
     assert statuses["M = 64, 70B layers, over cuBLAS"] == "not measured"
     assert stored["left_out"] == []
     assert stored["settings"]["sustained_seconds"] == 0.5
-    assert stored["table"]["rows"][0][:3] == ["4096 x 4096", "9.0", "10 (2.50)"]
+    assert stored["table"]["rows"][0][:3] == ["4096 x 4096", "9.0", "10 (2.50, humming 1.20)"]
     assert world.opened == [(4096, 4096, "float16", 256, True), (64, 64, "float16", 256, True)]
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     said = capsys.readouterr().out

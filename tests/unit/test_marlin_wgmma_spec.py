@@ -278,10 +278,12 @@ def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
 
 
 def test_who_is_served() -> None:
-    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target, Feeds())] == ["sm_90a"]
-    assert not wgmma_serves(32, SM90A, Feeds())
-    assert not wgmma_serves(64, SM90A, Feeds(activation="plain"))
-    assert not wgmma_serves(64, SM90A, Feeds(scale="cp_async"))
+    wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 8192, 128, False, "float16")
+    assert [name for name, target in TARGETS.items() if wgmma_serves(wide, 64, target, 132, Feeds())] == ["sm_90a"]
+    assert [m for m in (16, 17, 32, 33) if wgmma_serves(wide, m, SM90A, 132, Feeds())] == [17, 32, 33]
+    assert [m for m in (16, 17, 32, 33) if wgmma_serves(narrow, m, SM90A, 132, Feeds())] == [33]
+    assert not wgmma_serves(wide, 64, SM90A, 132, Feeds(activation="plain"))
+    assert not wgmma_serves(wide, 64, SM90A, 132, Feeds(scale="cp_async"))
 
 
 def test_clusters_share_the_tokens_of_many() -> None:

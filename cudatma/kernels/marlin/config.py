@@ -121,12 +121,13 @@ def _by_rule(
     layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
 ) -> tuple[Choice[AnyMarlinSpec], str]:
     """The choice, and the rule that it follows."""
-    if strip_serves(layer, m, target, multiprocessors, feeds):
+    by_wgmma = wgmma_serves(layer, m, target, multiprocessors, feeds)
+    if strip_serves(layer, m, target, multiprocessors, feeds) and not by_wgmma:
         why = (
             f"few tokens, every operand by TMA, and {layer.n} channels in strips keep {multiprocessors} multiprocessors"
         )
         return choose_strip(layer, m, target, multiprocessors), f"{why} busy: the weight's bytes decide"
-    if wgmma_serves(m, target, feeds):
+    if by_wgmma:
         why = f"more tokens than mma.sync is faster for, every operand by TMA, and {target.name} has wgmma"
         return choose_wgmma(layer, m, target, multiprocessors), f"{why}: the table of tiles measured on an H200"
     if not feeds.all_tma:

@@ -38,7 +38,7 @@ _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
 def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
-    """Whether this kernel takes ``m`` tokens: it has no other feed than TMA."""
+    """Whether this kernel can take ``m`` tokens and fill the card: it has no other feed than TMA."""
     if not feeds.all_tma or m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
         return False
     # Else half of the card would stand by: better to divide the depth among blocks.

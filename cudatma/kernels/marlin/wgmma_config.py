@@ -13,8 +13,9 @@ from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import KIB, Target
 
-#: Up to so many tokens the portable kernel is faster: wgmma with few columns runs at half of mma.sync's rate.
-_PORTABLE_TOKENS = 32
+#: Up to so many tokens the others are faster: wgmma with few columns runs at half of mma.sync's rate. With so many
+#: bytes of weights for each multiprocessor it is ahead earlier: mma.sync is the bound, or the card's power.
+_OTHERS_TOKENS, _OTHERS_TOKENS_WIDE, _WIDE_BYTES = 32, 16, 400 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ _DEEP = _Tile(64, 256, 5, steps=1, in_flight=3, warpgroups=1, warpgroups_k=2)
 _ANY = 2**63 - 1
 #: (most tokens, ((bytes, tile), ..)): the first tile for layers with fewer bytes of weights for each multiprocessor.
 _TILES: tuple[tuple[int, tuple[tuple[int, _Tile], ...]], ...] = (
+    (32, ((_ANY, _Tile(32, 256, 4, stack=2, steps=1, in_flight=3)),)),
     (64, ((100 * KIB, _DEEP), (400 * KIB, _Tile(64, 256, 4)), (_ANY, _Tile(64, 128, 4, stack=2)))),
     (
         128,
@@ -63,10 +65,11 @@ _TILES: tuple[tuple[int, tuple[tuple[int, _Tile], ...]], ...] = (
 _WIDE_TILE_GAIN = 1.15
 
 
-def wgmma_serves(m: int, target: Target, feeds: Feeds) -> bool:
+def wgmma_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
     """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA."""
     able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    return able and feeds.all_tma and m > _PORTABLE_TOKENS
+    is_wide = layer.k * layer.n // 2 // multiprocessors >= _WIDE_BYTES
+    return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if is_wide else _OTHERS_TOKENS)
 
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
@@ -122,11 +125,12 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 
 def dump_specs(target: Target) -> list[WgmmaSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
-    if not wgmma_serves(_PORTABLE_TOKENS + 1, target, Feeds()):
-        return []
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    if not wgmma_serves(large, 64, target, 132, Feeds()):
+        return []
     middle = replace(large, n=8192)
-    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)] + [(middle, 64), (middle, 128)]
+    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)]
+    cases += [(large, 32), (middle, 64), (middle, 128)]
     cases += [
         (replace(large, dtype="bfloat16", has_zeros=True), 64),
         (replace(large, group_size=32, has_zeros=True), 128),
