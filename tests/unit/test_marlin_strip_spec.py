@@ -192,16 +192,16 @@ def test_a_ring_holds_what_has_to_be_under_way_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
-def test_dependent_blocks_stand_alone(name: str) -> None:
-    """Two launches' blocks on one multiprocessor would leave others without; a block that is meant to have company
-    keeps its size."""
+def test_no_more_dependent_blocks_than_meant(name: str) -> None:
+    """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
     for layer in (Layer(4096, 4096, 128, False, "float16"), Layer(8192, 57344, 128, False, "float16")):
         choice = choose_strip(layer, 1, target, 132)
+        choice = replace(choice, spec=replace(choice.spec, stages=2))
         asked = dependent_smem_bytes(choice.spec, target)
         assert choice.spec.smem_bytes <= asked <= target.smem_per_block_bytes
         fitting = target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES)
-        assert fitting == 1 or choice.spec.blocks_per_sm > 1
+        assert fitting == choice.spec.blocks_per_sm
 
 
 def test_who_serves() -> None:

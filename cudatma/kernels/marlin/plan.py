@@ -106,15 +106,14 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
 
 
 def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
-    """Dynamic shared memory of a block in a dependent launch, with room added where two launches' blocks would fit on a
-    multiprocessor side by side.
+    """Dynamic shared memory of a block in a dependent launch, with room added where more than ``blocks_per_sm`` would
+    fit on a multiprocessor, those of the launch before among them.
 
     A dependent launch's blocks come in where there is room. Beside blocks of the launch before, some multiprocessors
-    get two of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_strip.md).
+    get too many of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_strip.md).
     """
-    if spec.blocks_per_sm > 1:
-        return spec.smem_bytes
-    return max(spec.smem_bytes, min(target.smem_per_block_bytes, target.smem_share_bytes(2) + 1))
+    too_much = target.smem_share_bytes(spec.blocks_per_sm + 1) + 1
+    return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))
 
 
 class Plan:
