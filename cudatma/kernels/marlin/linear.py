@@ -120,8 +120,9 @@ class MarlinLinear:
             if type(m) is not int or not 0 <= m < 2**31:
                 raise ArgumentError("tokens", m, "ints from 0 to 2**31 - 1")
         device = self.weight.device
+        target = detect(device)  # before anything else, so that a missing driver is what is told
         handle = stream_handle(stream, "cupy", device)
-        space, target = stream_workspace(device, handle), detect(device)
+        space = stream_workspace(device, handle)
         for m in filter(None, batches):
             if self.dense_bytes and serves_dense(self.weight, m, self.dense_bytes, target):
                 dense_copy(self.weight, self.dense_bytes, handle)
