@@ -33,6 +33,8 @@ CASES = {
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
     "depth_divided": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, steps=1, in_flight=3)),
+    "depth_in_four": (13, 640, 200, 3, spec(warpgroups_k=4, block_k=256, steps=1, in_flight=3)),
+    "depth_in_four_32": (21, 520, 72, 2, spec(warpgroups_k=4, block_k=256, block_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
         512,

@@ -44,7 +44,7 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
             steps=draw(st.sampled_from((1, 2, 4))),
             in_flight=draw(st.integers(0, 3)),
             consumer_registers=draw(st.sampled_from((0, 152, 232))),
-            warpgroups_k=draw(st.integers(1, 2)),
+            warpgroups_k=draw(st.sampled_from((1, 2, 4))),
             store_tokens=draw(st.sampled_from((0, 8, 16, 32, 64, 128))),
         )
     except ArgumentError:

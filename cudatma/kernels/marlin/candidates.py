@@ -40,7 +40,7 @@ _STRIP_TOKENS = 64
 _STRIP_BLOCK_M, _PORTABLE_BLOCK_M = (8, 16, 32), (8, 16, 32, 64, 128)
 _WGMMA_BLOCK_M = (16, 32, 64, 96, 128, 192, 256)
 #: (warpgroups, warpgroups_k)
-_WARPGROUPS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+_WARPGROUPS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 #: Registers that setmaxnreg can give 3 or 2 consumer warpgroups with big tiles; 0 leaves them as they are.
 _CONSUMER_REGISTERS = (0, 152, 232)
 #: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.

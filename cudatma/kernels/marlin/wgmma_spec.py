@@ -81,7 +81,7 @@ class WgmmaSpec(StagedTile):
             "group_size": GROUP_SIZES,
             "block_k": (64, 128, 256),
             "warpgroups": (1, 2, 3, 4),
-            "warpgroups_k": (1, 2),
+            "warpgroups_k": (1, 2, 4),
             "stack": (1, 2),
             "cluster": (1, 2),
             "steps": (1, 2, 4),
