@@ -20,10 +20,11 @@ from typing import Any
 from benchmarks.harness import Contender, capture, measuring_stream, require_card
 from benchmarks.power import PowerLog, card_bus_id, find_reader
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
-from benchmarks.shapes import parse_shape
+from benchmarks.shapes import parse_shape, parse_tokens
 
 #: Before it counts, and while it counts.
 WARM_S, COUNT_S = 0.4, 1.0
+TOKENS = (1, 16, 32, 64, 128, 256, 1024)
 #: Enqueued together; the counter itself moves every 20 to 100 ms.
 _BATCH_S = 0.1
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench energy", description=__doc__)
     add = parser.add_argument
     add("--shape", type=parse_shape, default=(8192, 28672), metavar="KxN", help="a layer (default: 8192x28672)")
-    add("--tokens", default="1,16,32,64,128,256,1024", metavar="M,M,..", help="default: %(default)s")
+    add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: seven, 1 to 1024)")
     add("--dtype", choices=("float16", "bfloat16"), default="float16")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     options = parser.parse_args(argv)
@@ -105,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.layer import make_layer, ours
     from benchmarks.rivals.cublas import Cublas
 
-    tokens = [int(part) for part in options.tokens.split(",")]
-    k, n = options.shape
+    tokens, (k, n) = list(options.tokens), options.shape
     result = Result({"tokens": tokens, "dtype": options.dtype, "seconds": COUNT_S}, energy_table, options.json)
     with measuring_stream() as stream:
         layer = make_layer(k, n, options.dtype, max(tokens))

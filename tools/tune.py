@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
     imagined = options.target is not None or options.multiprocessors is not None
     if imagined and not _needs_no_card(options):
         allowed = "with --dry-run or --compile-only"
-        raise ArgumentError("--target", options.target, allowed, "a card can only be tuned where it is")
+        field, got = ("--target", options.target) if options.target else ("--multiprocessors", options.multiprocessors)
+        raise ArgumentError(field, got, allowed, "a card can only be tuned where it is")
     card = card or _card(options, imagined)
     tasks = plan(
         shapes, options.tokens, options.group_size, options.zeros, options.dtype, get_target(card.target), card,

@@ -10,8 +10,9 @@ import pytest
 from benchmarks import strip_code
 from cudatma.build import load_kernel
 from cudatma.errors import DriverError
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.strip_config import dump_specs
+from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.launch import Kernel
 from cudatma.target import get_target
@@ -47,6 +48,17 @@ def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
     maps = 1 + (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros
     sizes = [parameter.size_bytes for parameter in kernel.parameters]
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ctypes.sizeof(ProblemStruct)]
+
+
+@pytest.mark.parametrize("n", [36864, 46000])
+@pytest.mark.parametrize("group_size", [64, 128])
+def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
+    """Warps that divided the depth would spill 250 bytes and more of each thread."""
+    choice = choose_strip(Layer(2048, n, group_size, False, "float16"), 32, get_target("sm_90a"), 132)
+    assert (choice.blocks_per_sm, choice.spec.block_m) == (2, 32)
+    used = parse_ptxas(compiled(choice.spec, "sm_90a").log)[choice.spec.entry]
+    assert used.spill_store_bytes <= 128
+    assert used.registers * choice.spec.threads * 2 <= 65536
 
 
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + WIDE[:3] + CASES[-1:], ids=ids)

@@ -258,3 +258,6 @@ def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         energy.main([])
     assert ended.value.code == 2
     assert "does not count" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        energy.main(["--tokens", "1,x"])
+    assert "write tokens with commas" in capsys.readouterr().err

@@ -113,6 +113,8 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(dtype=np.int8), I8, "add", **o), c.ArgumentTypeError, "src.dtype", "uint32"),
     (lambda o: c.reduce_into(fresh(), F32, "min", **o), c.ArgumentTypeError, "src.dtype", "bfloat16"),
     (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integers"),
+    (lambda o: c.reduce_into(fresh(dtype=">f4"), F32.astype(">f4"), "add", **o), c.ArgumentTypeError, "src.dtype",
+     "order of bytes"),
     (lambda o: c.reduce_into(fresh(dtype=np.uint16), np.ones((32, 64), np.uint16), "max", **o),
      c.ArgumentTypeError, "src.dtype", "uint32"),
     (lambda o: c.reduce_into(fresh(dtype=np.int32), np.ones((32, 64), np.int32), "inc", **o),

@@ -233,6 +233,8 @@ def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypat
         tune.main([], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="with --dry-run"):
         tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)
+    with pytest.raises(ArgumentError, match="--multiprocessors: got 100"):
+        tune.main([*SHAPE, "--multiprocessors", "100"], FakeBench(), H200)
     for option, value in (
         ("--shape", "4096"),
         ("--shape", "0x4"),

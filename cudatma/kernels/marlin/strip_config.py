@@ -34,6 +34,10 @@ _VARIANTS: tuple[tuple[int, int, str], ...] = (
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_DEPTH = 28 * KIB, 32 * KIB, 256
 #: Consumer warps of a block; where each takes an eighth of a stage's depth, of two strips, or of one.
 _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
+#: With so many tokens and depths of a group, a group's sums beside those of the whole depth leave no registers for two
+#: blocks whose warps divide the depth: ptxas spills 250 to 440 bytes of a thread. One that did took 76 us at (3584,
+#: 37888), where 28 would do. [H200]
+_WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
@@ -80,7 +84,7 @@ def _choose(
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
     for strips_per_warp, scale_on in _variants(layer, strips, m, variants):
-        for block_k, warps_k in _divisions(layer, strips, block_m, strips_per_warp):
+        for block_k, warps_k in _divisions(layer, strips, block_m, strips_per_warp, blocks):
             enough = min(_LEAST_STAGES, ceil_div(layer.k, block_k))
             chosen = fitting(block_k, warps_k, strips_per_warp, scale_on)
             if chosen is not None and chosen.stages >= max(2, enough):
@@ -96,13 +100,14 @@ def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, st
     return list(dict.fromkeys(([wanted] if strips_per_warp <= strips else []) + [(1, "accumulator")]))
 
 
-def _divisions(layer: Layer, strips: int, block_m: int, strips_per_warp: int) -> list[tuple[int, int]]:
+def _divisions(layer: Layer, strips: int, block_m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
     """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
 
     A warp of two strips has twice the instructions to hide them, and wants the registers of two: 8 will do.
     """
     found = []
-    for warps_k in (8, 4, 2, 1):
+    whole_depth = blocks > 1 and block_m >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
+    for warps_k in (1,) if whole_depth else (8, 4, 2, 1):
         most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
         if ceil_div(strips, strips_per_warp) * warps_k > most:
             continue

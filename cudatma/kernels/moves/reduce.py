@@ -90,9 +90,11 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
     if op in _BITWISE:
         fits, allowed = dtype.kind in "iub", "integers and bool"
     else:
-        fits, allowed = dtype.name in _NAMES[op], ", ".join(_NAMES[op])
+        # A name says nothing of the order of bytes, and sums want the hardware's.
+        fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, ", ".join(_NAMES[op])
     if not fits:
-        raise ArgumentTypeError("src.dtype", dtype.name, f"{allowed} for {op}")
+        got = dtype.name if dtype.isnative else f"{dtype.name} in the other order of bytes"
+        raise ArgumentTypeError("src.dtype", got, f"{allowed} for {op}")
 
 
 def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayInfo, ArrayInfo]:
