@@ -119,7 +119,7 @@ def test_rings_of_strips_hold_64_kib_of_weights_and_three_stages_where_they_can(
         if not isinstance(spec, StripSpec):
             continue
         iterations = -(-layer.k // spec.block_k)
-        assert spec.stages <= max(2, iterations - 1), "it comes round"
+        assert spec.stages <= max(2, iterations - 1, min(iterations, 3)), "it comes round, but for three stages in all"
         held = spec.stages * spec.weight_stage_bytes
         assert held - spec.weight_stage_bytes < 65536 or spec.stages <= 3, "no deeper than it must be"
         if held < 65536 or spec.stages < 3:

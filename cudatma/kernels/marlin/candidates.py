@@ -18,6 +18,7 @@ from cudatma.kernels.marlin.model import plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_config import ring_stages
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
@@ -30,9 +31,6 @@ _PARTS, _REGISTERS_PER_PART, _REGISTERS_PER_THREAD = 4, 16384 // 32, 255
 #: What a thread wants beside its accumulators.
 _WORKING_REGISTERS = 56
 _MAX_STAGES = 12
-#: Strips are fastest with so many bytes of weights under way: deeper rings lose up to 9 %, and fewer than three stages
-#: stand still while one is worked on. [H200, docs/tuning.md]
-_STRIP_RING_BYTES, _LEAST_STRIP_STAGES = 64 * KIB, 3
 #: A stage is what the last warps still work on when all has arrived.
 _STRIP_STAGE_BYTES = 48 * KIB
 #: With more tokens the strips' instruction, mma.sync, is the bound, and every strip is read again for each 32 of them.
@@ -98,13 +96,9 @@ def _other_rings(spec: AnyMarlinSpec, layer: Layer) -> list[Fields]:
     """Deeper ones for strips only: the others' rings are as deep as can be."""
     if not isinstance(spec, StripSpec):
         return [{"stages": spec.stages - fewer} for fewer in (1, 2)]
-    deepest = max(spec.stages, _useful_stages(layer, spec.block_k))
+    # A ring that comes round at least once.
+    deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(layer.k, spec.block_k) - 1))
     return [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
-
-
-def _useful_stages(layer: Layer, block_k: int) -> int:
-    """Of a ring that comes round at least once."""
-    return min(_MAX_STAGES, ceil_div(layer.k, block_k) - 1)
 
 
 def _changed(
@@ -132,9 +126,7 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
         fields["strips_per_warp"] = strips_per_warp
         sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
-        under_way = ceil_div(_STRIP_RING_BYTES, STRIP_CHANNELS * strips * block_k // 2)
-        useful = min(max(_LEAST_STRIP_STAGES, under_way), _useful_stages(layer, block_k))
-        yield from _deepest(StripSpec, fields, target, sums, useful)
+        yield from _deepest(StripSpec, fields, target, sums, ring_stages(layer.k, strips, block_k))
 
 
 def _wgmma(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:

@@ -19,11 +19,12 @@ _PROCESSORS = 132
 _MOST_TOKENS = 32
 #: A ring of fewer stages stands still while one is worked on.
 _LEAST_STAGES, _MAX_STAGES = 3, 12
-#: Bytes of weights that a multiprocessor has under way. More delay the first stage, and win nothing.
+#: Bytes of weights that a block's ring has under way. More delay the first stage, and win nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
 _DEPTHS = (1024, 512, 256, 128)
-#: (most tokens, strips of a warp, what scales multiply). Only 1 was measured: another number is all it takes to choose
-#: warps of 64 channels, wherever a block has two strips. docs/performance/marlin_strip.md, "Warps of 64 channels"
+#: (most tokens, strips of a warp, what scales multiply). Others lose on an H200, and are the tuner's to try: another
+#: number chooses warps of 64 channels, wherever a block has two strips. docs/performance/marlin_strip.md, "Warps of 64
+#: channels"
 _VARIANTS: tuple[tuple[int, int, str], ...] = (
     (8, 1, "accumulator"),
     (16, 1, "accumulator"),
@@ -54,6 +55,14 @@ def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> 
     return _choose(layer, m, target, multiprocessors, _VARIANTS)
 
 
+def ring_stages(k: int, strips: int, block_k: int) -> int:
+    """Stages of a ring that is as deep as is of use for ``k`` depths; shared memory may hold fewer."""
+    wanted = max(_LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
+    # Not all of the depth at once either, for the same reason.
+    iterations = ceil_div(k, block_k)
+    return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, _LEAST_STAGES), 2))
+
+
 def _choose(
     layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
 ) -> Choice[StripSpec]:
@@ -66,11 +75,7 @@ def _choose(
 
     def fitting(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
         """With a ring as deep as is of use, if that fits; None where two strips leave a thread too few registers."""
-        policy = weight_policy(m, block_m)
-        iterations = ceil_div(layer.k, block_k)
-        wanted = max(_LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
-        # Not all of the depth at once either, for the same reason.
-        wanted = min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, _LEAST_STAGES), 2))
+        policy, wanted = weight_policy(m, block_m), ring_stages(layer.k, strips, block_k)
         try:
             spec = StripSpec(
                 layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, wanted, policy,

@@ -68,14 +68,14 @@ _WIDE_TILE_GAIN = 1.15
 def wgmma_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
     """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA."""
     able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    is_wide = layer.k * layer.n // 2 // multiprocessors >= _WIDE_BYTES
+    is_wide = _bytes_each(layer, multiprocessors) >= _WIDE_BYTES
     return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if is_wide else _OTHERS_TOKENS)
 
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
     """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
     tiles = next(tiles for most, tiles in _TILES if m <= most)
-    tile = next(tile for border, tile in tiles if layer.k * layer.n // 2 // multiprocessors < border)
+    tile = next(tile for border, tile in tiles if _bytes_each(layer, multiprocessors) < border)
     if tile.block_m == _256.block_m and _padded(m, 256) > _WIDE_TILE_GAIN * _padded(m, 128):
         tile = _128
     spec = _with_stages(tile, layer, m, target)
@@ -83,6 +83,11 @@ def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> 
         return Choice(spec, 1)
     band, policy = least_traffic(spec, m, layer.n, layer.k, multiprocessors // spec.cluster)
     return Choice(replace(spec, weight_policy=policy), 1, band)
+
+
+def _bytes_each(layer: Layer, multiprocessors: int) -> int:
+    """Bytes of weights for each multiprocessor."""
+    return layer.k * layer.n // 2 // multiprocessors
 
 
 def _padded(m: int, block_m: int) -> int:
