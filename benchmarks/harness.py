@@ -2,9 +2,9 @@
 alternating within one loop, medians.
 
 Each launch of a graph reads another buffer, so that by the time one comes round again L2 (60 MB on an H200) has long
-dropped it. Replays are enqueued back to back, so that the card never waits for the host between two of them. At the
-beginning of its turn a contender replays its graph once without being timed: after a switch the first replay still
-shows the predecessor, in its clock and in what the TLBs hold.
+dropped it. Before its turn the card rests for some milliseconds, or its power limit would decide; at the beginning a
+contender replays its graph once without being timed: the first replay still shows the predecessor in what the TLBs
+hold. Long runs have no rests: there the power limit is what they are about.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,8 @@ MIN_COPIES = 2
 REPLAYS = 11
 #: Replays at the beginning of a turn that are not timed.
 WARM_REPLAYS = 1
+#: How long the card rests before each turn: else its power limit decides from some 32 tokens on.
+REST_S = 0.006
 #: A block of a long run; and how long its graph may take, so that several fit in.
 BLOCK_S, GRAPH_S = 0.04, 0.01
 
@@ -144,15 +147,16 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
     return graphs
 
 
-def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS) -> Measured:
-    """Time contenders with cold weights: their graphs take turns, ``replays`` times, each turn beginning with another.
+def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
+    """Time contenders with cold weights: their graphs take turns, ``replays`` times, each turn beginning with another,
+    on a card that has rested for ``rest_s``.
 
     What cannot be run is an error of its contender, not an exception.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
     try:
-        spans = [_turn(stream, graphs, {}, number) for number in range(replays)]
+        spans = [_turn(stream, graphs, {}, number, rest_s) for number in range(replays)]
         stream.synchronize()
         for name, (_, launches) in graphs.items():
             measured.timings[name] = summary([_us(turn[name]) / launches for turn in spans])
@@ -163,7 +167,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS) -
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
     """A rough time of one contender, with ``launches`` launches a graph, for choosing among many alike."""
-    return cold(stream, [replace(contender, copies=1, launches=launches)], replays)
+    return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
@@ -192,11 +196,12 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
 
 
 def _turn(
-    stream: Any, graphs: Mapping[str, tuple[Any, int]], repeats: Mapping[str, int], number: int
+    stream: Any, graphs: Mapping[str, tuple[Any, int]], repeats: Mapping[str, int], number: int, rest_s: float = 0.0
 ) -> dict[str, tuple[Any, Any]]:
     """Enqueue each graph, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two events.
 
-    number: of the turn; the contender that begins moves on by one from turn to turn.
+    number: of the turn; the contender that begins moves on by one from turn to turn. rest_s: before each graph the card
+    has nothing to do for so long.
     """
     import cupy
 
@@ -206,6 +211,9 @@ def _turn(
     for name in names[first:] + names[:first]:
         graph = graphs[name][0]
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        if rest_s:
+            stream.synchronize()
+            time.sleep(rest_s)
         for _ in range(WARM_REPLAYS):
             graph.launch(stream)
         begin.record(stream)

@@ -204,13 +204,14 @@ class FloorBench:
         errors: set[str] = set()
         for config in configurations(target.smem_per_block_bytes, target.smem_per_sm_bytes):
             if self.resident(config):
-                quick = cold(stream, [self.contender(nbytes, config, programmatic=programmatic)], _SEARCH_REPLAYS)
+                one = self.contender(nbytes, config, programmatic=programmatic)
+                quick = cold(stream, [one], _SEARCH_REPLAYS, rest_s=0.0)
                 errors |= set(quick.errors.values())
                 if (us := quick.us("floor")) is not None:
                     found[config] = us
         best = {str(config): config for config in sorted(found, key=lambda c: found[c])[:_FINALISTS]}
         finalists = [self.contender(nbytes, each, name, programmatic=programmatic) for name, each in best.items()]
-        again = cold(stream, finalists, replays)
+        again = cold(stream, finalists, replays, rest_s=0.0)
         if not again.timings:
             raise RuntimeError(f"no configuration of the read floor ran: {'; '.join(sorted(errors)) or again.errors}")
         name = min(again.timings, key=lambda each: again.timings[each].us)

@@ -7,6 +7,7 @@ together, one replay untimed at the beginning of each turn, medians.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,11 +31,11 @@ from cudatma.quantization import PackedWeight
 #: tiny not even the most are, but with it nobody waits for memory.
 _ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
 #: A graph takes about so long, in which its own launch (some microseconds) is lost; and at most so many launches.
-_GRAPH_US, _MOST_LAUNCHES = 4_000.0, 200
+_GRAPH_US, _MOST_LAUNCHES = 1_500.0, 200
 #: From so many tokens on clocks fall in long runs: candidates run one by one, in blocks of so long.
 _SUSTAINED_FROM, _BLOCK_US = 256, 40_000.0
-#: Of a candidate, where they take turns.
-_LEAST_SAMPLES, _MOST_SAMPLES = 5, 51
+#: Of a candidate, where they take turns; before each the card rests, or its power limit would decide.
+_LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
 #: Random values are taken in turn from so many, a prime, so that no two rows or columns are equal.
 _POOL = 1_048_573
 _NAN_BITS = 0xFFFF
@@ -109,9 +110,18 @@ class CardBench:
     def keep(self, result: Any) -> Any:
         return result.view(np.uint16).copy().view(result.dtype)
 
+    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Microseconds of a launch of each in one replay of its graph, by itself on a card that has rested."""
+        found = []
+        for candidate in candidates:
+            graph = self._captured(self._launcher(candidate, len(self._weights)))
+            time.sleep(_REST_S)
+            found.append(self._replay_us(graph) / graph.launches)
+        return found
+
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
-        """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes. Many: each
-        runs by itself for its share of the time, twice, and the second halves count."""
+        """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a card
+        that rests between. Many: each runs by itself for its share of the time, twice, and the second halves count."""
         launchers = [self._launcher(candidate, len(self._weights)) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
         if self._m >= _SUSTAINED_FROM:
@@ -170,12 +180,13 @@ class CardBench:
         return _Graph(graph, rounds * copies)
 
     def _in_turns(self, graphs: Sequence[_Graph], seconds: float) -> list[float]:
-        turn_us = sum(2 * self._replay_us(graph) for graph in graphs)
+        turn_us = sum(2 * self._replay_us(graph) + _REST_S * 1e6 for graph in graphs)
         turns = min(_MOST_SAMPLES, max(_LEAST_SAMPLES, round(seconds * 1e6 / turn_us)))
         samples: list[list[float]] = [[] for _ in graphs]
         shuffled = np.random.default_rng(0)
         for _ in range(turns):
             for index in shuffled.permutation(len(graphs)):
+                time.sleep(_REST_S)
                 samples[index].append(self._replay_us(graphs[index]) / graphs[index].launches)
         return [statistics.median(each) for each in samples]
 

@@ -22,6 +22,8 @@ from .tune_plan import Task
 
 #: What beats the rules' choice by less is noise, and the rules' choice stays.
 _LEAST_GAIN = 0.01
+#: Of more candidates so many, the fastest at a short look, are measured, and the rules' choice.
+_FINALISTS = 12
 _NONE: Mapping[AnyMarlinSpec, str] = MappingProxyType({})
 
 
@@ -38,6 +40,9 @@ class Bench(Protocol):
     def keep(self, result: Any) -> Any:
         """A copy of a result that stays."""
 
+    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Microseconds of one launch of each, as one short look shows them."""
+
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
         """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
 
@@ -48,7 +53,8 @@ class Bench(Protocol):
 @dataclass(slots=True)
 class Outcome:
     """What became of a cell. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
-    (measured before), ``"failed"``. times: candidate -> us. dropped: candidate -> why it did not count."""
+    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all, at a short look, where they were
+    many. dropped: candidate -> why it did not count."""
 
     task: Task
     status: str
@@ -56,12 +62,13 @@ class Outcome:
     us: float = 0.0
     rule_us: float = 0.0
     times: dict[str, float] = field(default_factory=dict)
+    glances: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         cell: dict[str, Any] = asdict(self.task.layer) | {"m": self.task.m, "status": self.status}
         cell |= {"winner": None if self.winner is None else self.winner.label, "us": self.us, "rule_us": self.rule_us}
-        return cell | {"times_us": self.times, "dropped": self.dropped}
+        return cell | {"times_us": self.times, "glances_us": self.glances, "dropped": self.dropped}
 
     def __str__(self) -> str:
         task = str(self.task)
@@ -147,6 +154,10 @@ def tune_cell(
         else:
             right.append(candidate)
     try:
+        if len(right) > _FINALISTS:
+            looks = bench.screen(right)
+            outcome.glances = {candidate.label: us for candidate, us in zip(right, looks, strict=True)}
+            right = [rule, *sorted(right[1:], key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
         times = bench.times(right, seconds)
     except Exception as error:
         _require_card(bench, rule)

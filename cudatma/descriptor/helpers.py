@@ -138,14 +138,17 @@ def create_activation_tma_desc(
     block_m: int,
     block_k: int = 64,
     *,
+    blocks: int = 1,
     swizzle: Swizzle | str = Swizzle.B128,
     target: Target | str | None = None,
     backend: str = "auto",
 ) -> TensorMap:
-    """A 2D map over activations (M, K), fp16 or bf16, K innermost; rows and depths outside arrive as zeros.
+    """A map over activations (M, K), fp16 or bf16, K innermost; rows and depths outside arrive as zeros.
 
     block_m: rows a load, 1..256. block_k: depths a load; block_k elements must fit the swizzle span (64 with 128B).
     The pitch of x must be a multiple of 16 bytes. Box (block_k, block_m), coordinates (k, m).
+    blocks: more than one: a 3D map of which a load brings so many times block_k depths, for a K that is a multiple of
+    block_k. Box (block_k, block_m, blocks), coordinates (0, m, k / block_k): in shared memory block behind block.
     Raises DescriptorError, TargetError, DriverError.
     """
     from cudatma.arrays import describe
@@ -156,7 +159,24 @@ def create_activation_tma_desc(
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
+    if blocks != 1:
+        return _blocks_of_depths(info, (blocks, block_m, block_k), options, target, backend)
     return TensorMap.from_array(info, (block_m, block_k), axes=(1, 0), target=target, backend=backend, **options)
+
+
+def _blocks_of_depths(
+    info: ArrayInfo, box: tuple[int, int, int], options: dict[str, Any], target: Target | str | None, backend: str
+) -> TensorMap:
+    """(M, K) seen as (K / block_k, M, block_k), a box of several blocks of depths."""
+    (m, k), block_k = info.shape, box[2]
+    if type(block_k) is not int or block_k < 1 or k % block_k:
+        why = "a box knows no end inside of its blocks; take blocks=1"
+        raise DescriptorError("block_k", block_k, f"a divisor of K = {k}", why)
+    pitch, step = info.strides_bytes
+    shape, strides = (k // block_k, m, block_k), (block_k * step, pitch, step)
+    spec = TiledSpec.from_strided(info.pointer, shape, strides, info.dtype, box, axes=(2, 1, 0), **options)
+    on_host = info.device is None
+    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:

@@ -1,9 +1,11 @@
-"""Whether fp16 scales leave room for scale and offset of a weight in one fused multiply-add, and in which form.
+"""Whether scales leave room for scale and offset of a weight in one fused multiply-add, and in which form.
 
-A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24). So fma(v 2^(b - 24), s 2^(24 - b), -8 s)
-is (v - 8) s, rounded once: the bits that (v - 8) times s has. It takes an s 2^(24 - b) that is finite. Larger scales
-are taken times 2^-p, one p for the whole weight, and sums of products times 2^p; that gives the same bits as long as
-no product falls out of fp16's normal range that was in it.
+A nibble v whose lowest bit is bit b of a half, above it zeros, is the subnormal v 2^(b - u); u is 24 for fp16 and 133
+for bf16. So fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once: the bits that (v - 8) times s has. In bf16
+bit 7 is the exponent's lowest; the smallest normals go on where subnormals end, so that all of bits 0 to 7 are a
+number. It takes an s 2^(u - b) that is finite. Larger scales are taken times 2^-p, one p for the whole weight, and sums
+of products times 2^p; that gives the same bits as long as no product falls out of the normal range that was in it. bf16
+has room for nearly every weight, fp16 for scales within a factor of 32 or more.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Form -> b of every second nibble; the others stand four bits up, and none may reach the exponent. As stored: nibbles
-#: are masked where they stand. Shifted: two bits up first, one instruction more for eight, for scales up to 2^-6.
+#: Form -> b of every second nibble; the others stand four bits up. As stored: nibbles are masked where they stand.
+#: Shifted: two bits up first, one instruction more for eight, for scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-_EXPONENT_BIAS, _MANTISSA_BITS = 15, 10
-#: Scales from 2^13 on: the product with -8 overflows, and so it should.
-_TOO_LARGE = 13 + _EXPONENT_BIAS
+#: Bits from the lowest up that are one number, exponent and mantissa bits of each type, and so the forms that fit.
+_MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
+_EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
+#: The higher of two nibbles ends that many bits above b.
+_NIBBLES_BITS = 8
+#: 2^p, which sums are multiplied by, is an fp32 number.
+_MOST_EXPONENT = 126
+#: How far scales times 2^-p stay above the least normal number, in powers of two. fp32 sums have bf16's exponents: so
+#: products with activations down to 2^-64 are normal there too.
+_ROOM = {"float16": 0, "bfloat16": 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +40,25 @@ class ScaleFit:
 
 
 def fit_scales(scales: NDArray[Any]) -> ScaleFit:
-    """The form for scales of any shape, finite. With p > 0, every |s| 2^-p but 0 has to be 2^-14 or more.
+    """The form for scales of any shape, fp16 or bf16, finite. With p > 0, every |s| 2^-p but 0 has to be normal,
+    in bf16 2^-62 or more.
 
-    No form for other types than fp16, and for scales that are all 0, of which nothing can be said.
+    No form for other types, and for scales that are all 0, of which nothing can be said.
     """
-    if scales.dtype != np.float16:
+    if scales.dtype.name not in _MANTISSA_BITS:
         return ScaleFit()
+    mantissa, bias = _MANTISSA_BITS[scales.dtype.name], _EXPONENT_BIAS[scales.dtype.name]
     bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # without signs, halves are in the order of their bits
     if not bits.any():
         return ScaleFit()
-    # Exponents as they are stored: 0 for subnormals, 1 for 2^-14.
-    most, least = (int(bound) >> _MANTISSA_BITS for bound in (bits.max(), bits[bits > 0].min()))
+    # Exponents as they are stored: 0 for subnormals, 1 for the least normal numbers, 2 bias for the largest.
+    most, least = (int(bound) >> mantissa for bound in (bits.max(), bits[bits > 0].min()))
     for form, lowest_bit in FORMS.items():
-        # The largest half, 65504, has every mantissa bit set: only exponents matter.
-        p = max(0, most + (24 - lowest_bit) - 2 * _EXPONENT_BIAS)
-        if p == 0 or (most < _TOO_LARGE and least > p):
+        if lowest_bit + _NIBBLES_BITS > mantissa + 1:
+            continue
+        # The largest number has every mantissa bit set: only exponents matter.
+        p = max(0, most + (bias + mantissa - 1 - lowest_bit) - 2 * bias)
+        # A product with -8 that overflows should go on doing so.
+        if p == 0 or (most + 3 <= 2 * bias and least > p + _ROOM[scales.dtype.name] and p <= _MOST_EXPONENT):
             return ScaleFit(form, p)
     return ScaleFit()

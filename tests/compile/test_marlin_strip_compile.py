@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,8 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs(get_target(name))]
 #: Warps of 64 channels.
 WIDE = [(name, spec) for name, spec in CASES if spec.strips_per_warp > 1]
+#: Activations in boxes of other dimensions than the choice takes.
+OTHER_BOX = [(name, replace(spec, deep_box=not spec.deep_box)) for name, spec in CASES[:1] + CASES[-1:]]
 WIDE_SM121 = [("sm_121a", spec) for spec in dump_specs(get_target("sm_121a")) if spec.strips_per_warp > 1]
 TENSOR_MAP_BYTES = 128
 
@@ -36,7 +39,7 @@ def compiled(spec: StripSpec, target: str) -> Kernel:
         pytest.skip(f"no NVRTC: {error}")
 
 
-@pytest.mark.parametrize(("target", "spec"), CASES + WIDE_SM121, ids=ids)
+@pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX + WIDE_SM121, ids=ids)
 def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
     kernel = compiled(spec, target)
     assert kernel.warnings == ()
@@ -61,7 +64,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
     assert used.registers * choice.spec.threads * 2 <= 65536
 
 
-@pytest.mark.parametrize(("target", "spec"), CASES[:1] + WIDE[:3] + CASES[-1:], ids=ids)
+@pytest.mark.parametrize(("target", "spec"), CASES[:1] + WIDE[:3] + CASES[-1:] + OTHER_BOX, ids=ids)
 def test_instructions(target: str, spec: StripSpec) -> None:
     """TMA alone brings what is multiplied: ahead of the wait, for the first lap, and for all others."""
     if find_program("nvdisasm") is None:
@@ -72,7 +75,7 @@ def test_instructions(target: str, spec: StripSpec) -> None:
     assert shown.text is not None
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
     constants = (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros
-    activations = spec.block_k // 64
+    activations = 1 if spec.deep_box else spec.block_k // 64
     assert found["UTMALDG"] == 3 * constants + 2 * activations
     # A lone strip has code of its own, with half of the multiplications and all of the activations.
     strips, copies = spec.strips_per_warp + spec.has_lone_strip, 1 + spec.has_lone_strip

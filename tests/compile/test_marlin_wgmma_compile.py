@@ -19,7 +19,8 @@ from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
-SPECS = dump_specs(TARGET)
+#: Every tile of the table, and one whose last chunk of the result is a part of one that ends with 8 tokens.
+SPECS = [*dump_specs(TARGET), WgmmaSpec("float16", 128, False, 88, 128, 2, 1, 4)]
 TENSOR_MAP_BYTES = 128
 
 
@@ -68,7 +69,7 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
     # The result's boxes; or what threads read back from the staging rows, and store.
-    assert found["STSM"] == spec.block_m // 16 * spec.stack
+    assert found["STSM"] == -(-spec.block_m // 16) * spec.stack
     assert found["UTMASTG"] == (spec.block_m // spec.store_tokens * spec.stack if spec.store_tokens else 0)
     if spec.store_tokens:
         assert found["LDS"] < found["STSM"]
@@ -83,11 +84,14 @@ def test_the_main_loop_is_no_longer_for_a_store_by_tma() -> None:
 
 
 def test_one_multiply_add_shortens_the_main_loop() -> None:
-    """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen."""
+    """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    for spec in (spec for spec in SPECS if spec.is_fused):
-        saved = (3 if spec.fused == "shifted" else 4) * spec.stack * spec.block_k // 16 // spec.warpgroups_k
+    fused = [spec for spec in SPECS if spec.is_fused]
+    fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.fused == "as_stored"]
+    for spec in dict.fromkeys(fused):
+        of_eight = 3 if spec.fused == "shifted" else 6 if spec.is_bf16 else 4
+        saved = of_eight * spec.stack * spec.block_k // 16 // spec.warpgroups_k
         spared = _loop_length(spec.in_form("none")) - _loop_length(spec)
         # Where a store by TMA needs registers too, addresses are computed again.
         assert spared > (0 if spec.store_tokens else 0.6 * saved), spec.entry

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
+from cudatma.errors import DescriptorError
 from cudatma.kernels.marlin import emulated, problem
 from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
@@ -61,8 +64,52 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+#: Depths of whole 64-deep blocks: stages that K fills, one that it ends in, and more stages than it has.
+DEEP = {
+    "whole_rows": CASES["whole_rows"],
+    "half_a_stage": (8, 320, 96, spec(strips=1, warps_k=2)),
+    "ring_deeper_than_k": (3, 64, 290, spec(strips=3, block_k=256, warps_k=4, stages=4)),
+    "two_token_tiles": CASES["two_token_tiles"],
+    "32_tokens_16_blocks": (29, 1088, 96, spec(block_m=32, block_k=1024, warps_k=4)),
+    "bf16_zeros_64": (8, 448, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, strips=5)),
+    "pairs_on_weights": (
+        13,
+        384,
+        230,
+        spec(block_m=16, strips_per_warp=2, strips=7, scale_on="weight", dtype="bfloat16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_one_box_brings_what_several_do(name: str) -> None:
+    m, k, n, of = DEEP[name]
+    x, w, bias = operands(m, k, n, of)
+    wide = np.full((m, k + 8), np.nan).astype(x.dtype)  # a window of a larger array
+    wide[:, :k] = x
+    deep, report = run_marlin(
+        wide[:, :k], w, spec=replace(of, deep_box=True), processors=1, bias=bias, schedules=SCHEDULES
+    )
+    assert report.is_clean
+    flat, _ = run_marlin(x, w, spec=of, processors=1, bias=bias, schedules=1)
+    assert deep.tobytes() == flat.tobytes()
+    assert relative_error(deep, x, w, bias) < TOLERANCE[of.dtype]
+
+
+def test_one_box_takes_whole_blocks_of_depths() -> None:
+    of = spec(deep_box=True)
+    x, w, _ = operands(8, 136, 64, of)
+    with pytest.raises(DescriptorError, match="a divisor of K = 136") as caught:
+        run_marlin(x, w, spec=of, processors=1, schedules=1)
+    assert caught.value.field == "block_k"
+
+
+EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens")}
+EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
+
+
 @pytest.mark.parametrize("stages", [1, 2, 16])
-@pytest.mark.parametrize("name", ["odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens"])
+@pytest.mark.parametrize("name", EARLY)
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
     monkeypatch.setattr(problem, "_EARLY_STAGES", stages)
@@ -71,7 +118,7 @@ def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.Mon
         fill_problem(*arguments, programmatic=True)
 
     monkeypatch.setattr(emulated, "fill_problem", programmatic)
-    m, k, n, of = CASES[name]
+    m, k, n, of = EARLY[name]
     x, w, _ = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, processors=1, schedules=SCHEDULES)
     assert report.is_clean

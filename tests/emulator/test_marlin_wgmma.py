@@ -58,6 +58,12 @@ CASES = {
         spec(group_size=-1, has_zeros=True, dtype="bfloat16", block_k=256, steps=4, in_flight=3),
     ),
 }
+#: Tiles of an odd number of 8 tokens: the last chunk of the result's rows is a part of one, or ends with 8 of its own.
+CASES |= {
+    f"{block_m}_tokens_stack_{stack}": (2 * block_m - 3, 128, 200, 2, spec(block_m=block_m, stack=stack))
+    for block_m in (8, 24, 40, 88)
+    for stack in (1, 2)
+}
 
 
 @pytest.mark.parametrize("name", CASES)

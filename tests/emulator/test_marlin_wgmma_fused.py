@@ -22,6 +22,7 @@ from cudatma.target import get_target
 SCHEDULES = 4
 #: What the largest scale becomes, and the fit then; the others are a half of it and more.
 SMALL, LARGE = (2.0**-9, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 9))
+BF16_SMALL, BF16_LARGE = (2.0**-6, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 6))
 #: Some scales are then 2^-10 of the largest, or 2^-7.
 WIDE, WIDE_LARGE = (2.0**-7, ScaleFit("shifted", 0)), (1.7, ScaleFit("shifted", 7))
 #: M, K, N, blocks, spec, scales.
@@ -49,17 +50,34 @@ CASES = {
         spec(block_m=64, warpgroups_k=2, block_k=128, group_size=64, steps=1, store_tokens=32),
         WIDE,
     ),
+    "bf16_stream_k": (13, 384, 136, 3, spec(dtype="bfloat16"), BF16_SMALL),
+    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, stack=2), BF16_LARGE),
+    "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, steps=4, in_flight=0), BF16_SMALL),
+    "bf16_multicast_depth_divided_large": (
+        13,
+        640,
+        300,
+        4,
+        spec(dtype="bfloat16", group_size=64, cluster=2, warpgroups_k=2, block_k=128, steps=1, in_flight=3),
+        BF16_LARGE,
+    ),
+    "bf16_store_large": (40, 256, 72, 3, spec(dtype="bfloat16", block_m=32, store_tokens=16), BF16_LARGE),
 }
 
 
 def scaled(w: PackedWeight, largest: float, fit: ScaleFit) -> PackedWeight:
-    """The weight with scales of either sign, of at most ``largest``; some far below that where the fit is shifted."""
+    """The weight with scales of either sign, of at most ``largest``; some far below that where the fit is shifted.
+
+    bf16 has room for any: some are 2^-50 of the largest, and with p = 0 subnormal.
+    """
     rng = np.random.default_rng(9)
     sizes = rng.uniform(0.5, 0.99, w.scales.shape)
     if fit.form == "shifted":
         sizes[rng.uniform(size=sizes.shape) < 0.2] /= 64 if fit.exponent else 512
+    if w.dtype == "bfloat16":
+        sizes[rng.uniform(size=sizes.shape) < 0.2] *= 2.0**-50 if fit.exponent else 2.0**-122
     sizes.flat[0] = 0.99
-    scales = (sizes * largest * rng.choice([-1, 1], w.scales.shape)).astype(np.float16)
+    scales = (sizes * largest * rng.choice([-1, 1], w.scales.shape)).astype(w.scales.dtype)
     scales[w.scales == 0] = 0
     made = replace(w, scales=scales)
     assert made.scale_fit == fit
@@ -78,19 +96,27 @@ def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     plain, _ = run_marlin(x, w, spec=of, processors=processors, bias=bias, schedules=1)
     assert one_step.tobytes() == plain.tobytes()
     assert np.isfinite(plain).all()
-    assert relative_error(plain, x, w, bias) < TOLERANCE["float16"]
+    assert relative_error(plain, x, w, bias) < TOLERANCE[of.dtype]
 
 
-def test_infinite_activations_and_overflow_stay_what_they_are() -> None:
-    of = spec()
+@pytest.mark.parametrize(
+    ("dtype", "largest", "exponent", "huge"), [("float16", 600.0, 18, 6e4), ("bfloat16", 2.0**20, 25, 1e30)]
+)
+def test_infinite_activations_and_overflow_stay_what_they_are(
+    dtype: str, largest: float, exponent: int, huge: float
+) -> None:
+    """Of fp16, whose results overflow where fp32 sums do not; sums that overflow themselves do so 2^p later."""
+    of = spec(dtype=dtype)
     x, w, bias = operands(13, 256, 72, of)
-    w = scaled(w, 600.0, ScaleFit("as_stored", 18))
-    x[0, 0], x[1, 7], x[2] = np.inf, np.nan, 6e4
+    w = scaled(w, largest, ScaleFit("as_stored", exponent))
+    x[0, 0], x[1, 7], x[2] = np.inf, np.nan, huge
     one_step, plain = (
-        run_marlin(x, w, spec=one, processors=2, bias=bias, schedules=1)[0] for one in (of.in_form("as_stored"), of)
+        run_marlin(x, w, spec=one, processors=2, bias=bias, schedules=1)[0].astype(np.float32)
+        for one in (of.in_form("as_stored"), of)
     )
     assert np.isnan(one_step[1]).all()
-    assert np.isinf(one_step[2]).any()
+    assert np.isinf(one_step[0]).any()
+    assert np.isinf(one_step[2]).any() == (dtype == "float16")
     np.testing.assert_array_equal(one_step, plain)
 
 
@@ -125,12 +151,15 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     assert isinstance(chosen, WgmmaSpec)
     assert chosen.fused == "as_stored"
     assert served(monkeypatch, scaled(w, *WIDE_LARGE)).fused == "shifted"
+    _, brain, _ = operands(1, 128, 64, spec(dtype="bfloat16"))
+    for largest, fit in (BF16_SMALL, BF16_LARGE):
+        assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
     if not batch_invariant:
         rule = choose_untuned(Layer.of(w), 33, get_target("sm_90a"), 132, Feeds()).spec
         assert chosen.in_form("none") == rule
 
 
-@pytest.mark.parametrize("fields", [{"has_zeros": True}, {"dtype": "bfloat16"}, {"group_size": -1}, {}])
+@pytest.mark.parametrize("fields", [{"has_zeros": True}, {"group_size": -1}, {}])
 def test_others_run_as_they_did(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
     _, w, _ = operands(1, 128, 64, spec(**fields))
     if not fields:

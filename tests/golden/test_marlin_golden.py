@@ -59,6 +59,8 @@ STRIPS = {
     "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
     # Warps of 64 channels and some of 32, scales multiplied into the weights.
     "wide": StripSpec("float16", 64, True, 16, 3, 256, 4, 2, strips_per_warp=2, scale_on="weight"),
+    # A stage's activations in one box.
+    "deep_box": StripSpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
 }
 
 
@@ -77,8 +79,9 @@ WGMMA = {
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),
     "store": WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 4, store_tokens=16),
-    # Scale and offset in one multiply-add, groups that end inside of a 64-deep block.
+    # Scale and offset in one multiply-add, groups that end inside of a 64-deep block; bf16, and whole blocks.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
+    "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import marlin_cases as cases
@@ -65,6 +66,13 @@ PORTABLE_JOBS = [
 #: Whether scale and offset are one multiply-add is for each weight to decide.
 WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_config.dump_specs(TARGET)))
 STRIP_SPECS = strip_config.dump_specs(TARGET)
+#: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two token tiles.
+DEEP_JOBS = [
+    (StripSpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
+    (StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
+    (StripSpec("float16", -1, False, 32, 2, 512, 2, 3, deep_box=True), 4160, 8136),
+    (StripSpec("bfloat16", 64, False, 16, 3, 128, 2, 4, strips_per_warp=2, deep_box=True), 64, 300),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,7 +135,26 @@ def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> No
         (200, 40000, (5,)),
         (9000, 4097, (3, spec.block_m)),
     ):
-        check_job(Job(k, n, options, ("tma",), tokens))
+        depth = k // 64 * 64 if spec.deep_box else k
+        check_job(Job(depth, n, options, ("tma",), tokens))
+
+
+@pytest.mark.parametrize(("spec", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
+def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: StripSpec, k: int, n: int) -> None:
+    """Against float64, and in the same bits as with a box for each 64 depths; behind a window's rows lie NaNs."""
+    weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
+    tokens, found = spec.block_m + 5, []
+    values, buffer = activations((tokens, k), spec.dtype), poisoned((tokens, k + 8), spec.dtype)
+    bits(buffer)[:, :k] = bits(values)
+    for deep in (True, False):
+        of = replace(spec, deep_box=deep)
+        monkeypatch.setattr(plan, "choose", lambda *_, of=of, **__: Choice(of, of.blocks_per_sm))
+        packed = replace(weight.packed)  # without the other's plans
+        out = marlin_gemm(buffer[:, :k], packed)
+        assert {made.spec for made in packed.attachments.values()} == {of}
+        check(out, to_float64(values) @ weight.dense)
+        found.append(bits(out).get())
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("job", SM120_JOBS, ids=str)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from marlin_operands import (
+    Options,
     activations,
     bits,
     compare,
@@ -20,6 +21,7 @@ from marlin_operands import (
 )
 
 from cudatma import marlin_gemm
+from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.layer import Choice, resolve_fused
@@ -163,24 +165,38 @@ def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
-#: The largest scale, what the smallest is of it, and the fit then.
+#: The type, the largest scale, what the smallest is of it, and the fit then.
 SCALES = {
-    "as_stored": (2.0**-9, 2.0**-15, ScaleFit("as_stored", 0)),
-    "as_stored_large": (1.7, 0.5, ScaleFit("as_stored", 9)),
-    "shifted": (2.0**-7, 2.0**-16, ScaleFit("shifted", 0)),
-    "shifted_large": (1.7, 2.0**-6, ScaleFit("shifted", 7)),
-    "too_wide": (1.7, 2.0**-9, ScaleFit("none", 0)),
+    "as_stored": ("float16", 2.0**-9, 2.0**-15, ScaleFit("as_stored", 0)),
+    "as_stored_large": ("float16", 1.7, 0.5, ScaleFit("as_stored", 9)),
+    "shifted": ("float16", 2.0**-7, 2.0**-16, ScaleFit("shifted", 0)),
+    "shifted_large": ("float16", 1.7, 2.0**-6, ScaleFit("shifted", 7)),
+    "too_wide": ("float16", 1.7, 2.0**-9, ScaleFit("none", 0)),
+    "bf16": ("bfloat16", 2.0**-6, 2.0**-16, ScaleFit("as_stored", 0)),
+    "bf16_subnormal": ("bfloat16", 2.0**-100, 2.0**-30, ScaleFit("as_stored", 0)),
+    "bf16_large": ("bfloat16", 1.7, 2.0**-50, ScaleFit("as_stored", 6)),
+    "bf16_too_wide": ("bfloat16", 1.7, 2.0**-80, ScaleFit("none", 0)),
 }
 
 
-def rescaled(packed: Any, largest: float, ratio: float, fit: ScaleFit) -> Any:
-    """The weight with scales of either sign, evenly distributed over their exponents."""
+def on_host(array: Any) -> Any:
+    """fp16 or bf16, by way of its bits, whatever CuPy can do with bf16."""
+    return bits(array).get().view(activation_type(array.dtype.name).numpy)
+
+
+def on_card(array: Any) -> Any:
+    return cupy.asarray(array.view(np.uint16)).view(array.dtype)
+
+
+def rescaled(k: int, n: int, dtype: str, largest: float, ratio: float, fit: ScaleFit) -> Any:
+    """A weight with scales of either sign, evenly distributed over their exponents."""
+    packed = make_weight(k, n, Options(dtype)).packed
     rng = np.random.default_rng(8)
     sizes = largest * 0.99 * ratio ** rng.uniform(0, 1, packed.scales.shape)
     sizes.flat[:2] = largest * 0.99, largest * ratio
     sizes *= rng.choice([-1, 1], sizes.shape)
-    sizes[packed.scales.get() == 0] = 0
-    made = replace(packed, scales=cupy.asarray(sizes.astype(np.float16)))
+    sizes[on_host(packed.scales) == 0] = 0
+    made = replace(packed, scales=on_card(sizes.astype(activation_type(dtype).numpy)))
     assert made.scale_fit == fit
     return made
 
@@ -188,18 +204,21 @@ def rescaled(packed: Any, largest: float, ratio: float, fit: ScaleFit) -> Any:
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("name", ["plain", *STORES])
 def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str, scales: str) -> None:
-    """Tiles that are divided and whole ones, a bias, and activations down to subnormal ones."""
-    use(monkeypatch, replace(SMALL, store_tokens=0) if name == "plain" else STORES[name])
+    """Tiles that are divided and whole ones, a bias that hides no product, and activations down to subnormal ones."""
+    dtype, largest, *_ = SCALES[scales]
+    numbers = activation_type(dtype).numpy.type
+    of = replace(SMALL, store_tokens=0) if name == "plain" else STORES[name]
+    use(monkeypatch, replace(of, dtype=dtype))
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
-        packed, bias = rescaled(make_weight(k, n).packed, *SCALES[scales]), make_bias(n, "float16")
-        x = activations((rows, k), "float16")
-        x[::3] *= np.float16(2.0**-12)
-        found = []
+        packed, bias = rescaled(k, n, *SCALES[scales]), on_card(on_host(make_bias(n, dtype)) * numbers(largest))
+        values = on_host(activations((rows, k), dtype))
+        values[::3] *= numbers(2.0**-12)
+        x, found = on_card(values), []
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
                 patched.setattr(plan, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
                 weight = replace(packed)  # without the other's plans
                 found.append(bits(marlin_gemm(x, weight, bias=bias)).get())
                 assert {made.spec.fused for made in weight.attachments.values()} == {form}
-        assert np.isfinite(found[0].view(np.float16)).all()
+        assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()
         np.testing.assert_array_equal(found[0], found[1])

@@ -40,6 +40,9 @@ class FakeBench:
     def keep(self, result: Any) -> Any:
         return result.copy()
 
+    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
+        return [self.us(one) for one in candidates]
+
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
         self.timed.append([one.label for one in candidates])
         return [self.us(one) for one in candidates]

@@ -74,6 +74,28 @@ def test_activations() -> None:
     assert (plain.box, plain.swizzle) == ((128, 8), Swizzle.NONE)
 
 
+@pytest.mark.parametrize(("m", "strides"), [(333, (8192, 2)), (333, (8208, 2)), (1, (3, 2))])
+def test_blocks_of_activations(m: int, strides: tuple[int, int]) -> None:
+    """Depth d of row r stands at (d % 64, r, d // 64); one load brings 256 depths of 16 rows."""
+    x = device_array((m, 4096), "float16", strides)
+    made = create_activation_tma_desc(x, 16, blocks=4, backend="codec", target="sm_90a")
+    spec = made.spec
+    assert isinstance(spec, TiledSpec)
+    assert (spec.dims, spec.box, spec.swizzle) == ((64, m, 64), (64, 16, 4), Swizzle.B128)
+    assert spec.strides_bytes[1] == 128
+    assert m == 1 or spec.strides_bytes[0] == strides[0]
+    assert (made.device, made.address) == (0, 1 << 34)
+    one = create_activation_tma_desc(x, 16, backend="codec")
+    assert (made.expected_bytes, spec.l2_promotion) == (4 * one.expected_bytes, one.spec.l2_promotion)
+
+
+def test_blocks_of_other_depths() -> None:
+    x = device_array((8, 96), ml_dtypes.bfloat16)
+    spec = create_activation_tma_desc(x, 8, 32, blocks=3, swizzle="64B", backend="codec").spec
+    assert (spec.dims, spec.strides_bytes, spec.box) == ((32, 8, 3), (192, 64), (32, 8, 3))
+    assert (spec.dtype.name, spec.swizzle) == ("bfloat16", Swizzle.B64)
+
+
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -100,6 +122,22 @@ def test_activations() -> None:
         (lambda: create_activation_tma_desc(device_array((4, 64), "float16"), 4, 128), "box[0]"),
         (lambda: create_activation_tma_desc(device_array((64, 4), "float16", (2, 128)), 4), "strides_bytes[1]"),
         (lambda: create_activation_tma_desc(device_array((0, 64), "float16"), 4), "dims[1]"),
+        (lambda: create_activation_tma_desc(device_array((4, 128), "float16"), 4, blocks=0), "box[2]"),
+        (lambda: create_activation_tma_desc(device_array((4, 128), "float16"), 4, blocks=-1), "box[2]"),
+        (lambda: create_activation_tma_desc(device_array((4, 128), "float16"), 4, blocks=257), "box[2]"),
+        (lambda: create_activation_tma_desc(device_array((4, 96), "float16"), 4, blocks=2), "block_k"),
+        (lambda: create_activation_tma_desc(device_array((4, 128), "float16"), 4, 0, blocks=2), "block_k"),
+        (lambda: create_activation_tma_desc(device_array((4, 128), "float16"), 4, 64.0, blocks=2), "block_k"),
+        (lambda: create_activation_tma_desc(device_array((4, 256), "float16"), 4, 128, blocks=2), "box[0]"),
+        (lambda: create_activation_tma_desc(device_array((4, 0), "float16"), 4, blocks=2), "dims[2]"),
+        (
+            lambda: create_activation_tma_desc(device_array((4, 64), "float16", (130, 2)), 4, blocks=2),
+            "strides_bytes[0]",
+        ),
+        (
+            lambda: create_activation_tma_desc(device_array((8, 64), "float16", (2, 16)), 4, blocks=2),
+            "strides_bytes[2]",
+        ),
     ],
 )
 def test_helpers_refuse(call: Any, field: str) -> None:

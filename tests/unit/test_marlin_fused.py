@@ -50,15 +50,25 @@ def gemm(card: Card, w: PackedWeight, m: int = 33) -> Any:
     return x, out.values
 
 
-@pytest.mark.parametrize(
-    "fields", [{"dtype": "bfloat16"}, {"has_zeros": True}, {"group_size": -1}], ids=lambda fields: next(iter(fields))
-)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("fields", [{"has_zeros": True}, {"group_size": -1}], ids=lambda fields: next(iter(fields)))
 @pytest.mark.parametrize("form", FORMS)
-def test_what_cannot_be_fused(fields: dict[str, Any], form: str) -> None:
-    other = replace(BASE, **fields)
-    assert other.in_form(form) is other
-    with pytest.raises(ArgumentError, match="none but for float16, symmetric, in groups"):
-        replace(other, fused=form)
+def test_what_cannot_be_fused(fields: dict[str, Any], form: str, dtype: str) -> None:
+    refuses(replace(BASE, dtype=dtype, **fields), form)
+
+
+def test_bf16_has_one_form() -> None:
+    brain = replace(BASE, dtype="bfloat16")
+    refuses(brain, "shifted")
+    assert (brain.in_form("as_stored").fused, brain.in_form("as_stored").nibble_shift) == ("as_stored", 0)
+    assert brain.in_form("as_stored").in_form("shifted") == brain
+
+
+def refuses(spec: WgmmaSpec, form: str) -> None:
+    assert spec.in_form(form) is spec
+    with pytest.raises(ArgumentError, match="none but for symmetric weights in groups; bf16: as_stored") as caught:
+        replace(spec, fused=form)
+    assert (caught.value.field, caught.value.got) == ("fused", form)
 
 
 def test_other_kernels_stay_as_they_are() -> None:
@@ -141,6 +151,7 @@ def test_tables_hold_choices_without_it_and_old_ones_can_be_read() -> None:
         parse_cell(raw, SM90A)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("k", [1, 100, 4096, 28672, 131072])
-def test_the_tuner_measures_fused_kernels(k: int) -> None:
-    assert random_weight(Layer(k, 64, 128, False, "float16")).scale_fit.form == "as_stored"
+def test_the_tuner_measures_fused_kernels(k: int, dtype: str) -> None:
+    assert random_weight(Layer(k, 64, 128, False, dtype)).scale_fit.form == "as_stored"

@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
         ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("strips", 0), ("strips", 9), ("block_k", 64),
         ("warps_k", 3), ("warps_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
         ("blocks_per_sm", 3), ("strips_per_warp", 3), ("scale_on", "epilogue"),
+        ("deep_box", 1),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
@@ -57,6 +58,12 @@ def test_rules(field: str, value: object) -> None:
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=named):
         StripSpec(**{**BASE, **fields})
+
+
+def test_the_box_tells_entries_apart_and_nothing_else() -> None:
+    flat, deep = (StripSpec(**BASE, deep_box=deep) for deep in (False, True))
+    assert deep.entry == flat.entry + "_d"
+    assert deep.smem_layout() == flat.smem_layout()
 
 
 def test_two_strips_a_warp() -> None:
@@ -131,8 +138,9 @@ def test_expected_bytes_are_those_of_the_boxes(
             zeros, of.scale_row, of.groups_per_stage, whole_column=False, **options
         ).expected_bytes
     x = np.zeros((64, 1024), kind)
-    boxes += depth * create_activation_tma_desc(x, of.block_m, **options).expected_bytes
-    assert boxes == of.transaction_bytes
+    flat = depth * create_activation_tma_desc(x, of.block_m, **options).expected_bytes
+    deep = create_activation_tma_desc(x, of.block_m, blocks=depth, **options).expected_bytes
+    assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name
         assert size % of.stages == 0 or name == "depth_reduction"
@@ -156,6 +164,7 @@ def test_every_layer_gets_a_ring_that_fits(
     assert spec.strips_per_warp <= strips_per_warp
     as_wanted = group_size != -1 and spec.strips_per_warp == strips_per_warp
     assert spec.scale_on == (scale_on if as_wanted else "accumulator")
+    assert k % 64 == 0 or not spec.deep_box
     spec.check_target(target)
     work = schedule(spec, m, n, k, processors)
     assert work.blocks == work.tiles_m * work.tiles_n

@@ -171,6 +171,30 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
+def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec) -> None:
+    """Where threads store: one buffer of whole pairs of 8 tokens, at most 20 KB of all warpgroups."""
+    chunks = range(0, spec.block_m, spec.staging_tokens)
+    assert spec.staging_chunks == len(chunks)
+    if spec.store_tokens:
+        return
+    assert spec.staging_buffers == 1
+    assert spec.staging_tokens % 16 == 0
+    assert spec.staging_bytes == spec.staging_tokens * (64 * 2 * spec.stack + 16)
+    most = 20480 if spec.block_m <= 128 else 10240
+    assert spec.staging_tokens == 16 or spec.warpgroups * spec.staging_bytes <= most
+    assert min(spec.block_m, 16) <= spec.staging_tokens <= max(spec.block_m, 16)
+
+
+def test_chunks_of_staging_rows() -> None:
+    """The most tokens that the room allows: a row of 64 channels is 144 bytes, one of 128 is 272."""
+    tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 4, 1))
+    found = [WgmmaSpec("float16", 128, False, tile, 64, *channels, 2).staging_tokens for tile, *channels in tiles]
+    assert found == [16, 16, 32, 64, 64, 32, 32]
+    assert WIDE.staging_tokens == 32
+    assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_tokens == 16
+
+
+@given(specs())
 def test_a_tile_begins_with_the_first_of_its_buffers(spec: WgmmaSpec) -> None:
     """A model of the ring that parts/marlin_wgmma_store.cuh.j2 walks through, over three tiles."""
     if not spec.store_tokens:

@@ -72,6 +72,23 @@ def test_what_is_hardly_faster_does_not_replace_the_rules_choice(file: Path) -> 
         assert (cell.choice, cell.us) == (rule.choice, 10.0)
 
 
+def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
+    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 40)[0]
+    rule, *others = task.candidates
+    assert len(others) > 20
+    wanted = others[-1]
+    bench = FakeBench(lambda one: {rule.label: 9.0, wanted.label: 5.0}.get(one.label, 7.0))
+    outcome = tune_run.tune_cell(task, bench, 1.0)
+    (measured,) = bench.timed
+    assert len(measured) == 12
+    assert measured[:2] == [rule.label, wanted.label], "the rules' choice, whatever it takes, then the fastest"
+    assert outcome.winner == wanted
+    assert (len(outcome.times), len(outcome.glances)) == (12, len(task.candidates))
+    # What looked faster for a moment does not win.
+    bench.screen = lambda found: [1.0 if one is others[0] else bench.us(one) for one in found]  # type: ignore[method-assign]
+    assert tune_run.tune_cell(task, bench, 1.0).winner == wanted
+
+
 def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:
     bench = FakeBench()
     tuned(bench, "--candidates", "3")

@@ -18,7 +18,7 @@ from cudatma.kernels.marlin.model import plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_config import ring_stages
+from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
@@ -36,9 +36,10 @@ _STRIP_STAGE_BYTES = 48 * KIB
 #: With more tokens the strips' instruction, mma.sync, is the bound, and every strip is read again for each 32 of them.
 _STRIP_TOKENS = 64
 _STRIP_BLOCK_M, _PORTABLE_BLOCK_M = (8, 16, 32), (8, 16, 32, 64, 128)
-_WGMMA_BLOCK_M = (16, 32, 64, 96, 128, 192, 256)
+#: Of wgmma: tokens are cut into as few tiles as can be, and up to so many more, none shorter than that.
+_MOST_TOKENS, _MORE_TILES, _LEAST_TOKENS = 256, 7, 64
 #: (warpgroups, warpgroups_k)
-_WARPGROUPS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 #: Registers that setmaxnreg can give 3 or 2 consumer warpgroups with big tiles; 0 leaves them as they are.
 _CONSUMER_REGISTERS = (0, 152, 232)
 #: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.
@@ -80,7 +81,8 @@ def variants(
             yield replace(choice, spec=replace(spec, weight_policy=policy), band=band)
         yield from _changed(choice, _other_rings(spec, layer), target)
     elif isinstance(spec, StripSpec):  # the ring is known to matter; scales are not
-        yield from _changed(choice, (*_other_rings(spec, layer), *_SCALES), target)
+        boxes = [{"deep_box": not spec.deep_box}] if layer.k % 64 == 0 else []
+        yield from _changed(choice, (*boxes, *_other_rings(spec, layer), *_SCALES), target)
     else:
         yield from _changed(choice, (*_SCALES, *_other_rings(spec, layer)), target)
 
@@ -124,15 +126,13 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         if stage_bytes > _STRIP_STAGE_BYTES or block_k >= 2 * max(64, layer.k):
             continue
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
-        fields["strips_per_warp"] = strips_per_warp
+        fields |= {"strips_per_warp": strips_per_warp, "deep_box": has_deep_box(layer, block_m, strips)}
         sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
         yield from _deepest(StripSpec, fields, target, sums, ring_stages(layer.k, strips, block_k))
 
 
 def _wgmma(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:
-    shapes = itertools.product(
-        _token_tiles(_WGMMA_BLOCK_M, m), (64, 128, 256), _WARPGROUPS, (1, 2), (1, 2), (1, 2), _CONSUMER_REGISTERS
-    )
+    shapes = itertools.product(_even_tiles(m), (64, 128, 256), _WARPGROUPS, (1, 2), (1, 2), (1, 2), _CONSUMER_REGISTERS)
     for block_m, block_k, (warpgroups, warpgroups_k), stack, cluster, blocks, registers in shapes:
         sums = stack * block_m // 2
         if registers and (blocks > 1 or sums <= 64):
@@ -182,6 +182,14 @@ def _token_tiles(sizes: tuple[int, ...], m: int) -> list[int]:
     """Those that hold no more than the least that holds all tokens."""
     enough = next((size for size in sizes if size >= m), sizes[-1])
     return [size for size in sizes if size <= enough]
+
+
+def _even_tiles(m: int) -> list[int]:
+    """Sizes of wgmma's token tiles, multiples of 8, that leave little of the last one empty."""
+    fewest = ceil_div(m, _MOST_TOKENS)
+    sizes = (8 * ceil_div(m, 8 * tiles) for tiles in range(fewest, fewest + _MORE_TILES + 1))
+    enough = [size for size in sizes if size >= min(_LEAST_TOKENS, 8 * ceil_div(m, 16))]
+    return list(dict.fromkeys([*enough, *(size for size in (_MOST_TOKENS, _MOST_TOKENS // 2) if size < m)]))
 
 
 def _deepest(

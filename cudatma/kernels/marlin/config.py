@@ -107,7 +107,8 @@ def decide(
     if feeds.all_tma and (found := lookup(layer, m, target, multiprocessors, card)) is not None:
         cell, source = found.cell, "shipped" if found.shipped else "tuned"
         gain = f"{cell.us:.4g} us, where the rules' choice took {cell.rule_us:.4g}"
-        return Decision(cell.choice, source, f"{found.path} has this layer, measured at {cell.m} tokens: {gain}")
+        which = "this layer" if found.exact else f"a layer of this K and N ({cell.layer})"
+        return Decision(cell.choice, source, f"{found.path} has {which}, measured at {cell.m} tokens: {gain}")
     choice, why = _by_rule(layer, m, target, multiprocessors, feeds)
     return Decision(choice, "rule", why)
 

@@ -23,6 +23,7 @@ from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.launch import Kernel
@@ -236,7 +237,8 @@ def tensor_maps(
     if spec.feed_activation != "tma":
         return maps, None, None
     # Each block of a cluster loads a part of the tokens for all.
-    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, target=target))
+    blocks = spec.block_k // 64 if isinstance(spec, StripSpec) and spec.deep_box else 1
+    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, blocks=blocks, target=target))
     at = len(maps) - 1
     if not isinstance(spec, WgmmaSpec) or not spec.store_tokens:
         return maps, at, None

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
+from cudatma.target import KIB
 
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
@@ -18,8 +20,8 @@ _MAX_UNITS = 2**31 - 1
 _BAND_TOKENS = 2048
 
 #: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
-#: many weights. docs/performance/marlin_strip.md
-_EARLY_STAGES = 1
+#: many weights; two for few tokens and layers of so many bytes. docs/performance/marlin_strip.md
+_EARLY_STAGES, _EARLY_STAGES_LONG, _LONG_TOKENS, _LONG_BYTES = 1, 2, 8, 27 * 1024 * KIB
 
 
 class ProblemStruct(ctypes.Structure):
@@ -78,7 +80,8 @@ def schedule(
 ) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
-    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay. Else it is divided by
+    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay (division_stages and
+    divided_stage of the spec). Else it is divided by
     depth together with one full wave, so that every cluster gets the same number of stages and no share is shorter than
     a tile (unless there is less than one wave altogether). divide: False deals every tile out whole. band: as in
     Schedule; it numbers the tiles, and so decides which of them are divided.
@@ -99,9 +102,9 @@ def schedule(
         raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
     waves, rest = divmod(tiles, resident)
     whole_stages = ceil_div(tiles, resident) * k_iterations
-    # Partial sums go out and come in again: that takes about as long as stages of as many bytes.
-    division_stages = spec.partial_bytes // (spec.weight_stage_bytes + spec.activation_stage_bytes // cluster)
-    if not divide or whole_stages <= ceil_div(tiles * k_iterations, resident) + division_stages:
+    # What is divided: less than one wave, or the rest with a full one.
+    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident) * spec.divided_stage
+    if not divide or whole_stages <= max(0, waves - 1) * k_iterations + divided + spec.division_stages:
         shares, stream_tiles = min(resident, tiles), 0
     elif waves:
         shares, stream_tiles = resident, rest + resident
@@ -135,7 +138,8 @@ def fill_problem(
     problem.stream_tiles = plan.stream_tiles
     problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
     problem.shares = plan.shares
-    problem.early_stages = _EARLY_STAGES if programmatic else 0
-    offset = np.float16(-SYMMETRIC_ZERO * 2.0**-scale_exponent).view(np.uint16)
+    is_long = spec.block_m <= _LONG_TOKENS and k * n // 2 >= _LONG_BYTES
+    problem.early_stages = (_EARLY_STAGES_LONG if is_long else _EARLY_STAGES) if programmatic else 0
+    offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
     problem.scale_offset = int(offset) << 16 | int(offset)
     problem.scale_back = 2.0**scale_exponent

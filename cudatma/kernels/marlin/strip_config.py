@@ -40,6 +40,7 @@ _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 #: 37888), where 28 would do. [H200]
 _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
+_SMALL_BOX_TOKENS = 8
 
 
 def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
@@ -63,6 +64,12 @@ def ring_stages(k: int, strips: int, block_k: int) -> int:
     return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, _LEAST_STAGES), 2))
 
 
+def has_deep_box(layer: Layer, block_m: int, strips: int) -> bool:
+    """Whether one box should bring a stage's activations. Of few tokens, for several strips, a box for each 64 depths
+    is up to 2 % ahead."""
+    return layer.k % 64 == 0 and (strips == 1 or block_m > _SMALL_BOX_TOKENS)
+
+
 def _choose(
     layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
 ) -> Choice[StripSpec]:
@@ -79,7 +86,7 @@ def _choose(
         try:
             spec = StripSpec(
                 layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, wanted, policy,
-                blocks, strips_per_warp, scale_on,
+                blocks, strips_per_warp, scale_on, has_deep_box(layer, block_m, strips),
             )  # fmt: skip
         except ArgumentError:
             if strips_per_warp == 1:

@@ -40,6 +40,8 @@ class StripSpec(StagedTile):
     activations. warps_k: warps that work on the same channels and divide the depth of a stage.
     scale_on: ``"accumulator"`` multiplies fp32 sums once a group (whole-column scales: once, at the end), ``"weight"``
     the dequantised weights, which are rounded once more, and needs no second set of sums.
+    deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
+    each of its 64-deep blocks is a box.
     """
 
     dtype: str
@@ -54,6 +56,7 @@ class StripSpec(StagedTile):
     blocks_per_sm: int = 1
     strips_per_warp: int = 1
     scale_on: str = "accumulator"
+    deep_box: bool = False
 
     template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
     cluster: ClassVar[int] = 1
@@ -77,6 +80,8 @@ class StripSpec(StagedTile):
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
                 raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        if type(self.deep_box) is not bool:
+            raise ArgumentError("deep_box", self.deep_box, "a bool")
         if type(self.stages) is not int or not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
         if self.strips_per_warp > self.strips:
@@ -106,7 +111,8 @@ class StripSpec(StagedTile):
         blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         warp = "_w64" if self.strips_per_warp > 1 else ""
         scaled = "_sw" if self.scale_on == "weight" else ""
-        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}"
+        box = "_d" if self.deep_box else ""
+        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}{box}"
 
     @property
     def block_n(self) -> int:

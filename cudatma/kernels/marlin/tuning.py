@@ -2,6 +2,8 @@
 
 A cell was measured for one layer at one number of tokens. It serves others of the same layer (K, N, group size, zero
 points, dtype) by nearest(): the same tile then has the same number of tokens' tiles, so that the work is the same.
+Where a layer has no cells, those of the same K and N serve with its own type, groups and zero points, as far as that
+fits: the work is divided alike.
 """
 
 from __future__ import annotations
@@ -9,17 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from cudatma import context
-from cudatma.errors import ArgumentError, CudaTmaError, TuneFileWarning
+from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning
 from cudatma.kernels.marlin.card import Card, card_of
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, user_file
 from cudatma.target import Target, get_target
 
@@ -31,11 +34,13 @@ _pinned: ContextVar[Choice[AnyMarlinSpec] | None] = ContextVar("pinned choice of
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell, and the file that it comes from. shipped: whether that is one of cudatma's own."""
+    """A cell, and the file that it comes from. shipped: whether that is one of cudatma's own. exact: whether the cell
+    is the layer's own; else one of the same K and N, in another type or other groups, was measured."""
 
     cell: Cell
     path: Path
     shipped: bool
+    exact: bool = True
 
 
 @contextlib.contextmanager
@@ -65,9 +70,29 @@ def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Car
     known = _card_here(target.name, multiprocessors) if card is None else card
     if known is None:
         return None
-    for path, shipped in _files():
-        if (cell := nearest(_cells(path, known, shipped).get(layer, ()), m)) is not None:
+    files = [(_cells(path, known, shipped), path, shipped) for path, shipped in _files()]
+    for cells, path, shipped in files:
+        if (cell := nearest(cells.get(layer, ()), m)) is not None:
             return Found(cell, path, shipped)
+    for cells, path, shipped in files:
+        if (alike := _alike(cells, layer, m, target)) is not None:
+            return Found(alike, path, shipped, exact=False)
+    return None
+
+
+def _alike(cells: Mapping[Layer, Sequence[Cell]], layer: Layer, m: int, target: Target) -> Cell | None:
+    """A cell of another layer of the same K and N, its choice with this one's type, groups and zero points."""
+    others = sorted((other for other in cells if (other.k, other.n) == (layer.k, layer.n)), key=repr)
+    for cell in (nearest(cells[other], m) for other in others):
+        if cell is None or isinstance(cell.choice.spec, MarlinSpec):  # its ways to scale go with the groups
+            continue
+        with contextlib.suppress(ArgumentError, TargetError):
+            spec: AnyMarlinSpec = replace(
+                cell.choice.spec, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros
+            )
+            spec.check_target(target)
+            if spec.smem_bytes <= target.smem_share_bytes(cell.choice.blocks_per_sm):
+                return replace(cell, choice=replace(cell.choice, spec=spec))
     return None
 
 

@@ -1,6 +1,6 @@
-"""Which instance of the wgmma kernel serves a problem: a short table of tiles, measured on an H200.
+"""Which instance of the wgmma kernel serves a problem: of a list of tiles the one that tile_clocks.py puts first.
 
-docs/performance/marlin_wgmma.md holds the measurements that the table comes from.
+docs/performance/marlin_wgmma.md holds the measurements that the list comes from.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
-from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.raster import least_traffic
+from cudatma.kernels.marlin.tile_clocks import launch_clocks
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import KIB, Target
 
 #: Up to so many tokens the others are faster: wgmma with few columns runs at half of mma.sync's rate. With so many
 #: bytes of weights for each multiprocessor it is ahead earlier: mma.sync is the bound, or the card's power.
-_OTHERS_TOKENS, _OTHERS_TOKENS_WIDE, _WIDE_BYTES = 32, 16, 400 * KIB
+_OTHERS_TOKENS, _OTHERS_TOKENS_WIDE, _WIDE_BYTES = 32, 16, 200 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +27,47 @@ class _Tile:
 
     block_m: int
     block_k: int
+    warpgroups: int
     stages: int
     stack: int = 1
-    steps: int = 2
-    in_flight: int = 1
+    warpgroups_k: int = 1
+    steps: int = 1
+    in_flight: int = 3
     consumer_registers: int = 0
     cluster: int = 1
-    warpgroups: int = 2
-    warpgroups_k: int = 1
     store_tokens: int = 0
     by_traffic: bool = False
 
+    @property
+    def block_n(self) -> int:
+        return 64 * self.warpgroups * self.stack
 
-_256 = _Tile(256, 64, 5, steps=1, in_flight=3, consumer_registers=232)
-_128 = _Tile(128, 128, 4, steps=1, in_flight=3)
-_256_IN_TWOS = _Tile(256, 64, 6, consumer_registers=232, cluster=2)
-#: Two warpgroups on the same 64 channels, each with half of a stage's depth: short tiles for small layers.
-_DEEP = _Tile(64, 256, 5, steps=1, in_flight=3, warpgroups=1, warpgroups_k=2)
-_ANY = 2**63 - 1
-#: (most tokens, ((bytes, tile), ..)): the first tile for layers with fewer bytes of weights for each multiprocessor.
-_TILES: tuple[tuple[int, tuple[tuple[int, _Tile], ...]], ...] = (
-    (32, ((_ANY, _Tile(32, 256, 4, stack=2, steps=1, in_flight=3)),)),
-    (64, ((100 * KIB, _DEEP), (400 * KIB, _Tile(64, 256, 4)), (_ANY, _Tile(64, 128, 4, stack=2)))),
-    (
-        128,
-        (
-            (100 * KIB, _DEEP),
-            (400 * KIB, replace(_128, steps=2, in_flight=1)),
-            (_ANY, _Tile(128, 256, 2, stack=2, steps=1, in_flight=3, consumer_registers=232)),
-        ),
-    ),
-    (256, ((300 * KIB, _128), (_ANY, _256))),
-    (1023, ((160 * KIB, _128), (_ANY, _256_IN_TWOS))),
-    (_ANY, ((160 * KIB, _Tile(256, 128, 3, steps=1, in_flight=3, consumer_registers=232)), (_ANY, _256_IN_TWOS))),
+    @property
+    def is_short(self) -> bool:
+        return self.block_m <= _OTHERS_TOKENS
+
+
+#: In the narrowest, warpgroups divide a stage's depth. 192 channels are for layers that 128 or 256 cut into a wave and
+#: a bit; so are the odd numbers of tokens.
+_TILES = (
+    _Tile(32, 256, 1, 8, warpgroups_k=2),
+    _Tile(32, 256, 2, 6),
+    _Tile(32, 256, 3, 5),
+    _Tile(32, 256, 2, 4, stack=2, steps=2, in_flight=1),
+    _Tile(64, 256, 1, 5, warpgroups_k=2),
+    _Tile(64, 256, 2, 4),
+    _Tile(64, 256, 3, 3),
+    _Tile(64, 256, 2, 3, stack=2),
+    _Tile(96, 128, 3, 5),
+    _Tile(104, 128, 3, 5),
+    _Tile(128, 128, 2, 5, steps=2, in_flight=1),
+    _Tile(128, 128, 3, 4),
+    _Tile(128, 128, 2, 4, stack=2, consumer_registers=232, cluster=2),
+    _Tile(152, 128, 2, 4),
+    _Tile(176, 128, 2, 4),
+    _Tile(256, 64, 2, 6, steps=2, in_flight=1, consumer_registers=232, cluster=2),
+    _Tile(256, 128, 2, 3, consumer_registers=232),
 )
-#: The tile of 256 tokens makes up for so much more padding than that of 128.
-_WIDE_TILE_GAIN = 1.15
 
 
 def wgmma_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
@@ -74,29 +79,27 @@ def wgmma_serves(layer: Layer, m: int, target: Target, multiprocessors: int, fee
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
     """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
-    tiles = next(tiles for most, tiles in _TILES if m <= most)
-    tile = next(tile for border, tile in tiles if _bytes_each(layer, multiprocessors) < border)
-    if tile.block_m == _256.block_m and _padded(m, 256) > _WIDE_TILE_GAIN * _padded(m, 128):
-        tile = _128
-    spec = _with_stages(tile, layer, m, target)
+    tile = _fastest(layer.k, layer.n, m, multiprocessors)
+    spec = _fitting(_spec(tile, layer, m), target)
     if not tile.by_traffic or m <= tile.block_m:  # one token tile: there is one order, and nothing is read again
         return Choice(spec, 1)
     band, policy = least_traffic(spec, m, layer.n, layer.k, multiprocessors // spec.cluster)
     return Choice(replace(spec, weight_policy=policy), 1, band)
 
 
+def _fastest(k: int, n: int, m: int, multiprocessors: int) -> _Tile:
+    """The tile that takes the fewest clocks; of equals the first. Tiles of few tokens are for one of them alone."""
+
+    def clocks(tile: _Tile) -> float:
+        shape = (tile.block_m, tile.block_n, tile.block_k, tile.cluster)
+        return launch_clocks(*shape, m, n, k, multiprocessors)
+
+    return min((tile for tile in _TILES if not tile.is_short or m <= tile.block_m), key=clocks)
+
+
 def _bytes_each(layer: Layer, multiprocessors: int) -> int:
     """Bytes of weights for each multiprocessor."""
     return layer.k * layer.n // 2 // multiprocessors
-
-
-def _padded(m: int, block_m: int) -> int:
-    return ceil_div(m, block_m) * block_m
-
-
-def _with_stages(tile: _Tile, layer: Layer, m: int, target: Target) -> WgmmaSpec:
-    """The spec with the tile's stages, or as many as shared memory holds."""
-    return _fitting(_spec(tile, layer, m), target)
 
 
 def _spec(tile: _Tile, layer: Layer, m: int) -> WgmmaSpec:

@@ -12,8 +12,9 @@ from typing import ClassVar
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
+from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, division_clocks, stage_clocks
 from cudatma.quantization.scale_range import FORMS
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
 WARPGROUP_THREADS = 128
 #: What setmaxnreg leaves a producer thread.
@@ -29,6 +30,8 @@ _STORE_ROW_BYTES = 128
 _SWIZZLE_REPEAT_BYTES = 8 * _STORE_ROW_BYTES
 #: Staging buffers of a warpgroup: with four a store has three chunks' time to read its own.
 _LEAST_STORE_BUFFERS, _MOST_STORE_BUFFERS = 2, 4
+#: Of all warpgroups' staging rows, where threads store tiles of so many tokens; half of it for longer tiles.
+_STAGING_BYTES, _SHORT_TOKENS = 20 * KIB, 128
 #: With the producer's they stay within a block's 1024 threads, and have registers to work with.
 _MOST_WARPGROUPS = 4
 
@@ -48,8 +51,8 @@ class WgmmaSpec(StagedTile):
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     store_tokens: tokens of a box that leaves by a TMA store, which takes rows of whole 16-byte pieces; 0: threads store
     the result, whatever its rows.
-    fused: scale and offset of a weight in one multiply-add, for fp16, symmetric, in groups: ``"as_stored"`` or
-    ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits.
+    fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
+    fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits.
     """
 
     dtype: str
@@ -74,6 +77,7 @@ class WgmmaSpec(StagedTile):
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
     feed_activation: ClassVar[str] = "tma"
+    divided_stage: ClassVar[float] = DIVIDED_STAGE
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -158,9 +162,9 @@ class WgmmaSpec(StagedTile):
             raise ArgumentError("store_tokens", self.store_tokens, allowed, why)
 
     def _check_fused(self) -> None:
-        if self.fused != "none" and not self.is_fusible:
-            why = "nibbles are taken for fp16 subnormals, and 8 for the zero point"
-            raise ArgumentError("fused", self.fused, "none but for float16, symmetric, in groups", why)
+        if self.fused != "none" and not self.allows(self.fused):
+            why = "nibbles are taken for subnormals, and 8 for the zero point; shifted ones leave bf16's"
+            raise ArgumentError("fused", self.fused, "none but for symmetric weights in groups; bf16: as_stored", why)
 
     @property
     def is_fused(self) -> bool:
@@ -171,14 +175,13 @@ class WgmmaSpec(StagedTile):
         """Bits up from where the lowest nibbles are stored, to where they are multiplied."""
         return FORMS.get(self.fused, 0)
 
-    @property
-    def is_fusible(self) -> bool:
-        """Whether ``fused`` may be set, as far as it does not depend on the scales' values."""
-        return not self.is_bf16 and not self.has_zeros and self.has_stage_scales
+    def allows(self, fused: str) -> bool:
+        """Whether ``fused`` may be this form, as far as it does not depend on the scales' values."""
+        return not self.has_zeros and self.has_stage_scales and not (self.is_bf16 and fused == "shifted")
 
     def in_form(self, fused: str) -> WgmmaSpec:
         """The spec with ``fused`` where that may be set, else with ``"none"``."""
-        fused = fused if self.is_fusible else "none"
+        fused = fused if self.allows(fused) else "none"
         return self if fused == self.fused else replace(self, fused=fused)
 
     # What a reader of the generated source finds as named constants.
@@ -268,21 +271,24 @@ class WgmmaSpec(StagedTile):
 
     @property
     def staging_tokens(self) -> int:
-        """Tokens that leave together."""
+        """Tokens that leave together: many save barriers, as far as stages do not want their room."""
         if self.store_tokens:
             return self.store_tokens
-        return 8 if self.block_m % 16 else 16
+        room = _STAGING_BYTES if self.block_m <= _SHORT_TOKENS else _STAGING_BYTES // 2
+        pitch = self.warpgroups * self.staging_pitch_bytes
+        fitting = (tokens for tokens in (64, 32) if tokens <= self.block_m and tokens * pitch <= room)
+        return next(fitting, min(16, self.block_m))
 
     @property
     def staging_chunks(self) -> int:
-        return self.block_m // self.staging_tokens
+        return -(-self.block_m // self.staging_tokens)
 
     @property
     def staging_buffers(self) -> int:
         """Of each warpgroup. By TMA: the most that divide a tile's chunks, so that each tile begins with the first."""
-        if self.store_tokens:
-            return max(count for count in range(1, _MOST_STORE_BUFFERS + 1) if self.staging_chunks % count == 0)
-        return min(2, self.staging_chunks)
+        if not self.store_tokens:
+            return 1
+        return max(count for count in range(1, _MOST_STORE_BUFFERS + 1) if self.staging_chunks % count == 0)
 
     @property
     def staging_pitch_bytes(self) -> int:
@@ -293,6 +299,11 @@ class WgmmaSpec(StagedTile):
     @property
     def staging_bytes(self) -> int:
         return self.staging_tokens * self.staging_pitch_bytes * (self.stack if self.store_tokens else 1)
+
+    @property
+    def division_stages(self) -> float:
+        stage = stage_clocks(self.block_m, self.block_n, self.block_k, self.cluster)
+        return division_clocks(self.block_m, self.block_n) / stage
 
     @property
     def collect_unroll(self) -> int:

@@ -12,6 +12,7 @@
 //   blocks_per_sm = 2
 //   strips_per_warp = 1
 //   scale_on = 'accumulator'
+//   deep_box = False
 // 2 warps consume, 1 produce; a block takes 73776 B.
 // One stage holds
 //     8192 B  activations 8 x 512 float16, 128B swizzle
@@ -530,7 +531,7 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
@@ -568,12 +569,21 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;

@@ -663,10 +663,10 @@ constexpr u32 ZEROS = 139264;
 constexpr u32 OUTPUT_STAGING = 139264;
 constexpr u32 FULL_BARRIERS = 156672;
 constexpr u32 EMPTY_BARRIERS = 156704;
-constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
-constexpr u32 STAGING_BUFFERS = 2;   // of each warpgroup
+constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
+constexpr u32 STAGING_BUFFERS = 1;   // of each warpgroup
 constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
-constexpr u32 STAGING_BYTES = 4352;   // of one buffer
+constexpr u32 STAGING_BYTES = 8704;   // of one buffer
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 struct Problem {
@@ -772,7 +772,7 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
@@ -810,12 +810,21 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -929,12 +938,17 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
     }
 }
 
-// Eight channels of one token leave shared memory for the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, u32 smem, u32 token, u32 channel) {
+// Eight channels of one token, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
                  : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
     if (token >= problem.m || channel >= problem.n) return;
     u16* target = output + token * problem.output_pitch + channel;
     if (problem.output_vectors && channel + 8 <= problem.n) {
@@ -958,40 +972,54 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
                                              const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
                                              u32 channel0) {
-    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK, VECTORS = STAGING_TOKENS * VECTORS_PER_TOKEN;
-    const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BUFFERS * STAGING_BYTES;
+    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;
+    constexpr u32 VECTORS = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;   // of a thread
+    const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
     scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
-    for (u32 chunk = 0; chunk < BLOCK_M / STAGING_TOKENS; ++chunk) {
-        const u32 rows = staging + chunk % STAGING_BUFFERS * STAGING_BYTES;
+    for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
+        const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first), vectors = tokens * VECTORS_PER_TOKEN;
+        warpgroup_sync(warpgroup);   // the rows before, of this tile or of the one before it, are read
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c) {
-            const u32 column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
-            const u32 n = 2 * chunk;
-            const u32 r[4] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3]),
-                              to_pair(acc[c][n + 1][0], acc[c][n + 1][1]), to_pair(acc[c][n + 1][2], acc[c][n + 1][3])};
-            stmatrix_x4_trans(rows + ((lane & 7) + (lane >> 4) * 8) * STAGING_PITCH_BYTES + column, r);
+        for (u32 token = 0; token < tokens; token += 16)
+#pragma unroll
+            for (u32 c = 0; c < C_GROUPS; ++c) {
+                const u32 n = (first + token) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
+                const u32 row = staging + (token + (lane & 7)) * STAGING_PITCH_BYTES + column;
+                const u32 low[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
+                if (token + 8 < tokens) {
+                    const float(&next)[4] = acc[c][n + 1];
+                    const u32 both[4] = {low[0], low[1], to_pair(next[0], next[1]), to_pair(next[2], next[3])};
+                    stmatrix_x4_trans(row + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
+                } else {
+                    stmatrix_x2_trans(row, low);
+                }
+            }
+        warpgroup_sync(warpgroup);   // they are complete
+        uint4 values[VECTORS];
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; ++i) {
+            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
+            if (128 * (i + 1) <= vectors || vector < vectors)
+                values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
         }
-        // The rows are complete. Two buffers: they are written again behind the next chunk's barrier, and are read by then.
-        warpgroup_sync(warpgroup);
 #pragma unroll
-        for (u32 vector = warp * 32 + lane; vector < VECTORS; vector += 128) {
-            const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            store_vector(problem, output, rows + row * STAGING_PITCH_BYTES + column * 16,
-                         token0 + STAGING_TOKENS * chunk + row, channel0 + 8 * column);
+        for (u32 i = 0; i < VECTORS; ++i) {
+            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
+            if (128 * (i + 1) <= vectors || vector < vectors)
+                store_vector(problem, output, values[i], token0 + first + row, channel0 + 8 * column);
         }
     }
 }
 // ---- int4 -> fp16, scale and offset in one multiply-add -------------------------------------------------------------
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
-// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same bits.
-// s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
+// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
+// bits. s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
 constexpr u32 NIBBLE_LOW = 0;        // b of channel g ...
 constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of channel g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
 // Halves, twice each: -2^11, and 2^(10 - b) of either channel. -8 s times both is s 2^(24 - b).
-constexpr u32 MINUS_2_11 = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
-
+constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
 struct FusedScale {
     u32 factor_low, factor_high;   // s 2^(24 - b) of channels g and g + 8; each in both halves
     u32 offset_low, offset_high;   // -8 s of them
@@ -1000,16 +1028,16 @@ struct FusedScale {
 // pair: the scales of channels g and g + 8. All products are exact.
 __device__ __forceinline__ FusedScale fused_scale(u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
-    const u32 factors = multiply(multiply(offsets, MINUS_2_11), TO_FACTORS);
+    const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
     return FusedScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
 }
 
 __device__ __forceinline__ void dequantize_fused(u32 (&a)[4], u32 q, const FusedScale& scale) {
     const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
-    a[0] = fma_f16x2(lower & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[1] = fma_f16x2(lower & MASK_HIGH, scale.factor_high, scale.offset_high);
-    a[2] = fma_f16x2(upper & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[3] = fma_f16x2(upper & MASK_HIGH, scale.factor_high, scale.offset_high);
+    a[0] = multiply_add(lower & MASK_LOW, scale.factor_low, scale.offset_low);
+    a[1] = multiply_add(lower & MASK_HIGH, scale.factor_high, scale.offset_high);
+    a[2] = multiply_add(upper & MASK_LOW, scale.factor_low, scale.offset_low);
+    a[3] = multiply_add(upper & MASK_HIGH, scale.factor_high, scale.offset_high);
 }
 
 // The whole sums of a tile, once; exact.
@@ -1048,9 +1076,9 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights for 64 depths.
+// What a thread holds of the weights.
 struct WeightFragments {
-    uint4 packed[STACK];               // one word for each 16-deep step
+    uint4 packed[2][STACK];            // of a 64-deep block and of the next one: a word for each 16-deep step
     FusedScale scale[STACK];
 };
 
@@ -1058,8 +1086,8 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[s].x), "=r"(weights.packed[s].y), "=r"(weights.packed[s].z),
-                       "=r"(weights.packed[s].w)
+                     : "=r"(weights.packed[k64 & 1][s].x), "=r"(weights.packed[k64 & 1][s].y),
+                       "=r"(weights.packed[k64 & 1][s].z), "=r"(weights.packed[k64 & 1][s].w)
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
@@ -1078,10 +1106,11 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
         weights.scale[s] = fused_scale(scales[s], problem.scale_offset);
     }
 }
-__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 step) {
+// step: of the 64-deep block k64.
+__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize_fused(a[s], word(weights.packed[s], step), weights.scale[s]);
+        dequantize_fused(a[s], word(weights.packed[k64 & 1][s], step), weights.scale[s]);
     }
 }
 
@@ -1101,12 +1130,15 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
+        // Through a shuffle, so that ptxas knows that it is the same in a whole warp: else each wgmma's descriptor, computed
+        // in registers, takes two moves to the uniform ones.
+        const u32 address = __shfl_sync(0xffffffffu, slots.activations + stage * ACTIVATION_STAGE_BYTES, 0);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        const u64 activations = matrix_descriptor(slots.activations + stage * ACTIVATION_STAGE_BYTES, 16,
-                                                  SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        load_packed(weights, slots, stage, 0);   // each 64-deep block's while the one before it is multiplied
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
-            load_packed(weights, slots, stage, i);
+            if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
             if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
@@ -1114,7 +1146,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 #pragma unroll
                 for (u32 j = 0; j < STEPS; ++j) {
                     if (first + j == 2) load_group(weights, problem, slots, stage, i * 2 + 1);
-                    dequantize_step(a[j], weights, first + j);
+                    dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
 #pragma unroll

@@ -937,7 +937,7 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
@@ -975,12 +975,21 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -1094,12 +1103,17 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
     }
 }
 
-// Eight channels of one token leave shared memory for the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, u32 smem, u32 token, u32 channel) {
+// Eight channels of one token, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
                  : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
     if (token >= problem.m || channel >= problem.n) return;
     u16* target = output + token * problem.output_pitch + channel;
     if (problem.output_vectors && channel + 8 <= problem.n) {
@@ -1188,9 +1202,9 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights for 64 depths.
+// What a thread holds of the weights.
 struct WeightFragments {
-    uint4 packed[STACK];               // one word for each 16-deep step
+    uint4 packed[2][STACK];            // of a 64-deep block and of the next one: a word for each 16-deep step
     u32 scale_low[STACK], scale_high[STACK];   // of channels g and g + 8, twice
     ZeroPoint zeros[STACK];
 };
@@ -1199,8 +1213,8 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[s].x), "=r"(weights.packed[s].y), "=r"(weights.packed[s].z),
-                       "=r"(weights.packed[s].w)
+                     : "=r"(weights.packed[k64 & 1][s].x), "=r"(weights.packed[k64 & 1][s].y),
+                       "=r"(weights.packed[k64 & 1][s].z), "=r"(weights.packed[k64 & 1][s].w)
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
@@ -1220,10 +1234,11 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
         weights.scale_high[s] = both_high(scales[s]);
     }
 }
-__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 step) {
+// step: of the 64-deep block k64.
+__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize(a[s], word(weights.packed[s], step), weights.zeros[s]);
+        dequantize(a[s], word(weights.packed[k64 & 1][s], step), weights.zeros[s]);
         a[s][0] = multiply(a[s][0], weights.scale_low[s]);
         a[s][1] = multiply(a[s][1], weights.scale_high[s]);
         a[s][2] = multiply(a[s][2], weights.scale_low[s]);
@@ -1247,19 +1262,22 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
+        // Through a shuffle, so that ptxas knows that it is the same in a whole warp: else each wgmma's descriptor, computed
+        // in registers, takes two moves to the uniform ones.
+        const u32 address = __shfl_sync(0xffffffffu, slots.activations + stage * ACTIVATION_STAGE_BYTES, 0);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        const u64 activations = matrix_descriptor(slots.activations + stage * ACTIVATION_STAGE_BYTES, 16,
-                                                  SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        load_packed(weights, slots, stage, 0);   // each 64-deep block's while the one before it is multiplied
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
-            load_packed(weights, slots, stage, i);
+            if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
             if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
                 u32 a[STEPS][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < STEPS; ++j) {
-                    dequantize_step(a[j], weights, first + j);
+                    dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
 #pragma unroll

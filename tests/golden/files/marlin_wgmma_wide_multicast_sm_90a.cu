@@ -700,10 +700,10 @@ constexpr u32 ZEROS = 184320;
 constexpr u32 OUTPUT_STAGING = 184320;
 constexpr u32 FULL_BARRIERS = 193536;
 constexpr u32 EMPTY_BARRIERS = 193576;
-constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
-constexpr u32 STAGING_BUFFERS = 2;   // of each warpgroup
+constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
+constexpr u32 STAGING_BUFFERS = 1;   // of each warpgroup
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
-constexpr u32 STAGING_BYTES = 2304;   // of one buffer
+constexpr u32 STAGING_BYTES = 4608;   // of one buffer
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 struct Problem {
@@ -809,7 +809,7 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
@@ -847,12 +847,21 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -970,12 +979,17 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
     }
 }
 
-// Eight channels of one token leave shared memory for the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, u32 smem, u32 token, u32 channel) {
+// Eight channels of one token, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
                  : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
     if (token >= problem.m || channel >= problem.n) return;
     u16* target = output + token * problem.output_pitch + channel;
     if (problem.output_vectors && channel + 8 <= problem.n) {
@@ -999,27 +1013,42 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
                                              const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
                                              u32 channel0) {
-    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK, VECTORS = STAGING_TOKENS * VECTORS_PER_TOKEN;
-    const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BUFFERS * STAGING_BYTES;
+    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;
+    constexpr u32 VECTORS = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;   // of a thread
+    const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
     scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
-    for (u32 chunk = 0; chunk < BLOCK_M / STAGING_TOKENS; ++chunk) {
-        const u32 rows = staging + chunk % STAGING_BUFFERS * STAGING_BYTES;
+    for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
+        const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first), vectors = tokens * VECTORS_PER_TOKEN;
+        warpgroup_sync(warpgroup);   // the rows before, of this tile or of the one before it, are read
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c) {
-            const u32 column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
-            const u32 n = 2 * chunk;
-            const u32 r[4] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3]),
-                              to_pair(acc[c][n + 1][0], acc[c][n + 1][1]), to_pair(acc[c][n + 1][2], acc[c][n + 1][3])};
-            stmatrix_x4_trans(rows + ((lane & 7) + (lane >> 4) * 8) * STAGING_PITCH_BYTES + column, r);
+        for (u32 token = 0; token < tokens; token += 16)
+#pragma unroll
+            for (u32 c = 0; c < C_GROUPS; ++c) {
+                const u32 n = (first + token) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
+                const u32 row = staging + (token + (lane & 7)) * STAGING_PITCH_BYTES + column;
+                const u32 low[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
+                if (token + 8 < tokens) {
+                    const float(&next)[4] = acc[c][n + 1];
+                    const u32 both[4] = {low[0], low[1], to_pair(next[0], next[1]), to_pair(next[2], next[3])};
+                    stmatrix_x4_trans(row + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
+                } else {
+                    stmatrix_x2_trans(row, low);
+                }
+            }
+        warpgroup_sync(warpgroup);   // they are complete
+        uint4 values[VECTORS];
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; ++i) {
+            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
+            if (128 * (i + 1) <= vectors || vector < vectors)
+                values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
         }
-        // The rows are complete. Two buffers: they are written again behind the next chunk's barrier, and are read by then.
-        warpgroup_sync(warpgroup);
 #pragma unroll
-        for (u32 vector = warp * 32 + lane; vector < VECTORS; vector += 128) {
-            const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            store_vector(problem, output, rows + row * STAGING_PITCH_BYTES + column * 16,
-                         token0 + STAGING_TOKENS * chunk + row, channel0 + 8 * column);
+        for (u32 i = 0; i < VECTORS; ++i) {
+            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
+            if (128 * (i + 1) <= vectors || vector < vectors)
+                store_vector(problem, output, values[i], token0 + first + row, channel0 + 8 * column);
         }
     }
 }
@@ -1062,9 +1091,9 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights for 64 depths.
+// What a thread holds of the weights.
 struct WeightFragments {
-    uint4 packed[STACK];               // one word for each 16-deep step
+    uint4 packed[2][STACK];            // of a 64-deep block and of the next one: a word for each 16-deep step
     ZeroPoint zeros[STACK];
 };
 
@@ -1072,15 +1101,16 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[s].x), "=r"(weights.packed[s].y), "=r"(weights.packed[s].z),
-                       "=r"(weights.packed[s].w)
+                     : "=r"(weights.packed[k64 & 1][s].x), "=r"(weights.packed[k64 & 1][s].y),
+                       "=r"(weights.packed[k64 & 1][s].z), "=r"(weights.packed[k64 & 1][s].w)
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
-__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 step) {
+// step: of the 64-deep block k64.
+__device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize(a[s], word(weights.packed[s], step), weights.zeros[s]);
+        dequantize(a[s], word(weights.packed[k64 & 1][s], step), weights.zeros[s]);
     }
 }
 
@@ -1100,18 +1130,21 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
+        // Through a shuffle, so that ptxas knows that it is the same in a whole warp: else each wgmma's descriptor, computed
+        // in registers, takes two moves to the uniform ones.
+        const u32 address = __shfl_sync(0xffffffffu, slots.activations + stage * ACTIVATION_STAGE_BYTES, 0);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        const u64 activations = matrix_descriptor(slots.activations + stage * ACTIVATION_STAGE_BYTES, 16,
-                                                  SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        load_packed(weights, slots, stage, 0);   // each 64-deep block's while the one before it is multiplied
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
-            load_packed(weights, slots, stage, i);
+            if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
                 u32 a[STEPS][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < STEPS; ++j) {
-                    dequantize_step(a[j], weights, first + j);
+                    dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
 #pragma unroll

@@ -663,7 +663,7 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
@@ -701,12 +701,21 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = fma_f16x2(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = fma_f16x2(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-__device__ __forceinline__ u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -838,12 +847,17 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
     }
 }
 
-// Eight channels of one token leave shared memory for the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, u32 smem, u32 token, u32 channel) {
+// Eight channels of one token, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
                  : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
     if (token >= problem.m || channel >= problem.n) return;
     u16* target = output + token * problem.output_pitch + channel;
     if (problem.output_vectors && channel + 8 <= problem.n) {
@@ -875,7 +889,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         for (u32 vector = lane; vector < 8 * VECTORS_PER_TOKEN; vector += 32) {
             const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
             const u32 token = token0 + 8 * n + row, channel = channel0 + 8 * column;
-            store_vector(problem, output, staging + row * STAGING_PITCH_BYTES + column * 16, token, channel);
+            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16), token, channel);
         }
     }
 }
