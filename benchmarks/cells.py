@@ -182,8 +182,8 @@ def summary_table(cells: Sequence[Cell]) -> Table:
         rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in tokens)))
     note = (
         "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
-        "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. From M = 256 on, "
-        "where power bounds the card, both alternate in blocks of 40 ms. F: the time to merely stream the int4 weights "
-        "and scales."
+        "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
+        "the card rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
+        "the time to merely stream the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in tokens)), tuple(rows), note)

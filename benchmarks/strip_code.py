@@ -17,6 +17,8 @@ from benchmarks.feed_code import consumer_loop
 from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.subjects import disassembled
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.strip_config import has_deep_box
 from cudatma.kernels.marlin.strip_spec import SCALE_ON, StripSpec
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
@@ -54,8 +56,12 @@ class StripCode:
 
 
 def spec_of(dtype: str, m: int, strips_per_warp: int, scale_on: str) -> StripSpec:
-    """Whole rows alone, 128 depths a warp and stage, registers enough: all that differs is what is asked for."""
-    return StripSpec(dtype, 128, False, m, 4, 256, 2, 3, strips_per_warp=strips_per_warp, scale_on=scale_on)
+    """Whole rows alone, 128 depths a warp and stage, registers enough: all that differs is what is asked for, and the
+    boxes of activations as the rules take them."""
+    deep_box = has_deep_box(Layer(8192, 28672, 128, False, dtype), m, 4)
+    return StripSpec(
+        dtype, 128, False, m, 4, 256, 2, 3, strips_per_warp=strips_per_warp, scale_on=scale_on, deep_box=deep_box
+    )
 
 
 def shared_clocks(loop: Loop, blocks: float, m: int) -> float:

@@ -158,8 +158,10 @@ def create_activation_tma_desc(
         raise DescriptorError("x.dtype", str(info.dtype), "float16, bfloat16")
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
+    if type(blocks) is not int or blocks < 1:
+        raise DescriptorError("blocks", blocks, "an int from 1 up")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
-    if blocks != 1:
+    if blocks > 1:
         return _blocks_of_depths(info, (blocks, block_m, block_k), options, target, backend)
     return TensorMap.from_array(info, (block_m, block_k), axes=(1, 0), target=target, backend=backend, **options)
 

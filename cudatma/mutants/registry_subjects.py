@@ -123,7 +123,7 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         out = np.zeros((len(x), _CHANNELS), x.dtype)
         rows = check_input(x, w)
         perm = np.arange(x.shape[1], dtype=np.int32)
-        work = schedule(spec, len(x), _CHANNELS, x.shape[1], _SHARES * spec.cluster)
+        work = schedule(spec, len(x), _CHANNELS, x.shape[1], _SHARES * spec.cluster, eager=True)
         checked = check_output(out, rows, w)
         launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
         arguments = list(launch.arguments)

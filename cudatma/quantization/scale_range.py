@@ -4,8 +4,8 @@ A nibble v whose lowest bit is bit b of a half, above it zeros, is the subnormal
 for bf16. So fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once: the bits that (v - 8) times s has. In bf16
 bit 7 is the exponent's lowest; the smallest normals go on where subnormals end, so that all of bits 0 to 7 are a
 number. It takes an s 2^(u - b) that is finite. Larger scales are taken times 2^-p, one p for the whole weight, and sums
-of products times 2^p; that gives the same bits as long as no product falls out of the normal range that was in it. bf16
-has room for nearly every weight, fp16 for scales within a factor of 32 or more.
+of products times 2^p; that gives the same bits as long as no weight, product or sum leaves the normal range of its type
+in one of the two ways only. bf16 has room for nearly every weight, fp16 for scales within a factor of 32 or more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 #: Form -> b of every second nibble; the others stand four bits up. As stored: nibbles are masked where they stand.
 #: Shifted: two bits up first, one instruction more for eight, for scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-#: Bits from the lowest up that are one number, exponent and mantissa bits of each type, and so the forms that fit.
+#: Of each type. The exponent's lowest bit continues the mantissa's: nibbles may fill it too.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
 #: The higher of two nibbles ends that many bits above b.

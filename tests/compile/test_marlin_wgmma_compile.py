@@ -11,6 +11,8 @@ import pytest
 
 from cudatma.build import load_kernel
 from cudatma.errors import DriverError
+from cudatma.kernels.marlin import wgmma_config
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.wgmma_config import dump_specs
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -19,8 +21,19 @@ from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
-#: Every tile of the table, and one whose last chunk of the result is a part of one that ends with 8 tokens.
-SPECS = [*dump_specs(TARGET), WgmmaSpec("float16", 128, False, 88, 128, 2, 1, 4)]
+LAYER = Layer(8192, 28672, 128, False, "float16")
+TILES = [wgmma_config._fitting(wgmma_config._spec(tile, LAYER, tile.block_m), TARGET) for tile in wgmma_config._TILES]
+#: Every feature, every tile of the table, and one whose last chunk of the result is a part of one that ends with 8
+#: tokens.
+SPECS = list(
+    dict.fromkeys(
+        [
+            *dump_specs(TARGET),
+            *(tile.in_form("as_stored") for tile in TILES),
+            WgmmaSpec("float16", 128, False, 88, 128, 2, 1, 4),
+        ]
+    )
+)
 TENSOR_MAP_BYTES = 128
 
 

@@ -44,7 +44,8 @@ def run_marlin(
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
-    """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card."""
+    """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined card. Tiles
+    are divided eagerly: in a card's way the small problems here would all be whole."""
     chosen = get_target(target)
     k, n = w.shape
     feeds = feeds or Feeds()
@@ -52,7 +53,7 @@ def run_marlin(
     rows = check_input(x, w)
     layer = Layer.of(w)
     spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
-    work = schedule(spec, rows.rows, n, k, processors, divide=divide, band=band)
+    work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True, band=band)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
     report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)

@@ -8,6 +8,7 @@ import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 
 SCHEDULES = 20
@@ -21,7 +22,7 @@ def spec(**fields: Any) -> WgmmaSpec:
 
 #: Several tiles a block, tiles of several blocks, a ring that wraps, tails in M, N and K.
 CASES = {
-    "stream_k": (13, 384, 136, 3, spec()),
+    "stream_k": (13, 384, 136, 2, spec()),
     "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3)),
     "multicast_stream_k": (13, 384, 200, 6, spec(cluster=2)),
     "multicast_whole_tiles_setmaxnreg": (
@@ -64,6 +65,12 @@ CASES |= {
     for block_m in (8, 24, 40, 88)
     for stack in (1, 2)
 }
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "stream_k" in name])
+def test_tiles_are_divided(name: str) -> None:
+    m, k, n, processors, of, *_ = CASES[name]
+    assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,6 +14,7 @@ from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
@@ -27,8 +28,8 @@ BF16_SMALL, BF16_LARGE = (2.0**-6, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as
 WIDE, WIDE_LARGE = (2.0**-7, ScaleFit("shifted", 0)), (1.7, ScaleFit("shifted", 7))
 #: M, K, N, blocks, spec, scales.
 CASES = {
-    "stream_k": (13, 384, 136, 3, spec(), SMALL),
-    "stream_k_large": (13, 384, 136, 3, spec(), LARGE),
+    "stream_k": (13, 384, 136, 2, spec(), SMALL),
+    "stream_k_large": (13, 384, 136, 2, spec(), LARGE),
     "whole_tiles_wide": (13, 384, 72, 1, spec(), WIDE),
     "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3), WIDE_LARGE),
     "group_32_large": (9, 232, 72, 2, spec(group_size=32, steps=4, in_flight=0), LARGE),
@@ -50,7 +51,7 @@ CASES = {
         spec(block_m=64, warpgroups_k=2, block_k=128, group_size=64, steps=1, store_tokens=32),
         WIDE,
     ),
-    "bf16_stream_k": (13, 384, 136, 3, spec(dtype="bfloat16"), BF16_SMALL),
+    "bf16_stream_k": (13, 384, 136, 2, spec(dtype="bfloat16"), BF16_SMALL),
     "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, stack=2), BF16_LARGE),
     "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, steps=4, in_flight=0), BF16_SMALL),
     "bf16_multicast_depth_divided_large": (
@@ -82,6 +83,12 @@ def scaled(w: PackedWeight, largest: float, fit: ScaleFit) -> PackedWeight:
     made = replace(w, scales=scales)
     assert made.scale_fit == fit
     return made
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "stream_k" in name])
+def test_tiles_are_divided(name: str) -> None:
+    m, k, n, processors, of, *_ = CASES[name]
+    assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ from test_marlin_wgmma import SCHEDULES, spec
 
 from cudatma.errors import ArgumentError, HazardError
 from cudatma.kernels.marlin.plan import resolve_store
+from cudatma.kernels.marlin.problem import schedule
 
 #: M, K, N, blocks, spec. A block has several tiles, or shares of one; results end inside of boxes, in both directions.
 CASES = {
@@ -34,6 +35,12 @@ CASES = {
     ),
     "depth_divided": (20, 256, 72, 1, spec(warpgroups_k=2, block_k=128, group_size=64, steps=1, store_tokens=8)),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "stream_k" in name])
+def test_tiles_are_divided(name: str) -> None:
+    m, k, n, processors, of, *_ = CASES[name]
+    assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,6 +4,7 @@ array that it is given; bands of token tiles change no value. test_marlin_gpu.py
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.layer import Choice, resolve_fused
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import detect
@@ -56,8 +58,10 @@ STORES = {
 
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec, band: int = 0) -> None:
-    """Whatever is asked for, this instance serves it."""
+    """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
+    problems' would all be whole."""
     monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1, band))
+    monkeypatch.setattr(plan, "schedule", partial(schedule, eager=True))
 
 
 def launched(weight: Any) -> list[WgmmaSpec]:

@@ -70,6 +70,39 @@ def test_cold_does_not_time_the_first_replay_of_a_turn(card: FakeCard) -> None:
     assert (measured.us("a"), measured.us("b")) == (5.0, 7.0)
 
 
+@pytest.fixture
+def rests(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
+    """Seconds of each rest, and whether the card had nothing to do; a rest stands in the card's log too."""
+    found: list[tuple[float, bool]] = []
+    at = [-1.0]  # the card's time when it was last waited for
+
+    def sleep(seconds: float) -> None:
+        found.append((seconds, at[0] == card.now_us))
+        card.log.append("rest")
+
+    monkeypatch.setattr(card, "synchronize", lambda: at.__setitem__(0, card.now_us))
+    monkeypatch.setattr(harness, "time", types.SimpleNamespace(sleep=sleep))
+    return found
+
+
+def test_the_card_rests_before_each_turn(card: FakeCard, rests: list[tuple[float, bool]]) -> None:
+    contenders = [steady(card, "a", 5.0), steady(card, "b", 7.0)]
+    measured = harness.cold(card, contenders, replays=2)
+    assert (measured.us("a"), measured.us("b")) == (5.0, 7.0)
+    a, b = ["rest", 100.0, 100.0], ["rest", 140.0, 140.0]
+    assert card.log == ["upload", "upload", *a, *b, *b, *a]
+    assert rests == [(harness.REST_S, True)] * 4
+    harness.cold(card, contenders, replays=1, rest_s=0.5)
+    assert rests[4:] == [(0.5, True)] * 2
+
+
+def test_long_and_quick_runs_do_not_rest(card: FakeCard, rests: list[tuple[float, bool]]) -> None:
+    harness.quick(card, steady(card, "a", 5.0), launches=3)
+    harness.sustained(card, [steady(card, "a", 100.0)], seconds=0.5)
+    harness.cold(card, [steady(card, "a", 5.0)], replays=2, rest_s=0.0)
+    assert rests == []
+
+
 def test_quick_takes_fewer_launches(card: FakeCard) -> None:
     measured = harness.quick(card, steady(card, "a", 5.0, launches=200), launches=3)
     assert measured.us("a") == 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from cudatma.kernels.marlin.shortlist import ranked, shortlist
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Cell, parse_cell
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import get_target
 
@@ -137,6 +139,25 @@ def test_rings_that_were_measured_fastest_come_first() -> None:
         assert rings == {stages}
 
 
+@pytest.mark.parametrize(
+    ("m", "tiles"),
+    [
+        (9, {8, 16}),
+        (33, {24, 40}),
+        (64, {32, 64}),
+        (100, {56, 104}),
+        (128, {64, 128}),
+        (300, {64, 80, 104, 152, 128, 256}),  # 60 a tile, in multiples of 8
+        (1024, {256, 208, 176, 152, 128, 120, 104, 96}),
+    ],
+)
+def test_wgmmas_tiles_of_tokens_are_even(m: int, tiles: set[int]) -> None:
+    """As few as can be and up to seven more, besides those of 128 and 256; down to 64 tokens, or half of all."""
+    found = [c.spec for c in candidates(LARGE, m, SM90A, 132, Feeds()) if isinstance(c.spec, WgmmaSpec)]
+    assert {spec.block_m for spec in found} == tiles
+    assert {(spec.warpgroups, spec.warpgroups_k) for spec in found} >= {(1, 1), (2, 1), (3, 1), (1, 2)}
+
+
 def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
     def rings(rule: Choice[AnyMarlinSpec], layer: Layer, m: int) -> list[int]:
         others = (other.spec for other in variants(rule, layer, m, SM90A, 132))
@@ -149,10 +170,10 @@ def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
     assert rings(strip, replace(SQUARE, k=5 * 512), 1) == [-1]
     full = next(c for c in candidates(LARGE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x224x256_k1_s3_b2_w64"))
     assert rings(full, LARGE, 1) == [-1]
-    for m in (64, 512):
+    for m, fewer in ((64, [-1]), (512, [-1, -2])):  # three stages, of which two must stay, and six
         rule = choose_untuned(LARGE, m, SM90A, 132, Feeds())
         assert kernel_name(rule.spec) == "wgmma"
-        assert rings(rule, LARGE, m) == [-1, -2]
+        assert rings(rule, LARGE, m) == fewer
 
 
 def test_no_tile_holds_more_tokens_than_needed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,13 +50,14 @@ def test_a_portable_choice_fits_99_kib_and_its_target(call: tuple[Layer, int, Ta
 
 @given(calls)
 def test_every_choice_serves_its_layer_and_fits_its_target(call: tuple[Layer, int, Target, int, Feeds]) -> None:
-    layer, m, target, _, feed = call
+    layer, m, target, count, feed = call
     spec = choose(*call).spec
     spec.check_target(target)
     assert spec.blocks_per_sm * (spec.smem_bytes + KIB) <= target.smem_per_sm_bytes
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert (spec.feed_weight, spec.feed_scale, spec.feed_activation) == (feed.weight, feed.scale, feed.activation)
-    assert isinstance(spec, WgmmaSpec) == (target.has_wgmma and m > 32 and feed == Feeds())
+    few = 16 if layer.k * layer.n / 2 / count >= 200 * KIB else 32
+    assert isinstance(spec, WgmmaSpec) == (target.has_wgmma and m > few and feed == Feeds())
 
 
 @given(calls)
@@ -76,9 +78,11 @@ def test_a_choice_can_be_scheduled(call: tuple[Layer, int, Target, int, Feeds]) 
     assert made.blocks % choice.spec.cluster == 0
 
 
-@given(layers, st.sampled_from(RUNNING), processors)
+@given(layers, st.sampled_from(RUNNING), st.sampled_from((20, 48, 84, 132, 170, 188)))
 def test_few_tokens_get_small_tiles(layer: Layer, target: Target, count: int) -> None:
-    """Rows of a tile beyond M are multiplied for nothing."""
+    """Rows of a tile beyond M are multiplied for nothing. But a layer of one stage, or a card of one multiprocessor,
+    may want the channels of a longer tile."""
+    layer = replace(layer, k=max(layer.k, 256))
     for m in (1, 8, 16, 32, 64, 128):
         assert choose(layer, m, target, count, Feeds()).spec.block_m <= max(8, m)
 

@@ -25,6 +25,7 @@ from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.kernels.marlin.shortlist import ranked
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.render import render
 from cudatma.target import TARGETS, get_target
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -219,6 +220,22 @@ def test_every_running_target_has_rates() -> None:
         known = rates(target)
         assert known.mma_sync > 0
         assert not target.has_wgmma or known.wgmma[64] > known.mma_sync
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "fewer"), [("float16", "as_stored", 4), ("float16", "shifted", 3), ("bfloat16", "as_stored", 6)]
+)
+def test_fused_weights_take_the_instructions_of_their_template(dtype: str, form: str, fewer: int) -> None:
+    """Of eight weights: masks, multiply-adds and shifts as the source has them; fewer by so many than unfused."""
+    plain = WgmmaSpec(dtype, 128, False, 64, 128, 2, 1, 4)
+    fused = plain.in_form(form)
+    body = render(fused.template, fused, SM90A).split("void dequantize_fused", 1)[1].split("\n}", 1)[0]
+    counted = body.count("& MASK") + body.count("multiply_add(") + body.count(">>") + (form == "shifted")
+    eights = plain.block_n * plain.block_k / 32 / 8
+    others = model._FOR_STAGE * plain.consumer_warps
+    layer = replace(LARGE, dtype=dtype)
+    assert (model._instructions(layer, fused) - others) / eights == pytest.approx(counted)
+    assert (model._instructions(layer, plain) - others) / eights == pytest.approx(counted + fewer)
 
 
 def test_one_warpgroup_alone_is_slower() -> None:

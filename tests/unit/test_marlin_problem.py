@@ -16,6 +16,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.render import render
 
@@ -119,9 +120,22 @@ def test_the_longest_share(case: tuple[StagedTile, int, int, int, int]) -> None:
     if made.plan.stream_tiles:
         assert max(work) - min(work) <= 1
         assert max(work) == least
+    elif isinstance(spec, WgmmaSpec):  # a stage of a divided tile takes longer; test_tile_clocks.py has the rest
+        tiles = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n * spec.cluster)
+        once, each = spec.division(ceil_div(max(1, resident // spec.cluster), tiles))
+        assert max(work) <= each * least + once
     else:
         stage_bytes = spec.block_n * spec.block_k / 2 + spec.block_m * spec.block_k * 2 / spec.cluster
         assert max(work) <= least + spec.block_m * spec.block_n * 4 / stage_bytes
+
+
+@given(problems)
+def test_what_is_divided_would_take_longer_whole(case: tuple[StagedTile, int, int, int, int]) -> None:
+    spec, *_, resident = case
+    made = cut(*case)
+    longest = ceil_div(made.tiles, max(1, resident // spec.cluster)) * made.problem.k_iterations
+    if made.plan.stream_tiles:
+        assert longest > max(sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.shares))
 
 
 @given(problems)
@@ -252,6 +266,25 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
     assert (few.blocks, few.stream_tiles, few.partial_blocks) == (132, 4, 132)
     # As few blocks as keep the longest share: 200 stages are two a share with 132 blocks, and still with 100.
     assert schedule(spec, 1, 2 * 128, 256 * 100, 132).blocks == 100
+
+
+@pytest.mark.parametrize(
+    ("block_m", "k", "n", "early"),
+    [
+        (8, 4096, 12288, 1),  # 24 MiB of weights
+        (8, 8192, 6911, 1),
+        (8, 8192, 6912, 2),  # 27 MiB
+        (8, 8192, 28672, 2),
+        (16, 8192, 28672, 1),  # more tokens: their activations had better not stand behind weights
+        (8, 64, 2**20, 2),  # one stage altogether: the kernels take no more than there are
+    ],
+)
+def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: int, k: int, n: int, early: int) -> None:
+    spec, problem = StripSpec("float16", 128, False, block_m, 2, 512, 4, 4), ProblemStruct()
+    plan = schedule(spec, block_m, n, k, 132)
+    for programmatic, wanted in ((True, early), (False, 0)):
+        fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
+        assert problem.early_stages == wanted
 
 
 def test_too_many_stages_are_refused() -> None:

@@ -83,15 +83,12 @@ def test_one_band_where_it_makes_no_difference() -> None:
     assert least_traffic(WIDE, 1024, 4096, 4096, PROCESSORS) == (4, "evict_normal")
 
 
-def test_flipping_a_row_of_the_table_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipping_the_tiles_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, m, target = Layer(8192, 28672, 128, False, "float16"), 8192, get_target("sm_90a")
     shipped = choose_wgmma(layer, m, target, PROCESSORS)
     assert (shipped.band, shipped.spec.store_tokens) == (0, 0)
-    rows = [
-        (most, tuple((border, replace(tile, by_traffic=True, store_tokens=32)) for border, tile in tiles))
-        for most, tiles in wgmma_config._TILES
-    ]
-    monkeypatch.setattr(wgmma_config, "_TILES", tuple(rows))
+    tiles = tuple(replace(tile, by_traffic=True, store_tokens=32) for tile in wgmma_config._TILES)
+    monkeypatch.setattr(wgmma_config, "_TILES", tiles)
     chosen = choose_wgmma(layer, m, target, PROCESSORS)
     expected = least_traffic(shipped.spec, m, layer.n, layer.k, PROCESSORS // shipped.spec.cluster)
     assert (chosen.band, chosen.spec.weight_policy) == expected

@@ -21,6 +21,7 @@ from cudatma.kernels.marlin.card import H200, Card
 from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_untuned, decide
 from cudatma.kernels.marlin.layer import Choice
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Cell, TuneKey, parse_cell, read_cells, store_cell, tune_key, user_file
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -44,8 +45,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     tuning.forget()
 
 
-def cell(m: int, spec: Any = WGMMA, us: float = 8.0) -> Cell:
-    return Cell(LAYER, m, Choice(spec, 1), us, 10.0)
+def cell(m: int, spec: Any = WGMMA, us: float = 8.0, blocks: int = 1, **layer: Any) -> Cell:
+    return Cell(replace(LAYER, **layer), m, Choice(replace(spec, **layer), blocks), us, 10.0)
 
 
 def decided(m: int, card: Card = H200) -> tuple[str, Any]:
@@ -64,15 +65,9 @@ def test_a_tuned_cell_comes_before_the_rules(fresh: Path) -> None:
     assert "8 us" in found.why
 
 
-def test_it_is_for_this_layer_and_these_feeds_alone(fresh: Path) -> None:
+def test_it_is_for_these_sizes_and_feeds_alone(fresh: Path) -> None:
     store_cell(fresh, tune_key(H200), cell(64))
-    for other in (
-        replace(LAYER, k=8192),
-        replace(LAYER, n=4160),
-        replace(LAYER, group_size=64),
-        replace(LAYER, has_zeros=True),
-        replace(LAYER, dtype="bfloat16"),
-    ):
+    for other in (replace(LAYER, k=8192), replace(LAYER, n=4160)):
         assert decide(other, 64, SM90A, 132, Feeds(), H200).source == "rule"
     assert decide(LAYER, 64, SM90A, 132, Feeds("cp_async", "cp_async", "cp_async"), H200).source == "rule"
     assert decided(64)[0] == "tuned"
@@ -87,6 +82,93 @@ def test_the_users_file_comes_before_a_shipped_table(fresh: Path) -> None:
     tuning.forget()
     assert decided(64) == ("tuned", WGMMA)
     assert decided(1) == ("shipped", STRIP)
+
+
+# ---- Layers alike: the same K and N
+
+
+def alike(m: int = 64, **layer: Any) -> tuple[str, Any]:
+    decision = decide(replace(LAYER, **layer), m, SM90A, 132, Feeds(), H200)
+    return decision.source, decision.choice.spec
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"has_zeros": True},
+        {"group_size": 32},
+        {"group_size": -1},
+        {"group_size": 64, "has_zeros": True, "dtype": "bfloat16"},
+    ],
+)
+@pytest.mark.parametrize(("m", "spec"), [(64, WGMMA), (8, STRIP)])
+def test_a_cell_serves_layers_alike_with_their_own_operands(
+    fresh: Path, m: int, spec: Any, change: dict[str, Any]
+) -> None:
+    store_cell(fresh, tune_key(H200), cell(m, spec))
+    assert alike(m, **change) == ("tuned", replace(spec, **change))
+    found = tuning.lookup(replace(LAYER, **change), m, SM90A, 132, H200)
+    assert found is not None
+    assert not found.exact
+    assert found.cell.layer == LAYER, "it says which layer was measured"
+    said = decide(replace(LAYER, **change), m, SM90A, 132, Feeds(), H200).why
+    assert f"{fresh} has a layer of this K and N ({LAYER}), measured at {m} tokens: 8 us" in said
+    assert "has this layer, measured" in decide(LAYER, m, SM90A, 132, Feeds(), H200).why
+
+
+def test_it_serves_the_same_numbers_of_tokens_alike(fresh: Path) -> None:
+    store_cell(fresh, tune_key(H200), cell(64))
+    assert alike(40, dtype="bfloat16")[0] == "tuned"
+    assert alike(65, dtype="bfloat16")[0] == "rule"
+
+
+def test_a_layers_own_cell_comes_before_one_alike_and_the_users_before_a_shipped_one(fresh: Path) -> None:
+    key, shipped = tune_key(H200), tuning.SHIPPED / "h200.json"
+    store_cell(shipped, key, cell(64, replace(WGMMA, stages=3)))
+    assert alike(has_zeros=True) == ("shipped", replace(WGMMA, stages=3, has_zeros=True))
+    store_cell(fresh, key, cell(64, replace(WGMMA, stages=4)))
+    tuning.forget()
+    assert alike(has_zeros=True) == ("tuned", replace(WGMMA, stages=4, has_zeros=True))
+    store_cell(shipped, key, cell(64, replace(WGMMA, stages=5), has_zeros=True))
+    tuning.forget()
+    assert alike(has_zeros=True) == ("shipped", replace(WGMMA, stages=5, has_zeros=True)), "measured for itself"
+    assert alike() == ("tuned", replace(WGMMA, stages=4))
+    # Its own cell is for other numbers of tokens: those of layers alike serve the rest.
+    store_cell(fresh, key, cell(256, replace(WGMMA, stages=2), dtype="bfloat16"))
+    tuning.forget()
+    assert alike(dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
+
+
+FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, steps=1, in_flight=1)
+FOR_TWO = WgmmaSpec("float16", 128, False, 48, 128, 2, 1, 5, blocks_per_sm=2)
+
+
+@pytest.mark.parametrize(
+    ("measured", "change"),
+    [
+        # Shared memory of a block; that of two blocks on a multiprocessor.
+        (cell(64, FULL), {"group_size": 32, "has_zeros": True}),
+        (cell(64, FOR_TWO, blocks=2), {"group_size": 32, "has_zeros": True}),
+        # Whole-column scales never multiply weights; the portable kernel's ways to scale go with its groups.
+        (cell(8, replace(STRIP, scale_on="weight")), {"group_size": -1}),
+        (
+            cell(8, MarlinSpec("float16", 128, False, 8, 128, 256, 1, 4, 1, 3, scale_on="accumulator")),
+            {"dtype": "bfloat16"},
+        ),
+    ],
+)
+def test_what_does_not_fit_a_layer_alike_is_passed_over(fresh: Path, measured: Cell, change: dict[str, Any]) -> None:
+    m = measured.m
+    store_cell(fresh, tune_key(H200), measured)
+    assert alike(m)[0] == "tuned", "it is right for its own layer"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert alike(m, **change)[0] == "rule"
+    other = WGMMA if m == 64 else STRIP
+    store_cell(fresh, tune_key(H200), cell(m, other, group_size=64))
+    tuning.forget()
+    assert alike(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +308,15 @@ def test_a_cell_comes_back_as_it_was() -> None:
         assert parse_cell(json.loads(json.dumps(one.as_json())), SM90A) == one
     with pytest.raises(ArgumentTypeError, match="m"):
         parse_cell(broken(m=1.5), SM90A)
+
+
+def test_a_deep_box_is_for_whole_blocks_of_depths() -> None:
+    deep = cell(8, replace(STRIP, deep_box=True))
+    assert parse_cell(deep.as_json(), SM90A) == deep
+    with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
+        parse_cell(deep.as_json() | {"k": 4128}, SM90A)
+    assert caught.value.field == "spec.deep_box"
+    assert parse_cell(cell(8, STRIP).as_json() | {"k": 4128}, SM90A).layer.k == 4128
 
 
 def test_storing_keeps_all_else_and_replaces_its_own(fresh: Path) -> None:

@@ -204,8 +204,8 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
 def test_a_choice_that_would_run_otherwise_is_refused(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     # Of tiles that it would divide.
-    rule = next(one for one in listed(64) if schedule(one.choice.spec, 64, 520, 2048, 132).stream_tiles)
-    bench.prepare(LAYER, 64)
+    rule = next(one for one in listed(9) if schedule(one.choice.spec, 9, 520, 2048, 132).stream_tiles)
+    bench.prepare(LAYER, 9)
     bench.result(rule)
     whole = replace(rule, choice=replace(rule.choice, divide=False))
     with pytest.raises(LaunchError, match=r"what was asked for: .*whole tiles"):

@@ -34,10 +34,11 @@ _EPILOGUE_US = 0.7
 _DIVIDED_US, _PARTIAL_BYTES_PER_US = 1.9, 150e3
 #: Four schedulers issue one instruction a clock each; waits for fixed latencies leave so much of it.
 _ISSUE_SLOTS, _ISSUE_EFFICIENCY = 4, 0.85
-#: Instructions for one weight: 9 for 8 values in fp16, 11 in bf16; a zero point 1 more, a group's scale 4, unless it is
-#: fused, which may take a shift. [docs/performance/marlin_portable.md]
+#: Instructions for one weight: 9 for 8 values in fp16, 11 in bf16; a zero point 1 more, a group's scale 4. Fused with
+#: their scale 9 in either type, or 10 where nibbles are shifted first. [docs/performance/marlin_portable.md]
 _DEQUANTIZE = {"float16": 9 / 8, "bfloat16": 11 / 8}
-_ZERO_POINT, _SCALE, _SHIFT = 1 / 8, 4 / 8, 1 / 8
+_ZERO_POINT, _SCALE = 1 / 8, 4 / 8
+_FUSED = {"as_stored": 9 / 8, "shifted": 10 / 8}
 #: Instructions of a warp to wait for a stage, find its way in it and give it back.
 _FOR_STAGE = 50
 #: mma.sync in the portable kernel idles for a quarter of the time. [ncu, docs/performance/marlin_portable.md]
@@ -202,11 +203,11 @@ def _interpolated(table: Mapping[int, float], columns: int) -> float:
 def _instructions(layer: Layer, spec: AnyMarlinSpec) -> float:
     """Of one stage, for all consumer warps of a block."""
     weights = spec.block_n * spec.block_k / 32
-    for_weight = _DEQUANTIZE[layer.dtype] + (_ZERO_POINT if spec.has_stage_zeros else 0)
     on_weight = isinstance(spec, WgmmaSpec) or spec.scale_on == "weight"
     if isinstance(spec, WgmmaSpec) and spec.is_fused:
-        for_weight += _SHIFT if spec.fused == "shifted" else 0
+        for_weight = _FUSED[spec.fused]
     else:
+        for_weight = _DEQUANTIZE[layer.dtype] + (_ZERO_POINT if spec.has_stage_zeros else 0)
         for_weight += _SCALE if spec.has_stage_scales and on_weight else 0
     for_stage = _FOR_STAGE * spec.consumer_warps
     if isinstance(spec, WgmmaSpec):

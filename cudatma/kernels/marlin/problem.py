@@ -76,15 +76,23 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def schedule(
-    spec: StagedTile, m: int, n: int, k: int, resident_blocks: int, *, divide: bool = True, band: int = 0
+    spec: StagedTile,
+    m: int,
+    n: int,
+    k: int,
+    resident_blocks: int,
+    *,
+    divide: bool = True,
+    eager: bool = False,
+    band: int = 0,
 ) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
-    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay (division_stages and
-    divided_stage of the spec). Else it is divided by
-    depth together with one full wave, so that every cluster gets the same number of stages and no share is shorter than
-    a tile (unless there is less than one wave altogether). divide: False deals every tile out whole. band: as in
-    Schedule; it numbers the tiles, and so decides which of them are divided.
+    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay (``spec.division()``).
+    Else it is divided by depth together with one full wave, so that every cluster gets the same number of stages and no
+    share is shorter than a tile (unless there is less than one wave altogether). divide: False deals every tile out
+    whole. eager: divide as soon as partial sums are fewer bytes than what is saved, as small problems want that are to
+    show it. band: as in Schedule; it numbers the tiles, and so decides which of them are divided.
     """
     if not spec.partial_bytes:  # a kernel that divides no tile: a block each, in waves where there are more
         return Schedule(
@@ -103,8 +111,10 @@ def schedule(
     waves, rest = divmod(tiles, resident)
     whole_stages = ceil_div(tiles, resident) * k_iterations
     # What is divided: less than one wave, or the rest with a full one.
-    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident) * spec.divided_stage
-    if not divide or whole_stages <= max(0, waves - 1) * k_iterations + divided + spec.division_stages:
+    division = StagedTile.division if eager else type(spec).division
+    once, each = division(spec, 1 if waves else ceil_div(resident, tiles))
+    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident) * each
+    if not divide or whole_stages <= max(0, waves - 1) * k_iterations + divided + once:
         shares, stream_tiles = min(resident, tiles), 0
     elif waves:
         shares, stream_tiles = resident, rest + resident

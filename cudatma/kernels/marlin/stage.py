@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError
@@ -21,9 +21,6 @@ class StagedTile:
     """
 
     __slots__ = ()
-
-    #: What a stage of a divided tile takes, in stages of whole ones.
-    divided_stage: ClassVar[float] = 1.0
 
     if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
 
@@ -120,11 +117,13 @@ class StagedTile:
         """fp32 partial tile that one block may leave in the workspace."""
         return self.block_m * self.block_n * 4
 
-    @property
-    def division_stages(self) -> float:
-        """What dividing tiles costs a block, in stages: partial sums go out and come in again, which takes about as
-        long as stages of as many bytes."""
-        return self.partial_bytes // (self.weight_stage_bytes + self.activation_stage_bytes // self.cluster)
+    def division(self, others: int) -> tuple[float, float]:
+        """What dividing tiles costs a block, in stages of whole tiles: once, and for each stage of a divided one.
+
+        Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: blocks that
+        share a tile with the one that stores it.
+        """
+        return self.partial_bytes // (self.weight_stage_bytes + self.activation_stage_bytes // self.cluster), 1.0
 
     # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
 

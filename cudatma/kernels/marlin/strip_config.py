@@ -40,6 +40,7 @@ _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 #: 37888), where 28 would do. [H200]
 _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
+#: Up to so many tokens, several strips are faster with small boxes of activations.
 _SMALL_BOX_TOKENS = 8
 
 

@@ -192,6 +192,8 @@ def parse_cell(raw: Any, target: Target) -> Cell:
             raise ArgumentError(f"spec.{name}", getattr(spec, name), f"{getattr(layer, name)!r}, as the layer says")
     if min(layer.k, layer.n, m) < 1 or band < 0 or not 1 <= blocks <= _MOST_BLOCKS:
         raise ArgumentError("cell", f"k {layer.k}, n {layer.n}, m {m}, band {band}, {blocks} blocks", "sizes from 1 up")
+    if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
+        raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
     if not has_room(spec, blocks):
         raise ArgumentError("blocks_per_sm", blocks, "blocks whose partial sums fit the workspace")
     spec.check_target(target)

@@ -2,8 +2,8 @@
 
 A cell was measured for one layer at one number of tokens. It serves others of the same layer (K, N, group size, zero
 points, dtype) by nearest(): the same tile then has the same number of tokens' tiles, so that the work is the same.
-Where a layer has no cells, those of the same K and N serve with its own type, groups and zero points, as far as that
-fits: the work is divided alike.
+Where none of a layer's own serves, one of the same K and N does with the layer's type, groups and zero points, as far
+as that fits: the work is divided alike.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Car
 
 def _alike(cells: Mapping[Layer, Sequence[Cell]], layer: Layer, m: int, target: Target) -> Cell | None:
     """A cell of another layer of the same K and N, its choice with this one's type, groups and zero points."""
-    others = sorted((other for other in cells if (other.k, other.n) == (layer.k, layer.n)), key=repr)
-    for cell in (nearest(cells[other], m) for other in others):
-        if cell is None or isinstance(cell.choice.spec, MarlinSpec):  # its ways to scale go with the groups
+    found = (nearest(of, m) for other, of in cells.items() if (other.k, other.n) == (layer.k, layer.n))
+    for cell in sorted((one for one in found if one), key=lambda one: (abs(one.m - m), repr(one.layer))):
+        if isinstance(cell.choice.spec, MarlinSpec):  # its ways to scale go with the groups
             continue
         with contextlib.suppress(ArgumentError, TargetError):
             spec: AnyMarlinSpec = replace(

@@ -57,7 +57,7 @@ _TILES = (
     _Tile(64, 256, 1, 5, warpgroups_k=2),
     _Tile(64, 256, 2, 4),
     _Tile(64, 256, 3, 3),
-    _Tile(64, 256, 2, 3, stack=2),
+    _Tile(64, 256, 2, 3, stack=2, in_flight=1),  # with more in flight ptxas spills
     _Tile(96, 128, 3, 5),
     _Tile(104, 128, 3, 5),
     _Tile(128, 128, 2, 5, steps=2, in_flight=1),
@@ -136,20 +136,18 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
     if not wgmma_serves(large, 64, target, 132, Feeds()):
         return []
-    middle = replace(large, n=8192)
-    cases = [(layer, m) for layer in (large, small) for m in (64, 128, 256, 1024)]
-    cases += [(large, 32), (middle, 64), (middle, 128)]
-    cases += [
+    specs = [_fitting(_spec(tile, large, tile.block_m), target) for tile in _TILES]
+    cases = [
         (replace(large, dtype="bfloat16", has_zeros=True), 64),
         (replace(large, group_size=32, has_zeros=True), 128),
         (replace(large, dtype="bfloat16", group_size=64, has_zeros=True), 1024),
         (replace(large, group_size=-1, has_zeros=True), 256),
         (replace(small, group_size=-1, dtype="bfloat16"), 64),
     ]
-    specs = [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
+    specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
     by_tma = [(large, 1024, 32), (large, 128, 16), (replace(large, dtype="bfloat16", group_size=-1), 256, 64)]
     for layer, m, tokens in by_tma:
         specs.append(_fitting(replace(choose_wgmma(layer, m, target, 132).spec, store_tokens=tokens), target))
     # Most weights have the one form; the others with tiles that differ most.
-    others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (0, 3, 4)]
+    others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (3, 4, 15)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *others]))

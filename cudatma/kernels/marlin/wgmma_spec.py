@@ -52,7 +52,8 @@ class WgmmaSpec(StagedTile):
     store_tokens: tokens of a box that leaves by a TMA store, which takes rows of whole 16-byte pieces; 0: threads store
     the result, whatever its rows.
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
-    fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits.
+    fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
+    in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
     """
 
     dtype: str
@@ -77,7 +78,6 @@ class WgmmaSpec(StagedTile):
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
     feed_activation: ClassVar[str] = "tma"
-    divided_stage: ClassVar[float] = DIVIDED_STAGE
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -300,10 +300,9 @@ class WgmmaSpec(StagedTile):
     def staging_bytes(self) -> int:
         return self.staging_tokens * self.staging_pitch_bytes * (self.stack if self.store_tokens else 1)
 
-    @property
-    def division_stages(self) -> float:
+    def division(self, others: int) -> tuple[float, float]:
         stage = stage_clocks(self.block_m, self.block_n, self.block_k, self.cluster)
-        return division_clocks(self.block_m, self.block_n) / stage
+        return division_clocks(self.block_m, self.block_n, others) / stage, DIVIDED_STAGE
 
     @property
     def collect_unroll(self) -> int:

@@ -664,7 +664,6 @@ constexpr u32 OUTPUT_STAGING = 99328;
 constexpr u32 FULL_BARRIERS = 117760;
 constexpr u32 EMPTY_BARRIERS = 117792;
 constexpr u32 STAGING_TOKENS = 64;   // that leave a warpgroup together
-constexpr u32 STAGING_BUFFERS = 1;   // of each warpgroup
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
 constexpr u32 STAGING_BYTES = 9216;   // of one buffer
 
@@ -957,46 +956,48 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
                                              const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
                                              u32 channel0) {
-    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;
-    constexpr u32 VECTORS = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;   // of a thread
+    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;   // of eight channels
+    constexpr u32 VECTORS_PER_THREAD = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;
     const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
     scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
     for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
-        const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first), vectors = tokens * VECTORS_PER_TOKEN;
+        const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first);   // the last ones may be fewer
+        const u32 vectors = tokens * VECTORS_PER_TOKEN;
         warpgroup_sync(warpgroup);   // the rows before, of this tile or of the one before it, are read
 #pragma unroll
         for (u32 token = 0; token < tokens; token += 16)
 #pragma unroll
             for (u32 c = 0; c < C_GROUPS; ++c) {
                 const u32 n = (first + token) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
-                const u32 row = staging + (token + (lane & 7)) * STAGING_PITCH_BYTES + column;
+                const u32 target = staging + (token + (lane & 7)) * STAGING_PITCH_BYTES + column;
                 const u32 low[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
                 if (token + 8 < tokens) {
                     const float(&next)[4] = acc[c][n + 1];
                     const u32 both[4] = {low[0], low[1], to_pair(next[0], next[1]), to_pair(next[2], next[3])};
-                    stmatrix_x4_trans(row + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
+                    stmatrix_x4_trans(target + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
                 } else {
-                    stmatrix_x2_trans(row, low);
+                    stmatrix_x2_trans(target, low);
                 }
             }
         warpgroup_sync(warpgroup);   // they are complete
-        uint4 values[VECTORS];
+        // Where all threads have an i-th vector the compiler knows, and asks no more.
+        uint4 values[VECTORS_PER_THREAD];   // all loads before the first store, which waits for one
 #pragma unroll
-        for (u32 i = 0; i < VECTORS; ++i) {
+        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
             const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
             if (128 * (i + 1) <= vectors || vector < vectors)
                 values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
         }
 #pragma unroll
-        for (u32 i = 0; i < VECTORS; ++i) {
+        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
             const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
             if (128 * (i + 1) <= vectors || vector < vectors)
                 store_vector(problem, output, values[i], token0 + first + row, channel0 + 8 * column);
         }
     }
 }
-// ---- int4 -> bf16, scale and offset in one multiply-add -------------------------------------------------------------
+// ---- int4 -> bf16, scale and offset in one multiply-add ---------------------------------------------------------
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 133); so masks alone take weights apart. Then
 // v 2^(b - 133) * s 2^(133 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
 // bits. s 2^(133 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
@@ -1011,7 +1012,6 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-
 struct FusedScale {
     u32 factor_low, factor_high;   // s 2^(133 - b) of channels g and g + 8; each in both halves
     u32 offset_low, offset_high;   // -8 s of them
@@ -1069,8 +1069,9 @@ struct SlotAddresses {
 };
 
 // What a thread holds of the weights.
+constexpr u32 PACKED_BLOCKS = 2;   // the 64-deep block that is multiplied, and the next one
 struct WeightFragments {
-    uint4 packed[2][STACK];            // of a 64-deep block and of the next one: a word for each 16-deep step
+    uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
     FusedScale scale[STACK];
 };
 
@@ -1078,8 +1079,8 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[k64 & 1][s].x), "=r"(weights.packed[k64 & 1][s].y),
-                       "=r"(weights.packed[k64 & 1][s].z), "=r"(weights.packed[k64 & 1][s].w)
+                     : "=r"(weights.packed[k64 % PACKED_BLOCKS][s].x), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].y),
+                       "=r"(weights.packed[k64 % PACKED_BLOCKS][s].z), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].w)
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
@@ -1102,7 +1103,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize_fused(a[s], word(weights.packed[k64 & 1][s], step), weights.scale[s]);
+        dequantize_fused(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.scale[s]);
     }
 }
 

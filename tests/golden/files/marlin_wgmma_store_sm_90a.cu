@@ -1203,8 +1203,9 @@ struct SlotAddresses {
 };
 
 // What a thread holds of the weights.
+constexpr u32 PACKED_BLOCKS = 2;   // the 64-deep block that is multiplied, and the next one
 struct WeightFragments {
-    uint4 packed[2][STACK];            // of a 64-deep block and of the next one: a word for each 16-deep step
+    uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
     u32 scale_low[STACK], scale_high[STACK];   // of channels g and g + 8, twice
     ZeroPoint zeros[STACK];
 };
@@ -1213,8 +1214,8 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[k64 & 1][s].x), "=r"(weights.packed[k64 & 1][s].y),
-                       "=r"(weights.packed[k64 & 1][s].z), "=r"(weights.packed[k64 & 1][s].w)
+                     : "=r"(weights.packed[k64 % PACKED_BLOCKS][s].x), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].y),
+                       "=r"(weights.packed[k64 % PACKED_BLOCKS][s].z), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].w)
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
@@ -1238,7 +1239,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize(a[s], word(weights.packed[k64 & 1][s], step), weights.zeros[s]);
+        dequantize(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.zeros[s]);
         a[s][0] = multiply(a[s][0], weights.scale_low[s]);
         a[s][1] = multiply(a[s][1], weights.scale_high[s]);
         a[s][2] = multiply(a[s][2], weights.scale_low[s]);

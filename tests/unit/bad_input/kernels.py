@@ -107,7 +107,7 @@ DESCRIPTORS = [
          lambda b: c.create_activation_tma_desc(np.zeros((1, 4, 64), np.float16), 4)),
     Case("activations that end inside of a block", DescriptorError, "block_k", "divisor of K = 100",
          lambda b: c.create_activation_tma_desc(np.zeros((4, 100), np.float16), 4, blocks=2)),
-    Case("activations of no blocks", DescriptorError, "box[2]", "got 0",
+    Case("activations of no blocks", DescriptorError, "blocks", "got 0",
          lambda b: c.create_activation_tma_desc(np.zeros((4, 128), np.float16), 4, blocks=0)),
     Case("127 bytes of a map", DescriptorError, "data", "128 bytes", lambda b: codec.decode(bytes(127))),
     Case("a map in hexadecimal", DescriptorError, "data", "str", lambda b: codec.decode("00" * 128)),
