@@ -172,7 +172,8 @@ def picture(result: Mapping[str, Any]) -> str:
     settings, machine, out = result.get("settings", {}), result.get("machine", {}), Svg()
     title = f"W4A16 Marlin GEMM, {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
     out.text(_LEFT - 40, 34, title, size=18, bold=True)
-    about = f"{machine.get('card', '')}, driver {machine.get('driver', '')}; weights cold in L2"
+    how = "weights cold in L2; from M = 256 on in long runs, at the power limit"
+    about = f"{machine.get('card', '')}, driver {machine.get('driver', '')}; {how}"
     out.text(_LEFT - 40, 54, about, size=_SIZE, fill=FAINT_INK)
     for number, panel in enumerate(panels):
         column, row = number % 2, number // 2

@@ -75,6 +75,26 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """Stages of the longest share. whole: where every tile is dealt out whole. before, divided: where the tiles that
+    fill no wave are divided, together with a full wave if there is one: of whole tiles, and of divided ones. others:
+    blocks that then share a tile with the one that stores it."""
+
+    whole: int
+    before: int
+    divided: int
+    others: int
+
+
+def longest_share(tiles: int, resident: int, depth: int) -> Longest:
+    """Of so many tiles of ``depth`` stages, for ``resident`` blocks or clusters at a time."""
+    waves, rest = divmod(tiles, resident)
+    divided = ceil_div((rest + min(waves, 1) * resident) * depth, resident)
+    others = 1 if waves else ceil_div(resident, tiles)
+    return Longest(ceil_div(tiles, resident) * depth, max(0, waves - 1) * depth, divided, others)
+
+
 def schedule(
     spec: StagedTile,
     m: int,
@@ -108,20 +128,15 @@ def schedule(
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    waves, rest = divmod(tiles, resident)
-    whole_stages = ceil_div(tiles, resident) * k_iterations
-    # What is divided: less than one wave, or the rest with a full one.
-    division = StagedTile.division if eager else type(spec).division
-    once, each = division(spec, 1 if waves else ceil_div(resident, tiles))
-    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident) * each
-    if not divide or whole_stages <= max(0, waves - 1) * k_iterations + divided + once:
+    longest = longest_share(tiles, resident, k_iterations)
+    once, each = StagedTile.division(spec, longest.others) if eager else spec.division(longest.others)
+    if not divide or longest.whole <= longest.before + longest.divided * each + once:
         shares, stream_tiles = min(resident, tiles), 0
-    elif waves:
-        shares, stream_tiles = resident, rest + resident
+    elif tiles >= resident:
+        shares, stream_tiles = resident, tiles % resident + resident
     else:
         # Fewer shares often take no longer: the longest stays the same, and fewer tiles are divided.
-        units = rest * k_iterations
-        shares, stream_tiles = ceil_div(units, ceil_div(units, resident)), rest
+        shares, stream_tiles = ceil_div(tiles * k_iterations, longest.divided), tiles
     return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster, band)
 
 

@@ -118,7 +118,7 @@ class StagedTile:
         return self.block_m * self.block_n * 4
 
     def division(self, others: int) -> tuple[float, float]:
-        """What dividing tiles costs a block, in stages of whole tiles: once, and for each stage of a divided one.
+        """In stages of whole tiles: what dividing costs a block once, and what a stage of a divided tile takes.
 
         Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: blocks that
         share a tile with the one that stores it.

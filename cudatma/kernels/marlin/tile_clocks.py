@@ -8,7 +8,7 @@ it ranks the tiles of wgmma_config.py as well, with one exception, and others wo
 
 from __future__ import annotations
 
-from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.problem import ceil_div, longest_share
 
 #: Multiply-adds that the tensor cores of a multiprocessor do in a clock. [H100 white paper]
 _PRODUCTS = 2048
@@ -40,11 +40,10 @@ def launch_clocks(
     resident = max(1, multiprocessors // cluster)
     tiles, depth = ceil_div(m, block_m) * ceil_div(n, block_n * cluster), ceil_div(k, block_k)
     stage = stage_clocks(block_m, block_n, block_k, cluster)
-    waves, rest = divmod(tiles, resident)
-    whole = ceil_div(tiles, resident) * depth * stage
-    shares = ceil_div((rest + min(waves, 1) * resident) * depth, resident) * DIVIDED_STAGE
-    others = 1 if waves else ceil_div(resident, tiles)
-    divided = (max(0, waves - 1) * depth + shares) * stage + division_clocks(block_m, block_n, others)
+    longest = longest_share(tiles, resident, depth)
+    whole = longest.whole * stage
+    divided = (longest.before + longest.divided * DIVIDED_STAGE) * stage
+    divided += division_clocks(block_m, block_n, longest.others)
     first = _FIRST_KIB * _stage_bytes(block_m, block_n, block_k) / 1024
     return min(whole, divided) + first + _RESULT * block_m * block_n / (128 * 128)
 
