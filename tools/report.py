@@ -12,6 +12,7 @@ from cudatma.target import Target
 
 from .sass import CLASSES, Resources, by_class, count_mnemonics, parse_sass, uses_cluster
 from .sass_hazards import release_hazards
+from .sass_wgmma import wgmma_hazards
 
 #: (name, offset in bytes, size in bytes) of one thing in shared memory.
 Span = tuple[str, int, int]
@@ -26,6 +27,7 @@ class Report:
     threads: of one block, None where neither the spec nor the PTX says. dynamic_smem_bytes: None where the spec does
     not say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
     release_hazards: ring slots that may be given back while they are being read, None where there is no SASS.
+    wgmma_hazards: registers that may be written while a wgmma uses them, None where there is no SASS.
     smem: what stands where in dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
     """
 
@@ -47,6 +49,7 @@ class Report:
     opcodes: dict[str, int]
     cluster_opcodes: tuple[str, ...]
     release_hazards: tuple[str, ...] | None
+    wgmma_hazards: tuple[str, ...] | None
     notes: tuple[str, ...]
 
     @property
@@ -100,7 +103,8 @@ def make_report(
     disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (spec.entry, "")]
     counted = sass_text is not None
-    hazards = tuple(str(h) for h in release_hazards(sass_text or "") if h.function in (spec.entry, ""))
+    releases = tuple(str(h) for h in release_hazards(sass_text or "") if h.function in (spec.entry, ""))
+    wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (spec.entry, ""))
     smem: tuple[Span, ...] = tuple(offered(spec, "smem_layout") or ())
     dynamic = offered(spec, "smem_bytes")
     if dynamic is None and smem:
@@ -123,7 +127,8 @@ def make_report(
         sass=count_mnemonics(instructions) if counted else None,
         opcodes=dict(sorted(Counter(i.opcode for i in instructions).items())),
         cluster_opcodes=tuple(uses_cluster(instructions)),
-        release_hazards=hazards if counted else None,
+        release_hazards=releases if counted else None,
+        wgmma_hazards=wgmmas if counted else None,
         notes=notes,
     )
 
@@ -192,5 +197,7 @@ def _instructions(report: Report) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    lines.append(f"  release hazards: {len(report.release_hazards or ()) or 'none'}")
-    return lines + [f"    {hazard}" for hazard in report.release_hazards or ()]
+    for kind, hazards in (("release", report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
+        lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
+        lines += [f"    {hazard}" for hazard in hazards]
+    return lines

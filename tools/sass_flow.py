@@ -9,8 +9,10 @@ issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeVar
 
 from cudatma.errors import ArgumentError
 
@@ -32,6 +34,8 @@ _TARGET = re.compile(r"`\((?P<label>[^)]+)\)|\b0x(?P<address>[0-9a-fA-F]+)\s*$")
 _JUMP_TABLE = re.compile(r"BRANCH_TARGETS\s+([^\"]+)")
 _WAITED = re.compile(r"SB(\d)\s*,\s*0x0\b|\{([\d,\s]+)\}")
 _BARRIER = re.compile(r"\bB\d+\b")
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,30 @@ def successors(code: Code) -> list[tuple[int, ...]]:
         after = set(_after(index, step, code, by_address, behind_calls, joins))
         following.append(tuple(sorted(other for other in after if other < len(code.steps))))
     return following
+
+
+def states_before(
+    code: Code, nothing: State, after: Callable[[Step, State], State], merge: Callable[[State, State], State]
+) -> list[State]:
+    """For each step the state when it becomes the next one: a forward data flow to its fixed point.
+
+    Code begins with ``nothing``, which steps keep that nothing reaches. ``merge`` joins two paths; ``nothing`` adds
+    nothing to the other one, and a state that is merged into again and again must settle.
+    """
+    following = successors(code)
+    before = [nothing] * len(code.steps)
+    reached = [False] * len(code.steps)
+    queue = [0] if code.steps else []
+    while queue:
+        index = heappop(queue)
+        state = after(code.steps[index], before[index])
+        for other in following[index]:
+            merged = merge(before[other], state)
+            if not reached[other] or merged != before[other]:
+                reached[other], before[other] = True, merged
+                if other not in queue:
+                    heappush(queue, other)
+    return before
 
 
 def _after(

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
-from .sass_flow import Code, Step, parse_encoded, successors
+from .sass_flow import Code, Step, parse_encoded, states_before
 
 #: Reads of shared memory whose results come back in the order in which a warp issued them.
 _READS = ("LDS", "LDSM")
@@ -52,34 +51,15 @@ def release_hazards(text: str) -> tuple[ReleaseHazard, ...]:
 
 def _of_function(code: Code) -> list[ReleaseHazard]:
     by_address = {step.address: step for step in code.steps}
+    nothing: Pending = {}
+    pending_before = states_before(code, nothing, _issue, _merge)
     hazards = []
-    for step, pending in zip(code.steps, _pending_before(code), strict=True):
+    for step, pending in zip(code.steps, pending_before, strict=True):
         if step.opcode.startswith("SYNCS.ARRIVE"):
             for load in sorted(_waited(step, pending)):
                 opcode = by_address[load].opcode
                 hazards.append(ReleaseHazard(code.function, step.address, step.opcode, load, opcode))
     return hazards
-
-
-def _pending_before(code: Code) -> list[Pending]:
-    """For each step what may be in flight when it becomes the next one: a forward data flow to its fixed point.
-
-    Steps that nothing reaches keep the empty state.
-    """
-    following = successors(code)
-    before: list[Pending] = [{} for _ in code.steps]
-    reached = [False] * len(code.steps)
-    queue = [0] if code.steps else []
-    while queue:
-        index = heappop(queue)
-        state = _issue(code.steps[index], before[index])
-        for other in following[index]:
-            merged = _merge(before[other], state)
-            if not reached[other] or merged != before[other]:
-                reached[other], before[other] = True, merged
-                if other not in queue:
-                    heappush(queue, other)
-    return before
 
 
 def _merge(left: Pending, right: Pending) -> Pending:

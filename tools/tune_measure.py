@@ -110,14 +110,11 @@ class CardBench:
     def keep(self, result: Any) -> Any:
         return result.view(np.uint16).copy().view(result.dtype)
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Microseconds of a launch of each in one replay of its graph, by itself on a card that has rested."""
-        found = []
-        for candidate in candidates:
-            graph = self._captured(self._launcher(candidate, len(self._weights)))
-            time.sleep(_REST_S)
-            found.append(self._replay_us(graph) / graph.launches)
-        return found
+    def screen(self, candidate: Candidate) -> float:
+        """Microseconds of a launch in one replay of its graph, by itself on a card that has rested."""
+        graph = self._captured(self._launcher(candidate, len(self._weights)))
+        time.sleep(_REST_S)
+        return self._replay_us(graph) / graph.launches
 
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
         """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a card

@@ -40,8 +40,8 @@ class Bench(Protocol):
     def keep(self, result: Any) -> Any:
         """A copy of a result that stays."""
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Microseconds of one launch of each, as one short look shows them."""
+    def screen(self, candidate: Candidate) -> float:
+        """Microseconds of one launch, as one short look shows them."""
 
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
         """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
@@ -53,8 +53,8 @@ class Bench(Protocol):
 @dataclass(slots=True)
 class Outcome:
     """What became of a cell. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
-    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all, at a short look, where they were
-    many. dropped: candidate -> why it did not count."""
+    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all but the rules' choice, at a
+    short look, where they were many. dropped: candidate -> why it did not count."""
 
     task: Task
     status: str
@@ -153,11 +153,9 @@ def tune_cell(
             outcome.dropped[candidate.label] = problem
         else:
             right.append(candidate)
+    if len(right) > _FINALISTS:
+        right = _finalists(right, bench, outcome)
     try:
-        if len(right) > _FINALISTS:
-            looks = bench.screen(right)
-            outcome.glances = {candidate.label: us for candidate, us in zip(right, looks, strict=True)}
-            right = [rule, *sorted(right[1:], key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
         times = bench.times(right, seconds)
     except Exception as error:
         _require_card(bench, rule)
@@ -171,6 +169,19 @@ def tune_cell(
     outcome.winner, outcome.us = right[best], times[best]
     outcome.status = "tuned" if best else "kept"
     return outcome
+
+
+def _finalists(right: Sequence[Candidate], bench: Bench, outcome: Outcome) -> list[Candidate]:
+    """The rules' choice, which comes first, and the fastest others at a short look; what cannot be timed is dropped."""
+    rule, *others = right
+    for candidate in others:
+        try:
+            outcome.glances[candidate.label] = bench.screen(candidate)
+        except Exception as error:
+            _require_card(bench, candidate)
+            outcome.dropped[candidate.label] = one_line(error)
+    seen = [candidate for candidate in others if candidate.label in outcome.glances]
+    return [rule, *sorted(seen, key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
 
 
 def _cell(outcome: Outcome, winner: Candidate) -> Cell:

@@ -1,4 +1,5 @@
-"""No kernel gives a ring slot back while it may still be read, and a kernel that does is found. Needs NVRTC, no GPU."""
+"""No kernel gives a ring slot back while it may still be read, or writes registers of a wgmma in flight; those that do
+are found. Needs NVRTC, no GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudatma.compiler import compile_source
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.render import render
 from cudatma.target import get_target
@@ -14,6 +16,7 @@ from tools.dump_kernels import Job, dump, jobs_for
 from tools.sass import disassemble, find_program
 from tools.sass_flow import Code, parse_encoded, successors
 from tools.sass_hazards import ReleaseHazard, release_hazards
+from tools.sass_wgmma import wgmma_hazards
 
 TARGETS = ("sm_90a", "sm_120a")
 
@@ -79,6 +82,44 @@ def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
     assert release_hazards(text) == ()
 
 
+def wgmma_kernel(folder: Path, block_k: int, in_flight: int) -> str:
+    """A group of wgmmas is a 64-deep block of a stage, so that a stage of block_k has block_k / 64 groups."""
+    spec = WgmmaSpec("float16", 128, False, 64, block_k, 2, 1, 4, steps=4, in_flight=in_flight)
+    return disassembled(render(spec.template, spec, get_target("sm_90a")), "sm_90a", folder)
+
+
+def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What WgmmaSpec refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
+    monkeypatch.setattr(WgmmaSpec, "_check_groups", lambda _: None)
+    text = wgmma_kernel(tmp_path, block_k=64, in_flight=1)
+    (code,) = parse_encoded(text)
+    wgmmas = [step for step in code.steps if step.mnemonic == "HGMMA"]
+    first_registers = [int(step.operands.split(", ")[1].removeprefix("R")) for step in wgmmas]
+    hazards = wgmma_hazards(text)
+    assert {hazard.operand for hazard in hazards} == {"A"}
+    assert {hazard.wgmma for hazard in hazards} == {step.address for step in wgmmas}
+    assert {hazard.register for hazard in hazards} == {r + i for r in first_registers for i in range(4)}
+    # Over the back edge only: behind the wgmmas the loop writes none of them.
+    assert max(hazard.write for hazard in hazards) < wgmmas[0].address
+
+
+@pytest.mark.parametrize(("block_k", "in_flight"), [(64, 0), (128, 1)])
+def test_fragments_of_groups_within_the_loop_are_kept_apart(block_k: int, in_flight: int, tmp_path: Path) -> None:
+    text = wgmma_kernel(tmp_path, block_k, in_flight)
+    assert f"WARPGROUP.DEPBAR.LE gsb0, {in_flight:#x}" in text
+    assert wgmma_hazards(text) == ()
+
+
+@pytest.mark.parametrize("wait", ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"])
+def test_a_real_kernel_needs_its_waits(wait: str, tmp_path: Path) -> None:
+    """The same kernel with one kind of its waits taken away: for the next fragments, or for the accumulators."""
+    text = wgmma_kernel(tmp_path, 128, 1)
+    operands = {hazard.operand for hazard in wgmma_hazards(text.replace(wait, "NOP"))}
+    assert operands == {"A" if wait.endswith("0x1") else "D"}
+
+
 def jobs() -> list[Job]:
     return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
 
@@ -87,10 +128,12 @@ JOBS = jobs()
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_the_kernels_release_what_they_have_read(job: Job, tmp_path: Path) -> None:
+def test_the_kernels_have_no_hazards(job: Job, tmp_path: Path) -> None:
     text = disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path)
     assert release_hazards(text) == ()
+    assert wgmma_hazards(text) == ()
     (code,) = parse_encoded(text)
+    assert any(step.mnemonic == "HGMMA" for step in code.steps) == isinstance(job.spec, WgmmaSpec)
     has_ring = getattr(job.spec, "smem_bytes", 1) > 0
     assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
     assert_all_is_reached(code)
@@ -98,8 +141,10 @@ def test_the_kernels_release_what_they_have_read(job: Job, tmp_path: Path) -> No
 
 def test_the_report_says_so(tmp_path: Path) -> None:
     report = dump(JOBS[0], tmp_path)
-    assert report.release_hazards == ()
-    assert "release hazards: none" in (tmp_path / f"{report.name}.report.txt").read_text()
+    assert report.release_hazards == report.wgmma_hazards == ()
+    page = (tmp_path / f"{report.name}.report.txt").read_text()
+    assert "release hazards: none" in page
+    assert "wgmma hazards: none" in page
     assert "/* 0x" not in (tmp_path / f"{report.name}.sass").read_text()
 
 

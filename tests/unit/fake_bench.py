@@ -40,8 +40,8 @@ class FakeBench:
     def keep(self, result: Any) -> Any:
         return result.copy()
 
-    def screen(self, candidates: Sequence[Candidate]) -> list[float]:
-        return [self.us(one) for one in candidates]
+    def screen(self, candidate: Candidate) -> float:
+        return self.us(candidate)
 
     def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
         self.timed.append([one.label for one in candidates])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sass_program import Line, assemble
 
 from cudatma.errors import ArgumentError
 from tools.sass import parse_sass, without_encodings
@@ -33,28 +33,6 @@ k:
         /*0050*/         EXIT ;                                                        /* 0x000000000000794d */
                                                                                        /* 0x000fea0003800000 */
 """
-
-
-@dataclass(frozen=True)
-class Line:
-    """An instruction of a small program: text, scoreboard of its result, scoreboards it waits for, label before it."""
-
-    text: str
-    write: int = 7
-    wait: tuple[int, ...] = ()
-    label: str = ""
-
-
-def assemble(*lines: Line) -> str:
-    """The program as nvdisasm prints it; line i stands at address 16 i."""
-    printed = ['\t.section\t.text.k,"ax",@progbits', "k:"]
-    for index, line in enumerate(lines):
-        upper = line.write << 46 | 7 << 49 | sum(1 << 52 + scoreboard for scoreboard in set(line.wait))
-        if line.label:
-            printed.append(f"{line.label}:")
-        printed.append(f"        /*{16 * index:04x}*/                   {line.text} ;      /* 0x{0x7919:016x} */")
-        printed.append(f"                                                   /* 0x{upper:016x} */")
-    return "\n".join(printed) + "\n"
 
 
 def found(*lines: Line) -> list[tuple[int, int]]:

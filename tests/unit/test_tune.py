@@ -83,10 +83,20 @@ def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
     assert len(measured) == 12
     assert measured[:2] == [rule.label, wanted.label], "the rules' choice, whatever it takes, then the fastest"
     assert outcome.winner == wanted
-    assert (len(outcome.times), len(outcome.glances)) == (12, len(task.candidates))
-    # What looked faster for a moment does not win.
-    bench.screen = lambda found: [1.0 if one is others[0] else bench.us(one) for one in found]  # type: ignore[method-assign]
-    assert tune_run.tune_cell(task, bench, 1.0).winner == wanted
+    assert (len(outcome.times), len(outcome.glances)) == (12, len(others))
+    # What looked faster for a moment does not win, and what cannot be timed is out, with its reason.
+    first, second, *_ = others
+
+    def look(one: Candidate) -> float:
+        if one is second:
+            raise RuntimeError("no graph")
+        return 1.0 if one is first else bench.us(one)
+
+    bench.screen = look  # type: ignore[method-assign]
+    again = tune_run.tune_cell(task, bench, 1.0)
+    assert again.winner == wanted
+    assert again.times[first.label] == 7.0
+    assert "no graph" in again.dropped[second.label]
 
 
 def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:

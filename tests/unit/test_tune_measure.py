@@ -173,7 +173,7 @@ def test_a_short_look_tells_them_apart(world: World) -> None:
     found = listed(3)
     world.us = {one.choice.spec.entry: 20.0 + index for index, one in enumerate(found)}
     bench.prepare(LAYER, 3)
-    assert bench.screen(found) == pytest.approx([20.0 + index for index in range(len(found))])
+    assert [bench.screen(one) for one in found] == pytest.approx([20.0 + index for index in range(len(found))])
 
 
 def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
