@@ -1,9 +1,9 @@
 """What tiles of the wgmma kernel take, in clocks of a multiprocessor: a formula that ranks them.
 
 Its numbers are fitted to 80 cells (16 layers, M = 32 to 1024) that `cudatma tune` measured on an H200: of the tiles
-measured, the one that it put first was 1 % behind the fastest on average, and 7 % at most. Of what was measured since
-it ranks the tiles of wgmma_config.py as well, with one exception, and others worse. [docs/performance/marlin_wgmma.md,
-"Which tile"] It knows nothing of clock and power. model.py predicts times; this only compares.
+measured, the one that it puts first is 1 % behind the fastest on average, 7 % at most, with one exception; no cell was
+kept aside. [docs/performance/marlin_wgmma.md, "Which tile"] It knows nothing of clock and power. model.py predicts
+times; this only compares.
 """
 
 from __future__ import annotations
