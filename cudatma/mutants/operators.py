@@ -148,7 +148,8 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count"})
+    # Of nothing, which a block may expect that its neighbours send nothing to: no count is negative.
+    yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 
 

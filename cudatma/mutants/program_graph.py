@@ -63,10 +63,11 @@ def is_load(instruction: Instruction) -> bool:
 
 
 def is_meeting(instruction: Instruction) -> bool:
-    """A warp-wide instruction or a barrier: the lanes of the warp are together there."""
+    """A warp-wide instruction or a barrier: the lanes of the warp are together there, and see each other's writes. A
+    relaxed barrier orders none."""
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
-        return True
+        return "relaxed" not in parts
     return parts[0] in _MEETINGS and ("sync" in parts or "aligned" in parts)
 
 

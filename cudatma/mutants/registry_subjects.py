@@ -50,12 +50,16 @@ _STRIP: dict[str, dict[str, Any]] = {
     "even": {"strips": 2, "warps_k": 2},
     "odd_zeros": {"strips": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
     "wide": {"strips": 3, "warps_k": 2, "strips_per_warp": 2, "scale_on": "weight"},
+    # Two columns of warps for three blocks, whose parts of the depth are 5, 5 and 6 stages: each ring wraps twice.
+    "cluster": {"strips": 2, "warps_k": 2, "blocks_k": 3, "stages": 2},
 }
 #: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
 #: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
 #: next. The strip kernel's ring has to wrap within the one tile of a block.
 _SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
+#: Where blocks of a cluster divide the strip kernel's depth.
+_DIVIDED_DEPTH = 2048
 
 
 def marlin_spec(variant: str) -> MarlinSpec:
@@ -111,6 +115,8 @@ def strip_spec(variant: str) -> StripSpec:
 def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
     tokens, depth = _SIZES[type(spec)]
+    if isinstance(spec, StripSpec) and spec.blocks_k > 1:
+        depth = _DIVIDED_DEPTH
     random = np.random.default_rng(7)
     weight = random.normal(size=(depth, _CHANNELS)).astype(np.float32) * 0.05
     packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
@@ -136,7 +142,7 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
             work.blocks,
             spec.threads,
             tuple(arguments),
-            cluster=spec.cluster if spec.cluster > 1 else None,
+            cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
             arrays=(*launch.arrays, out, perm),
             options=options,

@@ -22,8 +22,14 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
 LAYER = Layer(8192, 28672, 128, False, "float16")
-TILES = [wgmma_config._fitting(wgmma_config._spec(tile, LAYER, tile.block_m), TARGET) for tile in wgmma_config._TILES]
-#: Every feature, every tile of the table, and one whose last chunk of the result is a part of one that ends with 8
+#: Every form with its least and most tokens.
+TILES = [
+    wgmma_config._fitting(wgmma_config._spec(form, size, replace(LAYER, dtype=dtype), size), TARGET)
+    for form in wgmma_config._FORMS
+    for size in dict.fromkeys((form.least, form.most))
+    for dtype in ("float16", "bfloat16")
+]
+#: Every feature, every form of the list, and one whose last chunk of the result is a part of one that ends with 8
 #: tokens.
 SPECS = list(
     dict.fromkeys(
@@ -81,8 +87,11 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["UTMALDG"] == 2 * constants + spec.block_k // 64
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
-    # The result's boxes; or what threads read back from the staging rows, and store.
-    assert found["STSM"] == -(-spec.block_m // 16) * spec.stack
+    # The result's boxes; or what threads read back from the staging rows, and store. Blocks that divide the depth have
+    # tokens of their own each.
+    own = 8 * -(-spec.block_m // (8 * spec.blocks_k))
+    stored = spec.block_m // own * -(-own // 16) + -(-(spec.block_m % own) // 16)
+    assert found["STSM"] == stored * spec.stack
     assert found["UTMASTG"] == (spec.block_m // spec.store_tokens * spec.stack if spec.store_tokens else 0)
     if spec.store_tokens:
         assert found["LDS"] < found["STSM"]

@@ -95,6 +95,10 @@ def expected_instructions(target: str) -> dict[str, str]:
         table["mbarrier_arrive_shared_cluster"] = "mbarrier.arrive.shared::cluster.b64"
         table["mbarrier_arrive_release_cluster"] = "mbarrier.arrive.release.cluster.shared::cluster.b64"
         table["barrier_cluster_arrive"] = "barrier.cluster.arrive.release.aligned"
+        table["barrier_cluster_arrive_relaxed"] = "barrier.cluster.arrive.relaxed.aligned"
+        wait = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"
+        table["mbarrier_wait_parity_acquire_cluster"] = wait
+        table["st_async_v4_f32"] = f"st.async.weak.shared::cluster.{COMPLETE}.v4.f32"
         table["barrier_cluster_wait"] = "barrier.cluster.wait.acquire.aligned"
     if has("setmaxnreg"):
         table["setmaxnreg_inc"] = "setmaxnreg.inc.sync.aligned.u32"

@@ -27,6 +27,7 @@ CHOSEN = (
     "marlin_wgmma/cluster",
     "marlin_wgmma/store",
     "marlin_strip/even",
+    "marlin_strip/cluster",
     "tile_copy/2d",
     "ring/3x4",
     "multicast/2",
@@ -64,21 +65,56 @@ def test_the_result_is_the_same(name: str) -> None:
         np.testing.assert_array_equal(here, there)
 
 
+SENDS = "    if (rank != owner) {"
 EXPECT = "mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES"
 #: Subject, a text of its source, what it becomes, and how the hang is known then.
 PLANTED = (
     ("marlin_wgmma/cluster", EXPECT, f"{EXPECT} + 16", "full_barriers[0]", "16 announced bytes"),
     ("marlin_wgmma/setmaxnreg", "stage, EMPTY_ARRIVALS)", "stage, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
     ("marlin_strip/even", "empty + 8 * stage, CONSUMER_WARPS)", "empty + 8 * stage, 9)", "empty_barriers[0]", "of 9"),
+    # Of two others that send 2048 bytes each, one never does.
+    (
+        "marlin_strip/cluster",
+        SENDS,
+        f"    if (rank == 2) return false;\n{SENDS}",
+        "cluster_barrier[0]",
+        "2048 announced",
+    ),
 )
 
 
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
-    """With clusters, named barriers, setmaxnreg and stream-K flags around it."""
+    """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""
     with pytest.raises(PipelineHang) as caught:
         SUBJECTS[name].make().run(module(SUBJECTS[name], (old, new)), schedules=1)
     first = caught.value.waits[0]
     assert first.barrier == barrier
     assert cause in first.cause
-    assert "mbarrier_wait_parity(" in first.text
+    assert "mbarrier_wait_parity" in first.text
+
+
+def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
+    """Block 1 of each cluster waits for bytes that never come; what the others wait for is what it did not send."""
+    subject = SUBJECTS["marlin_strip/cluster"]
+    old = "mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES"
+    with pytest.raises(PipelineHang) as caught:
+        subject.make().run(module(subject, (old, f"{old} + (blockIdx.x % 3 == 1 ? 16 : 0)")), schedules=1)
+    waits = caught.value.waits
+    assert {wait.block[0] % 3 for wait in waits if wait.barrier == "full_barriers[0]"} == {1}
+    owner = [wait for wait in waits if wait.barrier == "cluster_barrier[0]" and wait.block[0] % 3 == 0]
+    assert owner
+    assert all("2048 announced bytes never came" in wait.cause for wait in owner)
+
+
+@pytest.mark.parametrize(
+    ("moved", "what"), [("bar += 4;", "cluster_barrier[0]"), ("addr += 4;", "cluster_reduction[0]")]
+)
+def test_a_misplaced_store_to_another_block_is_refused(moved: str, what: str) -> None:
+    subject = SUBJECTS["marlin_strip/cluster"]
+    old = "    if (!debug::may_store_remotely("
+    with pytest.raises(PipelineHang, match="refused") as caught:
+        subject.make().run(module(subject, (old, f"    {moved}\n{old}")), schedules=1)
+    first = caught.value.waits[0]
+    assert first.barrier.startswith(f"{what} + 4 B of rank")
+    assert "st_async_v4_f32(" in first.text

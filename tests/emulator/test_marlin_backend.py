@@ -59,7 +59,7 @@ def test_against_float64(
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
     by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator", feed="cp_async")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
-    if m <= 32:  # the same kernel, whatever the feed; more tokens by TMA are wgmma's where there is one
+    if target == "sm_120a":  # the same kernel, whatever the feed; sm_90a has two more, which TMA alone feeds
         assert np.array_equal(by_threads, y)
 
 

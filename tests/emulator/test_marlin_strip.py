@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
-from cudatma.errors import DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.marlin import emulated, problem
 from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
@@ -64,6 +64,52 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+#: A cluster divides the depth: evenly or not, into a stage each, into rings that wrap; columns of warps for each of its
+#: blocks, for some, of several, more for one than for another; with a lone strip, whose sums are fewer.
+CLUSTERS = {
+    "2_columns_for_2": (5, 1096, 200, spec(strips=4, warps_k=2, blocks_k=2)),
+    "1_column_for_4": (8, 1024, 64, spec(strips=1, blocks_k=4, deep_box=True)),
+    "3_columns_for_8": (3, 2184, 290, spec(strips=3, stages=2, blocks_k=8)),
+    "a_stage_each": (4, 264, 96, spec(strips=2, blocks_k=3)),
+    "3_columns_for_2_on_weights": (
+        6, 776, 130,
+        spec(group_size=32, scale_on="weight", has_zeros=True, strips=3, warps_k=2, blocks_k=2),
+    ),
+    "two_token_tiles": (19, 896, 160, spec(block_m=16, strips=3, blocks_k=3, warps_k=2)),
+    "32_tokens_bf16_zeros": (
+        29, 768, 96, spec(block_m=32, dtype="bfloat16", has_zeros=True, group_size=64, blocks_k=6),
+    ),
+    "pairs_and_a_lone_strip": (7, 1032, 230, spec(strips_per_warp=2, strips=7, warps_k=2, blocks_k=3)),
+    "column": (9, 1304, 98, spec(group_size=-1, has_zeros=True, block_m=16, strips=1, blocks_k=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_blocks_of_a_cluster_divide_the_depth(name: str) -> None:
+    m, k, n, of = CLUSTERS[name]
+    x, w, bias = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, processors=1, bias=bias, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
+@pytest.mark.parametrize("name", ["3_columns_for_8", "32_tokens_bf16_zeros"])
+def test_a_cluster_adds_up_in_a_fixed_order(name: str) -> None:
+    """Whoever comes first: sums wait in places of their own."""
+    m, k, n, of = CLUSTERS[name]
+    x, w, _ = operands(m, k, n, of)
+    runs = [run_marlin(x, w, spec=of, processors=1, schedules=1, replay=replay)[0] for replay in (0, 1, 7)]
+    assert len({out.tobytes() for out in runs}) == 1
+
+
+def test_no_block_of_a_cluster_is_without_a_stage() -> None:
+    of = spec(strips=2, blocks_k=4)
+    x, w, _ = operands(4, 264, 96, of)
+    with pytest.raises(ArgumentError, match="at most 3, K's stages") as caught:
+        run_marlin(x, w, spec=of, processors=1, schedules=1)
+    assert caught.value.field == "spec.blocks_k"
+
+
 #: Depths of whole 64-deep blocks: stages that K fills, one that it ends in, and more stages than it has.
 DEEP = {
     "whole_rows": CASES["whole_rows"],
@@ -105,6 +151,7 @@ def test_one_box_takes_whole_blocks_of_depths() -> None:
 
 
 EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens")}
+EARLY["cluster"] = CLUSTERS["3_columns_for_8"]
 EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 
 

@@ -8,8 +8,11 @@ import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.wgmma_config import _FORMS, _fitting, _Form, _spec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import get_target
 
 SCHEDULES = 20
 
@@ -80,6 +83,28 @@ def test_products_are_right_and_clean(name: str) -> None:
     out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, schedules=SCHEDULES)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
+#: Every form that the rules choose from, with its least tokens and with its most.
+FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, form.most))]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("divide", [False, True], ids=["whole", "divided"])
+@pytest.mark.parametrize(("form", "size"), FORMS, ids=[f"{size}x{form.block_n}x{form.block_k}" for form, size in FORMS])
+def test_every_form_is_right_and_clean(form: _Form, size: int, divide: bool, dtype: str) -> None:
+    """Two tiles of clusters, the second with a tail of channels, for one share or three; tails of tokens and depths."""
+    width = form.block_n * form.cluster
+    stages = 6 * 256 // form.block_k if divide else 3  # a tile is not divided before that pays
+    layer = Layer(stages * form.block_k + 64, 2 * width - 24, 128, divide, dtype)
+    of = _fitting(_spec(form, size, layer, size), get_target("sm_90a"))
+    x, w, bias = operands(size - 3, layer.k, layer.n, of)
+    processors = (3 if divide else 1) * form.cluster
+    work = schedule(of, len(x), layer.n, layer.k, processors, divide=divide, eager=True)
+    assert bool(work.stream_tiles) == divide
+    out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, divide=divide, schedules=2)
+    assert report.is_clean
+    assert relative_error(out, x, w, bias) < TOLERANCE[dtype]
 
 
 def test_the_order_of_additions_is_fixed() -> None:

@@ -64,6 +64,21 @@ STRIPS = {
 }
 
 
+#: Where there are clusters, whose blocks divide the depth: as the rules have it for (4096, 1024) at M = 1; three
+#: columns of warps for two blocks, one column with a lone strip.
+CLUSTERS = {
+    "cluster": StripSpec("float16", 128, False, 8, 1, 512, 4, 3, deep_box=True, blocks_k=3),
+    "cluster_columns": StripSpec("bfloat16", 64, True, 16, 5, 256, 2, 3, strips_per_warp=2, blocks_k=2),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_strip_source_of_clusters(golden: Golden, name: str) -> None:
+    spec = CLUSTERS[name]
+    spec.check_target(get_target("sm_90a"))
+    golden(f"marlin_strip_{name}_sm_90a.cu", render(spec.template, spec, "sm_90a"))
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize("name", STRIPS)
 def test_the_strip_source(golden: Golden, name: str, target: str) -> None:
@@ -81,6 +96,8 @@ WGMMA = {
     "store": WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 4, store_tokens=16),
     # Scale and offset in one multiply-add, groups that end inside of a 64-deep block; bf16, and whole blocks.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
+    # A cluster that divides the depth, as two warpgroups of each of its blocks do.
+    "depth_cluster": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, blocks_k=3),
     "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
 }
 

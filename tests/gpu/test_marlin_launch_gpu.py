@@ -32,9 +32,9 @@ def new_stream() -> Any:
     return cupy.cuda.Stream(non_blocking=True)
 
 
-def stream_tiles(weight: Weight, m: int) -> int:
-    """How many tiles several blocks share."""
-    return configure(weight.packed, m, 0, Feeds())[2].stream_tiles
+def stream_tiles(weight: Weight, m: int, feed: str = "tma") -> int:
+    """How many tiles several blocks share through the workspace."""
+    return configure(weight.packed, m, 0, Feeds(feed, feed, feed))[2].stream_tiles
 
 
 def flags(space: MarlinWorkspace) -> Any:
@@ -50,24 +50,27 @@ def differences(out: Any, wanted: Any) -> Any:
 @pytest.mark.parametrize(
     ("k", "n", "m", "shared", "options"),
     [
-        (4096, 1024, 16, True, Options()),
-        (4096, 512, 333, True, Options("bfloat16", 64, False)),
+        (4096, 1024, 16, True, Options(feed="cp_async")),
+        (4096, 1024, 16, False, Options()),
+        (4096, 512, 333, True, Options("bfloat16", 64, False, feed="cp_async")),
+        (4096, 512, 333, False, Options("bfloat16", 64, False)),
         (2048, 2048, 333, False, Options("bfloat16", 64, False)),
         (8192, 10240, 1024, True, Options()),
         (512, 128 * 132, 1, False, Options(group_size=-1)),
     ],
 )
 def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool, options: Options) -> None:
+    """Tiles that several blocks share, through the workspace or within a cluster, or that they do not share."""
     weight = make_weight(k, n, options)
     x = activations((m, k), options.dtype)
     if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
-        assert (stream_tiles(weight, m) > 0) == shared
-    wanted = marlin_gemm(x, weight.packed)
+        assert (stream_tiles(weight, m, options.feed) > 0) == shared
+    wanted = marlin_gemm(x, weight.packed, feed=options.feed)
     assert not compare(wanted, to_float64(x) @ weight.dense).problem(options.dtype)
     wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
     for _ in range(1000):
         bits(out).fill(0xFFFF)
-        marlin_gemm(x, weight.packed, out)
+        marlin_gemm(x, weight.packed, out, feed=options.feed)
         wrong += differences(out, wanted)
     assert int(wrong) == 0
     assert not flags(stream_workspace(0, cupy.cuda.get_current_stream().ptr)).any()
@@ -119,13 +122,13 @@ def test_threads_share_a_weight_and_its_plans() -> None:
 def test_a_workspace_of_ones_own() -> None:
     weight = make_weight(4096, 1024)
     x = activations((16, 4096), "float16")
-    assert stream_tiles(weight, 16) > 0
-    wanted, space = marlin_gemm(x, weight.packed), MarlinWorkspace(0)
+    assert stream_tiles(weight, 16, "cp_async") > 0
+    wanted, space = marlin_gemm(x, weight.packed, feed="cp_async"), MarlinWorkspace(0)
     for feed in ("tma", "cp_async"):
         out = marlin_gemm(x, weight.packed, workspace=space, feed=feed)
         assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
         assert not flags(space).any()
-    assert int(differences(marlin_gemm(x, weight.packed, workspace=space), wanted)) == 0
+    assert int(differences(marlin_gemm(x, weight.packed, workspace=space, feed="cp_async"), wanted)) == 0
     partials = cupy.cuda.UnownedMemory(space.partials_pointer, space.partials_bytes, space)
     assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
 

@@ -82,16 +82,43 @@ def test_feeds_decide_which_kernels_there_are() -> None:
     assert {kernel_name(c.spec) for c in candidates(layer, 500, get_target("sm_120a"), 132, Feeds())} == {"portable"}
 
 
+def shape_of(spec: AnyMarlinSpec) -> tuple[object, ...]:
+    tile = (spec.block_m, spec.block_n, spec.block_k)
+    return kernel_name(spec), *tile, spec.consumer_warps, spec.cluster, spec.blocks_k
+
+
 def test_the_tiles_that_were_measured_best_are_among_them() -> None:
     """docs/performance/marlin_strip.md and marlin_wgmma.md; stages and groups in flight are variants."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    for layer, m in ((large, 1), (large, 64), (large, 128), (large, 1024), (small, 1), (small, 64), (small, 1024)):
+    narrow, slim = replace(small, n=1024), replace(large, k=13824, n=5120)
+    cases = [(large, m) for m in (1, 64, 128, 1024)] + [(small, m) for m in (1, 64, 1024)]
+    for layer, m in [*cases, (narrow, 1), (narrow, 32), (narrow, 64), (slim, 1), (slim, 16)]:
         rule = choose_untuned(layer, m, SM90A, 132, Feeds()).spec
-        shape = (kernel_name(rule), rule.block_m, rule.block_n, rule.block_k, rule.consumer_warps, rule.cluster)
-        assert shape in {
-            (kernel_name(c.spec), c.spec.block_m, c.spec.block_n, c.spec.block_k, c.spec.consumer_warps, c.spec.cluster)
-            for c in candidates(layer, m, SM90A, 132, Feeds())
-        }
+        found = {shape_of(choice.spec) for choice in candidates(layer, m, SM90A, 132, Feeds())}
+        assert shape_of(rule) in found, rule.entry
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, st.integers(1, 64), processors)
+def test_clusters_of_strips_have_work_for_each_block_and_run_at_once(layer: Layer, m: int, count: int) -> None:
+    for choice in candidates(layer, m, SM90A, count, Feeds()):
+        spec = choice.spec
+        if isinstance(spec, StripSpec) and spec.blocks_k > 1:
+            clusters = ceil_div(layer.n, 32 * spec.strips) * ceil_div(m, spec.block_m)
+            assert clusters * spec.blocks_k <= count, "a multiprocessor for each block"
+            assert choice.blocks_per_sm == 1
+            assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "a stage for each block"
+
+
+def test_only_cards_with_clusters_get_them() -> None:
+    narrow = Layer(4096, 1024, 128, False, "float16")
+    blocks = {
+        name: {c.spec.blocks_k for c in candidates(narrow, 1, get_target(name), 132, Feeds())}
+        for name in ("sm_90a", "sm_120a")
+    }
+    assert blocks["sm_120a"] == {1}
+    # 32 strips: clusters of 6 and 8, of which 16 and 14 run at once, have to take two strips or three.
+    assert blocks["sm_90a"] >= {1, 2, 3, 4, 5, 6, 8}
 
 
 @settings(max_examples=15, deadline=None)
@@ -120,7 +147,7 @@ def test_rings_of_strips_hold_64_kib_of_weights_and_three_stages_where_they_can(
         spec = choice.spec
         if not isinstance(spec, StripSpec):
             continue
-        iterations = -(-layer.k // spec.block_k)
+        iterations = -(-layer.k // (spec.block_k * spec.blocks_k))  # of the cluster's block that has the most
         assert spec.stages <= max(2, iterations - 1, min(iterations, 3)), "it comes round, but for three stages in all"
         held = spec.stages * spec.weight_stage_bytes
         assert held - spec.weight_stage_bytes < 65536 or spec.stages <= 3, "no deeper than it must be"

@@ -37,11 +37,13 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
     ("layer", "m", "target", "kernel", "why"),
     [
         (LAYER, 1, "sm_90a", "strip", "few tokens"),
-        (LARGE, 16, "sm_120a", "strip", "the weight's bytes decide"),
+        (LARGE, 16, "sm_120a", "strip", "28672 channels in strips"),
         (LAYER, 64, "sm_90a", "wgmma", "sm_90a has wgmma"),
         (LARGE, 32, "sm_90a", "wgmma", "more tokens than mma.sync is faster for"),
-        (LAYER, 32, "sm_90a", "strip", "few tokens"),
-        (NARROW, 32, "sm_90a", "portable", "too few channels for strips"),
+        (LAYER, 16, "sm_90a", "strip", "few tokens"),
+        (LAYER, 17, "sm_90a", "wgmma", "the one that takes the fewest clocks"),
+        (NARROW, 16, "sm_90a", "strip", "1024 channels in strips, whose depth clusters divide where there are few"),
+        (NARROW, 32, "sm_120a", "portable", "too few channels, for strips, and sm_120a has no wgmma"),
         (LARGE, 512, "sm_120a", "portable", "sm_120a has no wgmma"),
     ],
 )
@@ -53,6 +55,16 @@ def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: 
     assert why in said.decision.why
     assert said.prediction.us > 1
     assert said.considered > len(said.candidates) > 1
+
+
+def test_clusters_are_told() -> None:
+    """1024 channels are 32 strips, for 132 multiprocessors: at least two blocks each, or most would stand by."""
+    said = explained(NARROW, 1)
+    blocks = said.spec.blocks_k
+    assert 2 <= blocks <= 8
+    assert said.schedule.blocks == said.schedule.tiles_n * blocks
+    assert said.spec.entry.endswith(f"_c{blocks}")
+    assert f"_c{blocks}" in str(said)
 
 
 def test_another_feed_is_the_reason_for_the_portable_kernel() -> None:

@@ -106,7 +106,8 @@ def test_warm_up_loads_that_kernel(card: Card, form: str) -> None:
     gemm(card, w)
     suffix = {"as_stored": "_fused", "shifted": "_shifted", "none": ""}[form]
     (launch,) = card.launches
-    assert launch.entry.startswith(f"marlin_wgmma_f16_g32{suffix}_64x")
+    # 33 tokens in one tile: of its sizes, which go by eights, the least.
+    assert launch.entry.startswith(f"marlin_wgmma_f16_g32{suffix}_40x")
 
 
 @pytest.mark.parametrize("asked", ["as_stored", "shifted"])

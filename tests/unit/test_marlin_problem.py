@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -285,6 +285,24 @@ def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: in
     for programmatic, wanted in ((True, early), (False, 0)):
         fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
         assert problem.early_stages == wanted
+
+
+def test_clusters_that_divide_the_depth() -> None:
+    """A cluster a tile, whatever is resident; all blocks have stages, and nothing goes through the workspace."""
+    strip = StripSpec("float16", 128, False, 8, 1, 512, 4, 3, blocks_k=3)
+    assert strip.launch_cluster == 3
+    # 32 strips of 1024 channels, three blocks each: 96; eight stages of 512 depths.
+    assert schedule(strip, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
+    assert schedule(strip, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
+    tile = replace(WGMMA[0], cluster=1, blocks_k=2)
+    assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
+    # Two tiles of 64 tokens, sixteen of 256 channels, 32 stages of 128 depths.
+    assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
+    for spec in (strip, replace(tile, blocks_k=3)):
+        assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
+        with pytest.raises(ArgumentError, match="at most 2") as caught:
+            schedule(spec, 1, 128, 2 * spec.block_k, 132)
+        assert caught.value.field == "spec.blocks_k"
 
 
 def test_too_many_stages_are_refused() -> None:

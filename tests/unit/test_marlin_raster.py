@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels.marlin import wgmma_config
+from cudatma.kernels.marlin.candidates import variants
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.raster import least_traffic, traffic
@@ -83,23 +83,26 @@ def test_one_band_where_it_makes_no_difference() -> None:
     assert least_traffic(WIDE, 1024, 4096, 4096, PROCESSORS) == (4, "evict_normal")
 
 
-def test_flipping_the_tiles_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_take_bands_by_tokens_and_the_tuner_tries_the_models() -> None:
     layer, m, target = Layer(8192, 28672, 128, False, "float16"), 8192, get_target("sm_90a")
     shipped = choose_wgmma(layer, m, target, PROCESSORS)
-    assert (shipped.band, shipped.spec.store_tokens) == (0, 0)
-    tiles = tuple(replace(tile, by_traffic=True, store_tokens=32) for tile in wgmma_config._TILES)
-    monkeypatch.setattr(wgmma_config, "_TILES", tiles)
-    chosen = choose_wgmma(layer, m, target, PROCESSORS)
-    expected = least_traffic(shipped.spec, m, layer.n, layer.k, PROCESSORS // shipped.spec.cluster)
-    assert (chosen.band, chosen.spec.weight_policy) == expected
-    stages = shipped.spec.stages  # staging rows take their room
-    assert replace(chosen.spec, store_tokens=0, weight_policy="evict_normal", stages=stages) == shipped.spec
-    plan, problem = schedule(chosen.spec, m, layer.n, layer.k, PROCESSORS, band=chosen.band), ProblemStruct()
-    fill_problem(problem, chosen.spec, plan, m, layer.n, layer.k, 64)
-    assert problem.raster_m == chosen.band
+    assert (shipped.band, shipped.spec.store_tokens, shipped.spec.weight_policy) == (0, 0, "evict_normal")
+    band, policy = least_traffic(shipped.spec, m, layer.n, layer.k, PROCESSORS // shipped.spec.cluster)
+    tried = replace(shipped, spec=replace(shipped.spec, weight_policy=policy), band=band)
+    others = list(variants(shipped, layer, m, target, PROCESSORS))
+    assert [other for other in others if other.band] == [tried]
+    for chosen, raster in ((shipped, 2048 // shipped.spec.block_m), (tried, band)):
+        plan, problem = schedule(chosen.spec, m, layer.n, layer.k, PROCESSORS, band=chosen.band), ProblemStruct()
+        fill_problem(problem, chosen.spec, plan, m, layer.n, layer.k, 64)
+        assert problem.raster_m == raster
     # One token tile: nothing is read again, and the weights had better leave L2 first, as before.
     one = choose_wgmma(layer, 64, target, PROCESSORS)
-    assert (one.band, one.spec.weight_policy, one.spec.store_tokens) == (0, "evict_first", 32)
+    assert (one.band, one.spec.weight_policy, one.spec.block_m) == (0, "evict_first", 64)
+    assert all(other.band == 0 for other in variants(one, layer, 64, target, PROCESSORS))
+    # Results by TMA, where staging rows find room beside the ring.
+    small = Layer(4096, 12288, 128, False, "float16")
+    others = list(variants(choose_wgmma(small, 256, target, PROCESSORS), small, 256, target, PROCESSORS))
+    assert {other.spec.store_tokens for other in others if isinstance(other.spec, WgmmaSpec)} == {0, 16, 32}
 
 
 def test_the_page_shows_what_the_model_says() -> None:

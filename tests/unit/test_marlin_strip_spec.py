@@ -14,12 +14,14 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin import strip_config
+from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves
 from cudatma.kernels.marlin.strip_spec import SCALE_ON, StripSpec
+from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -35,7 +37,7 @@ BASE: dict[str, Any] = {
         ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("strips", 0), ("strips", 9), ("block_k", 64),
         ("warps_k", 3), ("warps_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
         ("blocks_per_sm", 3), ("strips_per_warp", 3), ("scale_on", "epilogue"),
-        ("deep_box", 1),
+        ("deep_box", 1), ("blocks_k", 0), ("blocks_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
@@ -64,6 +66,66 @@ def test_the_box_tells_entries_apart_and_nothing_else() -> None:
     flat, deep = (StripSpec(**BASE, deep_box=deep) for deep in (False, True))
     assert deep.entry == flat.entry + "_d"
     assert deep.smem_layout() == flat.smem_layout()
+
+
+def test_blocks_of_a_cluster_tell_entries_apart() -> None:
+    """Names, what is launched, and nothing of a stage."""
+    made = [StripSpec(**BASE, blocks_k=blocks) for blocks in range(1, 9)]
+    assert len({of.entry for of in made}) == 8
+    assert made[0].entry == StripSpec(**BASE).entry
+    assert [of.launch_cluster for of in made] == list(range(1, 9))
+    assert {(of.cluster, of.transaction_bytes, of.threads, of.partial_bytes) for of in made} == {
+        (1, made[0].transaction_bytes, made[0].threads, 0)
+    }
+
+
+@pytest.mark.parametrize(
+    ("strips", "strips_per_warp", "block_m", "blocks_k", "size"),
+    [
+        # Owned columns x others x fragments (two of a strip, for each 8 tokens) x 512 bytes.
+        (1, 1, 8, 4, 1 * 3 * 2 * 512),
+        (3, 1, 8, 2, 2 * 1 * 2 * 512),  # three columns for two blocks: two and one
+        (3, 1, 16, 8, 1 * 7 * 4 * 512),  # some blocks have none
+        (7, 2, 8, 3, 2 * 2 * 4 * 512),  # four columns, of two strips each, for three blocks
+        (8, 1, 32, 2, 4 * 1 * 8 * 512),
+        (8, 1, 32, 1, 0),
+    ],
+)
+def test_sums_of_a_cluster_by_hand(strips: int, strips_per_warp: int, block_m: int, blocks_k: int, size: int) -> None:
+    fields = {**BASE, "strips": strips, "strips_per_warp": strips_per_warp, "block_m": block_m, "warps_k": 1}
+    of = StripSpec(**fields, blocks_k=blocks_k)
+    layout = {name: held for name, _, held in of.smem_layout()}
+    assert layout["cluster_reduction"] == size
+    assert layout["cluster_barrier"] == (8 if blocks_k > 1 else 0)
+    assert of.smem_bytes == replace(of, blocks_k=1).smem_bytes + size + layout["cluster_barrier"]
+
+
+@given(
+    strips=st.integers(1, 8), strips_per_warp=st.sampled_from((1, 2)), block_m=st.sampled_from((8, 16, 32)),
+    blocks_k=st.integers(1, 8), group_size=st.sampled_from((128, -1)),
+)  # fmt: skip
+def test_each_column_is_owned_once_and_all_others_sums_have_room(
+    strips: int, strips_per_warp: int, block_m: int, blocks_k: int, group_size: int
+) -> None:
+    """Columns of warps are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
+    assume(strips_per_warp <= strips)
+    fields = {**BASE, "strips": strips, "strips_per_warp": strips_per_warp, "block_m": block_m, "warps_k": 1}
+    of = StripSpec(**{**fields, "group_size": group_size}, blocks_k=blocks_k)
+    columns = range(0, strips, strips_per_warp)  # by their first strip
+    owned = [[column for index, column in enumerate(columns) if index % blocks_k == rank] for rank in range(blocks_k)]
+    assert sorted(column for mine in owned for column in mine) == list(columns)
+    column_bytes = strips_per_warp * 32 * block_m * 4  # fp32 sums, of whole strips
+    assert of.column_bytes == column_bytes
+    most = max(map(len, owned)) * (blocks_k - 1) * column_bytes
+    assert {name: size for name, _, size in of.smem_layout()}["cluster_reduction"] == most
+
+
+def test_clusters_need_a_card_that_has_them() -> None:
+    narrow = StripSpec(**{**BASE, "strips": 1}, blocks_k=2)
+    narrow.check_target(SM90A)
+    with pytest.raises(TargetError, match="blocks_k > 1"):
+        narrow.check_target(SM120A)
+    replace(narrow, blocks_k=1).check_target(SM120A)
 
 
 def test_two_strips_a_warp() -> None:
@@ -143,7 +205,7 @@ def test_expected_bytes_are_those_of_the_boxes(
     assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name
-        assert size % of.stages == 0 or name == "depth_reduction"
+        assert size % of.stages == 0 or name in ("depth_reduction", "cluster_reduction", "cluster_barrier")
 
 
 @given(
@@ -167,9 +229,71 @@ def test_every_layer_gets_a_ring_that_fits(
     assert k % 64 == 0 or not spec.deep_box
     spec.check_target(target)
     work = schedule(spec, m, n, k, processors)
-    assert work.blocks == work.tiles_m * work.tiles_n
+    assert work.blocks == work.tiles_m * work.tiles_n * spec.blocks_k
+    assert spec.blocks_k == 1 or (target.has("cluster") and work.blocks <= processors)
     assert work.partial_blocks == 0
     assert (work.tiles_n - 1) * spec.block_n < n <= work.tiles_n * spec.block_n
+
+
+layers = st.builds(
+    Layer,
+    k=st.one_of(st.integers(1, 2000), st.integers(1, 40_000)),
+    n=st.one_of(st.integers(1, 6000), st.integers(1, 70_000)),
+    group_size=st.sampled_from(GROUP_SIZES),
+    has_zeros=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+)
+
+
+@given(layers, st.integers(1, 32), st.sampled_from((20, 78, 132)))
+def test_a_choice_runs_at_once_and_covers_every_channel(layer: Layer, m: int, processors: int) -> None:
+    choice = choose_strip(layer, m, SM90A, processors)
+    spec = choice.spec
+    spec.check_target(SM90A)
+    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+    tiles_m, tiles_n = -(-m // spec.block_m), -(-layer.n // (32 * spec.strips))
+    assert (tiles_n - 1) * 32 * spec.strips < layer.n <= tiles_n * 32 * spec.strips
+    assert (tiles_m - 1) * spec.block_m < m <= tiles_m * spec.block_m
+    work = schedule(spec, m, layer.n, layer.k, processors)
+    assert work.blocks == tiles_m * tiles_n * spec.blocks_k
+    if spec.blocks_k > 1:
+        assert choice.blocks_per_sm == 1
+        # Parts of the card that are no whole clusters stand by.
+        assert tiles_m * tiles_n <= clusters_at_once(spec.blocks_k, processors) <= processors // spec.blocks_k
+        assert -(-layer.k // spec.block_k) >= spec.blocks_k, "a stage for each block"
+    # The ring is not deeper than what a block has to do, but for the least that there can be.
+    assert spec.stages <= max(2, -(-layer.k // (spec.block_k * spec.blocks_k)))
+
+
+@given(layers, st.integers(1, 32), st.sampled_from((20, 78, 132)))
+def test_the_way_that_is_predicted_to_be_fastest(layer: Layer, m: int, processors: int) -> None:
+    """As few strips a block as its number of blocks allows; the whole depth, unless dividing it is predicted to pay."""
+
+    def us(spec: StripSpec) -> float:
+        blocks = -(-strips // spec.strips) * spec.blocks_k
+        waves = -(-blocks // processors)
+        return strip_us(layer.k, layer.n, spec.block_m, spec.strips, spec.block_k, spec.blocks_k, waves)
+
+    spec, strips = choose_strip(layer, m, SM90A, processors).spec, -(-layer.n // 32)
+    alone = choose_strip(layer, m, replace(SM90A, features=SM90A.features - {"cluster"}), processors).spec
+    assert alone.blocks_k == 1
+    if spec.blocks_k == 1:
+        assert spec == alone
+    else:
+        assert spec.strips == -(-strips // clusters_at_once(spec.blocks_k, processors))
+        assert us(spec) < us(alone)
+
+
+def test_few_channels_are_divided_and_many_are_not() -> None:
+    """1024 channels are 32 strips, for 132 multiprocessors. 28672 are 896: seven a block, and 128 blocks."""
+    few, many = Layer(4096, 1024, 128, False, "float16"), Layer(8192, 28672, 128, False, "float16")
+    for m in (1, 16):
+        spec = choose_strip(few, m, SM90A, 132).spec
+        # 38 clusters of three run at once; of four, 30, whose blocks would have two strips.
+        assert (spec.strips, spec.blocks_k) == (1, 3)
+        whole = choose_strip(many, m, SM90A, 132).spec
+        assert (whole.strips, whole.blocks_k) == (7, 1)
+    assert choose_strip(few, 1, SM120A, 132).spec.blocks_k == 1
 
 
 def test_a_table_of_variants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +318,7 @@ def test_a_ring_holds_what_has_to_be_under_way_and_no_more() -> None:
     assert chosen == {
         (4096, 4096, 1): (1024, 8, 3),
         (8192, 8192, 1): (512, 4, 4),
-        (8192, 8192, 16): (512, 4, 4),
+        (8192, 8192, 16): (256, 2, 4),
         (4096, 12288, 1): (512, 4, 3),
         (8192, 28672, 16): (256, 1, 3),
     }
@@ -215,14 +339,18 @@ def test_no_more_dependent_blocks_than_meant(name: str) -> None:
 
 def test_who_serves() -> None:
     wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 1024, 128, False, "float16")
-    assert strip_serves(wide, 16, SM90A, 132, Feeds())
-    assert strip_serves(wide, 32, SM90A, 132, Feeds())
-    assert strip_serves(wide, 32, SM120A, 188, Feeds())
-    assert not strip_serves(wide, 33, SM90A, 132, Feeds())  # wgmma's
-    assert not strip_serves(wide, 33, SM120A, 188, Feeds())
-    assert not strip_serves(narrow, 1, SM90A, 132, Feeds())  # most of the card would have no strip
+    for target, processors in ((SM90A, 132), (SM120A, 188)):
+        assert [m for m in (1, 16, 32, 33) if strip_serves(wide, m, target, processors, Feeds())] == [1, 16, 32]
+    assert strip_serves(narrow, 1, SM90A, 132, Feeds())  # clusters divide the depth
+    assert strip_serves(replace(narrow, k=1, n=1), 32, SM90A, 132, Feeds())
+    # Without clusters, most of the card would have no strip; half of it may.
+    assert not strip_serves(narrow, 1, SM120A, 188, Feeds())
+    assert strip_serves(replace(narrow, n=94 * 32), 1, SM120A, 188, Feeds())
+    assert not strip_serves(replace(narrow, n=93 * 32), 1, SM120A, 188, Feeds())
     assert not strip_serves(wide, 1, SM90A, 132, Feeds(activation="gather"))
+    assert not strip_serves(wide, 1, replace(SM90A, features=SM90A.features - {"tma"}), 132, Feeds())
     assert isinstance(choose(wide, 1, SM90A, 132, Feeds()).spec, StripSpec)
+    assert isinstance(choose(narrow, 16, SM90A, 132, Feeds()).spec, StripSpec)
 
 
 @pytest.mark.parametrize("name", TARGETS)

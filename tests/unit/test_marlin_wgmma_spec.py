@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,9 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_config
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma, dump_specs, wgmma_serves
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.layout import Swizzle, swizzle
@@ -77,6 +80,8 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("block_m", 64.0),
         ("stages", 1),
         ("stages", 17),
+        ("blocks_k", 0),
+        ("blocks_k", 9),
     ],
 )
 def test_a_wrong_field_is_named(field: str, value: Any) -> None:
@@ -107,6 +112,8 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_m": 24, "store_tokens": 16}, "store_tokens", "a part of block_m = 24"),
         ({"store_tokens": 64}, "store_tokens", "buffer"),
         ({"block_m": 40, "store_tokens": 8}, "store_tokens", "buffer"),
+        ({"blocks_k": 2, "cluster": 2}, "blocks_k", "share activations, or divide the depth"),
+        ({"blocks_k": 2, "store_tokens": 16}, "blocks_k", "stores rows of its own"),
     ],
 )
 def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
@@ -183,6 +190,22 @@ def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec
     most = 20480 if spec.block_m <= 128 else 10240
     assert spec.staging_tokens <= 16 or spec.warpgroups * spec.staging_bytes <= most
     assert min(spec.block_m, 16) <= spec.staging_tokens <= spec.block_m
+
+
+@given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
+def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
+    eights: int, warpgroups: int, blocks_k: int
+) -> None:
+    of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, blocks_k=blocks_k)
+    owned = [range(8 * eights)[rank * of.own_tokens : (rank + 1) * of.own_tokens] for rank in range(blocks_k)]
+    assert sum(map(len, owned)) == of.block_m
+    # Whole fragments, as even as they can be; from every other block fp32 sums of each token and channel.
+    assert len(owned[0]) % 8 == 0
+    assert len(owned[0]) < of.block_m / blocks_k + 8
+    layout = {name: size for name, _, size in of.smem_layout()}
+    assert layout["cluster_reduction"] == (blocks_k - 1) * len(owned[0]) * 64 * warpgroups * 4
+    assert (layout["cluster_barrier"], of.partial_bytes) == (8, 0)
+    assert of.launch_cluster == blocks_k
 
 
 def test_chunks_of_staging_rows() -> None:
@@ -265,6 +288,8 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"weight_policy": "evict_normal"},
         {"store_tokens": 32},
         {"store_tokens": 16},
+        {"blocks_k": 2},
+        {"blocks_k": 3},
     ]
     entries = [BASE.entry, *(replace(BASE, **change).entry for change in changed)]
     assert len(set(entries)) == len(entries)
@@ -291,56 +316,132 @@ layers = st.builds(
 )
 
 
-@given(layers, st.integers(33, 100_000), st.sampled_from((1, 20, 78, 132)))
+@given(layers, st.integers(17, 100_000), st.sampled_from((1, 20, 78, 132)))
 def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
     spec = choose_wgmma(layer, m, SM90A, processors).spec
     spec.check_target(SM90A)
     assert spec.stages * spec.block_k >= 256, "a ring that holds what is under way"
+    assert spec.stages >= 3 or replace(spec, stages=3).smem_bytes > SM90A.smem_per_block_bytes, "no room for a third"
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert choose(layer, m, SM90A, processors, Feeds()).spec == spec
 
 
+def test_every_form_has_three_stages() -> None:
+    """A ring of two stands still while one is worked on. Two forms' stages are of 64 and 72 KB: no room is left for a
+    third one's tables of scales and zero points, if groups are small."""
+    shorter = set()
+    for form in wgmma_config._FORMS:
+        for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
+            layer = Layer(8192, 28672, group_size, has_zeros, "float16")
+            for size in (form.least, form.most):
+                made = wgmma_config._fitting(wgmma_config._spec(form, size, layer, size), SM90A)
+                assert made.stages <= form.stages
+                if made.stages < 3:
+                    shorter.add((size, form.block_n, form.block_k, group_size, has_zeros))
+                    assert replace(made, stages=3).smem_bytes > SM90A.smem_per_block_bytes
+    assert shorter == {
+        (64, 256, 256, 32, True), (256, 128, 128, 32, False), (256, 128, 128, 32, True), (256, 128, 128, 64, True),
+    }  # fmt: skip
+
+
 def test_who_is_served() -> None:
-    wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 12288, 128, False, "float16")
-    assert [name for name, target in TARGETS.items() if wgmma_serves(wide, 64, target, 132, Feeds())] == ["sm_90a"]
-    assert [m for m in (16, 17, 32, 33) if wgmma_serves(wide, m, SM90A, 132, Feeds())] == [17, 32, 33]
-    assert [m for m in (16, 17, 32, 33) if wgmma_serves(narrow, m, SM90A, 132, Feeds())] == [33]
-    # From 200 KiB of weights for each multiprocessor on.
-    least = replace(wide, k=1024, n=2 * 200 * 132)
-    assert wgmma_serves(least, 17, SM90A, 132, Feeds())
-    assert not wgmma_serves(replace(least, n=least.n - 1), 32, SM90A, 132, Feeds())
-    assert not wgmma_serves(wide, 64, SM90A, 132, Feeds(activation="plain"))
-    assert not wgmma_serves(wide, 64, SM90A, 132, Feeds(scale="cp_async"))
+    """From 17 tokens on, whatever the layer."""
+    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target, Feeds())] == ["sm_90a"]
+    assert [m for m in (1, 16, 17, 32, 33) if wgmma_serves(m, SM90A, Feeds())] == [17, 32, 33]
+    assert not wgmma_serves(64, SM90A, Feeds(activation="plain"))
+    assert not wgmma_serves(64, SM90A, Feeds(scale="cp_async"))
+    for layer in (Layer(8192, 28672, 128, False, "float16"), Layer(64, 8, 128, False, "float16")):
+        assert isinstance(choose(layer, 16, SM90A, 132, Feeds()).spec, StripSpec)
+        assert isinstance(choose(layer, 17, SM90A, 132, Feeds()).spec, WgmmaSpec)
+
+
+@given(st.integers(1, 20_000))
+def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
+    """By another way than the rule's: of each size, the next smaller one would need more tiles, or is not allowed."""
+    for form in wgmma_config._FORMS:
+        allowed = [size for size in range(8, 257, 8) if size <= 64 or size % 16 == 0]
+        allowed = [size for size in allowed if form.least <= size <= form.most and size % (8 * form.cluster) == 0]
+        # Less than 48 tokens are for one tile.
+        allowed = [size for size in allowed if size >= 48 or size >= m]
+        wanted = {
+            size
+            for index, size in enumerate(allowed)
+            if index == 0 or ceil_div(m, allowed[index - 1]) > ceil_div(m, size)
+        }
+        found = form.sizes(m)
+        assert set(found) == wanted, form
+        assert len(found) == len({ceil_div(m, size) for size in allowed}), "one for each number of tiles"
+
+
+@pytest.mark.parametrize(
+    ("m", "sizes"),
+    [
+        (1, {8}),
+        (33, {40}),  # less than 48: no two of 24
+        (64, {48, 64}),  # two tiles, or one
+        (65, {48, 80}),
+        (97, {48, 56}),  # three, or two; 56 to 96 are two
+        (200, {48, 56, 80}),  # five, four, three
+    ],
+)
+def test_sizes_by_hand(m: int, sizes: set[int]) -> None:
+    """Of the second form: 8 to 64 tokens by eights, 80 and 96."""
+    assert set(wgmma_config._FORMS[1].sizes(m)) == sizes
 
 
 def test_clusters_share_the_tokens_of_many() -> None:
+    """256 x 256 of two blocks that share tokens: 64 depths take (256 + 20) x 128 x 64 / 2048 + 0.005 x 20480 + 130 =
+    1336 clocks, so that 128 take 2673; without, of 256 x 128 at a time, 2707. With fewer tokens 256 channels of one
+    block are ahead, whose stages are of 128 depths or 256."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    assert [choose_wgmma(large, m, SM90A, 132).spec.cluster for m in (64, 128, 300, 512, 4096)] == [1, 2, 1, 2, 2]
+    assert [choose_wgmma(large, m, SM90A, 132).spec.cluster for m in (64, 128, 300, 512, 4096)] == [1, 1, 1, 2, 2]
     assert [choose_wgmma(small, m, SM90A, 132).spec.cluster for m in (64, 256, 512, 1024)] == [1, 1, 1, 2]
 
 
+def test_clusters_divide_the_depth_of_few_tiles() -> None:
+    """4096 channels at M = 64: 64 tiles of 64, where 66 clusters of two blocks run at once. 1024 channels: 16, for
+    clusters of eight, of which 15 run at once, or fewer. 28672: more tiles of 256 than there are clusters."""
+    found = {n: choose_wgmma(Layer(8192, n, 128, False, "float16"), 64, SM90A, 132).spec for n in (1024, 4096, 28672)}
+    assert {n: (spec.block_m, spec.block_n) for n, spec in found.items()} == {
+        1024: (64, 64),
+        4096: (64, 64),
+        28672: (64, 256),
+    }
+    assert (found[4096].blocks_k, found[28672].blocks_k) == (2, 1)
+    assert found[1024].blocks_k in (4, 5, 6)
+
+
+@given(layers, st.integers(17, 1000), st.sampled_from((20, 78, 132)))
+def test_clusters_run_at_once_and_each_block_has_a_stage(layer: Layer, m: int, processors: int) -> None:
+    spec = choose_wgmma(layer, m, SM90A, processors).spec
+    work = schedule(spec, m, layer.n, layer.k, processors)
+    if spec.blocks_k > 1:
+        assert work.blocks == work.tiles_m * work.tiles_n * spec.blocks_k <= processors
+        assert work.k_iterations >= spec.blocks_k
+        assert (work.partial_blocks, work.stream_tiles) == (0, 0)
+
+
 def test_a_wide_tile_is_not_taken_for_its_padding() -> None:
+    """As many tiles as it takes, and of so many the least: 257 in two of 144, where two of 256 would be half empty."""
     large = Layer(8192, 28672, 128, False, "float16")
     chosen = [choose_wgmma(large, m, SM90A, 132).spec.block_m for m in (256, 257, 300, 384, 512, 640)]
-    assert chosen == [256, 96, 152, 128, 256, 128]
+    assert chosen == [256, 144, 160, 128, 256, 128]
 
 
-def test_dump_specs_hold_every_tile_of_the_table() -> None:
+def test_dump_specs_hold_every_form_of_the_list() -> None:
+    """Each at its most tokens, and at 40, or its least where that is more."""
     dumped = dump_specs(SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
-    fields = (
-        "block_m",
-        "block_k",
-        "stack",
-        "steps",
-        "in_flight",
-        "consumer_registers",
-        "cluster",
-        "warpgroups",
-        "warpgroups_k",
-    )
-    found = {tuple(getattr(spec, field) for field in fields) for spec in dumped}
-    assert {tuple(getattr(tile, field) for field in fields) for tile in wgmma_config._TILES} == found
+    fields = ("block_k", "stack", "steps", "in_flight", "cluster", "warpgroups", "warpgroups_k")
+    found = {(spec.block_m, *(getattr(spec, field) for field in fields)) for spec in dumped}
+    wanted = {
+        (size, *(getattr(form, field) for field in fields))
+        for form in wgmma_config._FORMS
+        for size in (max(40, form.least), form.most)
+    }
+    assert wanted <= found
+    assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no form that is not in the list"
+    assert {spec.blocks_k for spec in dumped} > {1}
     assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
     assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}
     assert dump_specs(get_target("sm_120a")) == []

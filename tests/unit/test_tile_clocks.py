@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels.marlin import tune_file, wgmma_config
+from cudatma.kernels.marlin import tile_clocks, tune_file, wgmma_config
+from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.tile_clocks import division_clocks, launch_clocks, stage_clocks
@@ -37,11 +39,18 @@ cards = st.sampled_from((20, 78, 114, 132))
 
 
 def clocks(spec: WgmmaSpec, m: int, n: int, k: int, processors: int = PROCESSORS) -> float:
-    return launch_clocks(spec.block_m, spec.block_n, spec.block_k, spec.cluster, m, n, k, processors)
+    return launch_clocks(spec.block_m, spec.block_n, spec.block_k, spec.cluster, m, n, k, processors, spec.blocks_k)
 
 
 def stage(spec: WgmmaSpec) -> float:
     return stage_clocks(spec.block_m, spec.block_n, spec.block_k, spec.cluster)
+
+
+def result(spec: WgmmaSpec) -> float:
+    """Of a tile, whatever its depth: what is left of a launch of one, and of one with half as much to store."""
+    one, half = (replace(spec, block_m=tokens, cluster=1, consumer_registers=0) for tokens in (16, 8))
+    of_8 = (clocks(one, 8, 64, 1) - stage(one)) - (clocks(half, 8, 64, 1) - stage(half))
+    return tile_clocks._TILE + of_8 * spec.block_m / 8
 
 
 def one_wave(spec: WgmmaSpec, processors: int = PROCESSORS) -> int:
@@ -75,10 +84,10 @@ def test_more_depth_takes_no_less(spec: WgmmaSpec, m: int, n: int, k: int, more:
 
 @given(tiles, st.integers(1, 4), st.integers(1, 200), cards)
 def test_full_waves_are_whole(spec: WgmmaSpec, waves: int, stages: int, processors: int) -> None:
-    """Each takes as long as a tile's stages; with one wave there is nothing to divide either."""
+    """Each takes as long as a tile's stages and its result; with one wave there is nothing to divide either."""
     n, k = one_wave(spec, processors), stages * spec.block_k
     first, last = (clocks(spec, count * spec.block_m, n, k, processors) for count in (1, waves))
-    assert last - first == pytest.approx((waves - 1) * stages * stage(spec))
+    assert last - first == pytest.approx((waves - 1) * (stages * stage(spec) + result(spec)))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
@@ -100,7 +109,8 @@ def test_it_divides_where_schedule_does(spec: WgmmaSpec, m: int, n: int, k: int,
     resident, depth = processors // spec.cluster, ceil_div(k, spec.block_k)
     count = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n * spec.cluster)
     around = clocks(spec, spec.block_m, one_wave(spec, processors), k, processors) - depth * stage(spec)
-    whole = around + ceil_div(count, resident) * depth * stage(spec)
+    waves = ceil_div(count, resident)
+    whole = around + waves * depth * stage(spec) + (waves - 1) * result(spec)
     is_divided = clocks(spec, m, n, k, processors) < whole * (1 - 1e-9)
     plan = schedule(spec, m, n, k, processors)
     assert bool(plan.stream_tiles) == is_divided
@@ -116,9 +126,11 @@ def chosen(k: int, n: int, m: int) -> tuple[int, int, int]:
 
 def test_192_channels_where_others_leave_a_wave_almost_empty() -> None:
     """12288 channels are 48 of 256 and 96 of 128; with two token tiles of 128, 96 and 192 for 132 multiprocessors. In
-    tiles of 192 they are 128, nearly a wave."""
+    tiles of 192 they are 128, nearly a wave. And so they are with one token tile, 64 in clusters of two blocks: of 96
+    tiles, 66 would run at once."""
     assert chosen(4096, 12288, 256) == (128, 192, 1)
-    assert chosen(4096, 12288, 64)[1] == 128, "96 of them; 64 of 192 would leave half of the card without one"
+    assert chosen(4096, 12288, 64) == (64, 192, 1)
+    assert choose_wgmma(Layer(4096, 12288, 128, False, "float16"), 64, SM90A, PROCESSORS).spec.blocks_k == 2
 
 
 @pytest.mark.parametrize("m", [17, 32, 128, 256, 512, 1024, 4096])
@@ -134,8 +146,52 @@ def test_there_is_a_tile_for_everything_and_none_is_ahead_of_it(m: int, k: int, 
     spec = choose_wgmma(Layer(k, n, 128, False, "float16"), m, SM90A, processors).spec
     least = clocks(spec, m, n, k, processors)
     assert 0 < least < inf
-    assert spec.block_m > 32 or m <= 32, "tiles of few tokens are for one of them alone"
-    for tile in wgmma_config._TILES:
-        if tile.block_m > 32 or m <= tile.block_m:
-            shape = (tile.block_m, 64 * tile.warpgroups * tile.stack, tile.block_k, tile.cluster)
-            assert least <= launch_clocks(*shape, m, n, k, processors)
+    assert spec.block_m >= min(48, m), "tiles of few tokens are for one of them alone"
+    for form in wgmma_config._FORMS:
+        for size in range(form.least, form.most + 1, 8):
+            if size >= min(48, m) and (size <= 64 or size % 16 == 0) and size % (8 * form.cluster) == 0:
+                shape = (size, form.block_n, form.block_k, form.cluster)
+                assert least <= launch_clocks(*shape, m, n, k, processors) * (1 + 1e-9)
+
+
+@given(st.integers(1, 500), st.integers(1, 20_000), st.integers(1, 5000), cards)
+def test_no_cluster_that_could_run_is_ahead_of_it(m: int, k: int, n: int, processors: int) -> None:
+    spec = choose_wgmma(Layer(k, n, 128, False, "float16"), m, SM90A, processors).spec
+    least = clocks(spec, m, n, k, processors)
+    for form in wgmma_config._FORMS:
+        size = next((size for size in (64, 96, 128, 160) if size >= max(form.least, m)), 0)
+        if form.cluster > 1 or not size or size > form.most:
+            continue
+        fields = (size, form.block_k, form.warpgroups, form.stack, 3, 1, form.steps, form.in_flight)
+        registers = 232 if form.stack * size > 192 else 0
+        for blocks_k in (2, 3, 4, 5, 6, 8):
+            able = ceil_div(n, form.block_n) <= clusters_at_once(blocks_k, processors)
+            one = WgmmaSpec(
+                "float16", 128, False, *fields, consumer_registers=registers, warpgroups_k=form.warpgroups_k,
+                blocks_k=blocks_k,
+            )  # fmt: skip
+            if able and ceil_div(k, form.block_k) >= blocks_k and one.smem_bytes <= SM90A.smem_per_block_bytes:
+                assert least <= clocks(one, m, n, k, processors) * (1 + 1e-9)
+
+
+def test_a_cluster_counted_by_hand() -> None:
+    """64 tokens x 64 channels, 16 stages of 256 depths: two blocks have 8 each, and store 32 tokens. One alone, of all
+    multiprocessors, would divide the tile; with one multiprocessor there is none to divide it with."""
+    one, two = (launch_clocks(64, 64, 256, 1, 64, 64, 4096, 1, blocks_k) for blocks_k in (1, 2))
+    saved = 8 * stage_clocks(64, 64, 256, 1)
+    # Of 32 tokens x 64 channels sums go to the other block; half of the result is stored.
+    meeting = tile_clocks._MEETING + 2 * tile_clocks._MEETING_BLOCK + 32 * 64 * 4 / tile_clocks._SUMS_BYTES
+    assert one - two == pytest.approx(saved - meeting + tile_clocks._RESULT * 32 * 64 / 128**2)
+    assert 16 <= tile_clocks._SUMS_BYTES <= 64, "what a block's shared memory takes from others in a clock"
+    # Nothing is won by blocks without a stage.
+    four, two = (launch_clocks(64, 64, 256, 1, 64, 64, 512, PROCESSORS, blocks_k) for blocks_k in (4, 2))
+    assert four > two
+
+
+@given(tiles, st.integers(1, 60_000), st.integers(0, 3000), st.integers(2, 8))
+def test_a_clusters_time_goes_by_its_longest_block(spec: WgmmaSpec, k: int, more: int, blocks_k: int) -> None:
+    """As long as a tile of that block's stages, and the meeting besides, whatever the depth."""
+    shape = (spec.block_m, spec.block_n, spec.block_k, 1, spec.block_m, spec.block_n)
+    shallow, deep = (launch_clocks(*shape, depth, PROCESSORS, blocks_k) for depth in (k, k + more))
+    longest = [ceil_div(ceil_div(depth, spec.block_k), blocks_k) for depth in (k, k + more)]
+    assert deep - shallow == pytest.approx((longest[1] - longest[0]) * stage_clocks(*shape[:4]))

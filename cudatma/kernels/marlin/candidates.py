@@ -13,13 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.model import plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages
+from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages, strip_serves, strip_ways
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
+from cudatma.kernels.marlin.wgmma_config import best_tiles, wgmma_serves
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import KIB, Target
@@ -45,6 +47,8 @@ _CONSUMER_REGISTERS = (0, 152, 232)
 #: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.
 _PIPELINES = ((1, 3), (2, 1), (2, 3), (1, 1), (4, 1))
 _STORES = (32, 16)
+#: Of the tiles that the rules rank.
+_RULES_BEST = 8
 _SCALES: tuple[Fields, ...] = ({"scale_on": "accumulator"}, {"scale_on": "weight"})
 
 
@@ -59,8 +63,18 @@ def candidates(
         if m <= _STRIP_TOKENS:
             yield from _strips(layer, m, target, multiprocessors)
         if target.has_wgmma:
-            yield from _wgmma(layer, m, target)
+            yield from _wgmma(layer, m, target, multiprocessors)
     yield from _portable(layer, m, target, feeds)
+
+
+def rules_best(
+    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
+) -> Iterator[Choice[AnyMarlinSpec]]:
+    """What the rules of each kernel think best: they know more of it than the model, which compares all kernels."""
+    if strip_serves(layer, m, target, multiprocessors, feeds):
+        yield from strip_ways(layer, m, target, multiprocessors)
+    if wgmma_serves(_MOST_TOKENS, target, feeds):
+        yield from best_tiles(layer, m, target, multiprocessors, _RULES_BEST)
 
 
 def variants(
@@ -99,7 +113,8 @@ def _other_rings(spec: AnyMarlinSpec, layer: Layer) -> list[Fields]:
     if not isinstance(spec, StripSpec):
         return [{"stages": spec.stages - fewer} for fewer in (1, 2)]
     # A ring that comes round at least once.
-    deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(layer.k, spec.block_k) - 1))
+    depth = ceil_div(layer.k, spec.blocks_k)
+    deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(depth, spec.block_k) - 1))
     return [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
 
 
@@ -116,28 +131,54 @@ def _changed(
 
 
 def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
-    # More strips a block than there are for each multiprocessor would leave some without a block.
-    most = min(MAX_STRIPS, ceil_div(ceil_div(layer.n, STRIP_CHANNELS), multiprocessors))
     shapes = itertools.product(
-        _token_tiles(_STRIP_BLOCK_M, m), range(1, most + 1), (1024, 512, 256, 128), (8, 4, 2, 1), (1, 2), (1, 2)
-    )
-    for block_m, strips, block_k, warps_k, strips_per_warp, blocks in shapes:
+        _token_tiles(_STRIP_BLOCK_M, m), _strip_ways(layer.n, target, multiprocessors), (1024, 512, 256, 128),
+        (8, 4, 2, 1), (1, 2), (1, 2),
+    )  # fmt: skip
+    for block_m, (strips, blocks_k), block_k, warps_k, strips_per_warp, blocks in shapes:
         stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
-        if stage_bytes > _STRIP_STAGE_BYTES or block_k >= 2 * max(64, layer.k):
+        if stage_bytes > _STRIP_STAGE_BYTES or block_k * blocks_k >= 2 * max(64, layer.k):
             continue
+        if layer.k <= block_k * (blocks_k - 1):
+            continue  # a block would have no stage
+        if blocks_k > 1 and (blocks > 1 or not _at_once(layer, m, block_m, strips, blocks_k, multiprocessors)):
+            continue  # a cluster that waits for others takes twice as long
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
         fields |= {"strips_per_warp": strips_per_warp, "deep_box": has_deep_box(layer, block_m, strips)}
+        fields |= {"blocks_k": blocks_k}
         sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
-        yield from _deepest(StripSpec, fields, target, sums, ring_stages(layer.k, strips, block_k))
+        depth = ceil_div(layer.k, blocks_k)
+        yield from _deepest(StripSpec, fields, target, sums, ring_stages(depth, strips, block_k))
 
 
-def _wgmma(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:
-    shapes = itertools.product(_even_tiles(m), (64, 128, 256), _WARPGROUPS, (1, 2), (1, 2), (1, 2), _CONSUMER_REGISTERS)
-    for block_m, block_k, (warpgroups, warpgroups_k), stack, cluster, blocks, registers in shapes:
+def _strip_ways(n: int, target: Target, multiprocessors: int) -> list[tuple[int, int]]:
+    """(strips of a block, blocks that divide the depth) that leave no multiprocessor without a block for sure."""
+    total = ceil_div(n, STRIP_CHANNELS)
+    blocks_k = BLOCKS_K if target.has("cluster") else BLOCKS_K[:1]
+    most = {c: min(MAX_STRIPS, ceil_div(total, max(1, clusters_at_once(c, multiprocessors)))) for c in blocks_k}
+    return [(strips, c) for c in blocks_k for strips in range(1, most[c] + 1)]
+
+
+def _at_once(layer: Layer, m: int, block_m: int, strips: int, blocks_k: int, multiprocessors: int) -> bool:
+    clusters = ceil_div(layer.n, STRIP_CHANNELS * strips) * ceil_div(m, block_m)
+    return clusters <= clusters_at_once(blocks_k, multiprocessors)
+
+
+def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
+    clusters = [(1, 1), (2, 1), *((1, blocks_k) for blocks_k in BLOCKS_K[1:])]
+    shapes = itertools.product(
+        _even_tiles(m), (64, 128, 256), _WARPGROUPS, (1, 2), clusters, (1, 2), _CONSUMER_REGISTERS
+    )
+    for block_m, block_k, (warpgroups, warpgroups_k), stack, (cluster, blocks_k), blocks, registers in shapes:
         sums = stack * block_m // 2
         if registers and (blocks > 1 or sums <= 64):
             continue  # nobody needs them, or another block has them
+        if blocks_k > 1:  # a cluster that waits for others takes twice as long
+            tiles = ceil_div(m, block_m) * ceil_div(layer.n, 64 * warpgroups * stack)
+            if blocks > 1 or tiles > clusters_at_once(blocks_k, multiprocessors) or layer.k <= block_k * (blocks_k - 1):
+                continue
         fields = _common(layer, m, block_m, blocks) | {"block_k": block_k, "stack": stack, "cluster": cluster}
+        fields |= {"blocks_k": blocks_k}
         fields |= {"warpgroups": warpgroups, "warpgroups_k": warpgroups_k, "consumer_registers": registers}
         fields |= dict(zip(("steps", "in_flight"), _PIPELINES[0], strict=True))
         # The spec's own rules know what setmaxnreg leaves.

@@ -122,19 +122,18 @@ def _by_rule(
     layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
 ) -> tuple[Choice[AnyMarlinSpec], str]:
     """The choice, and the rule that it follows."""
-    by_wgmma = wgmma_serves(layer, m, target, multiprocessors, feeds)
-    if strip_serves(layer, m, target, multiprocessors, feeds) and not by_wgmma:
-        why = (
-            f"few tokens, every operand by TMA, and {layer.n} channels in strips keep {multiprocessors} multiprocessors"
-        )
-        return choose_strip(layer, m, target, multiprocessors), f"{why} busy: the weight's bytes decide"
+    by_strips = strip_serves(layer, m, target, multiprocessors, feeds)
+    by_wgmma = wgmma_serves(m, target, feeds)
+    if by_strips and not by_wgmma:
+        why = f"few tokens, every operand by TMA: {layer.n} channels in strips, whose depth clusters divide where there"
+        why += f" are few, keep {multiprocessors} multiprocessors busy"
+        return choose_strip(layer, m, target, multiprocessors), why
     if by_wgmma:
         why = f"more tokens than mma.sync is faster for, every operand by TMA, and {target.name} has wgmma"
-        return choose_wgmma(layer, m, target, multiprocessors), f"{why}: the table of tiles measured on an H200"
+        why += ": of its tiles the one that takes the fewest clocks"
+        return choose_wgmma(layer, m, target, multiprocessors), why
     if not feeds.all_tma:
         why = f"not every operand comes by TMA (weight {feeds.weight}, scale {feeds.scale}, x {feeds.activation})"
-    elif target.has_wgmma:
-        why = "few tokens, but too few channels for strips"
     else:
         why = f"too many tokens, or too few channels, for strips, and {target.name} has no wgmma"
     choice = choose_portable(layer, m, target, multiprocessors, feeds)

@@ -49,7 +49,7 @@ class EmulatedLaunch:
             self.work.blocks,
             self.spec.threads,
             self.arguments,
-            cluster=self.spec.cluster if self.spec.cluster > 1 else None,
+            cluster=self.spec.launch_cluster if self.spec.launch_cluster > 1 else None,
             shared_bytes=self.spec.smem_bytes,
             arrays=self.arrays,
             **options,

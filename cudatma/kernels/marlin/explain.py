@@ -90,6 +90,9 @@ class Explanation:
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
         streams = ", ".join(f"{name} {us:.3g}" for name, us in said.streams.items())
+        divided = f"{work.stream_tiles} tiles divided"
+        if self.spec.blocks_k > 1:
+            divided = f"each tile's depth divided by a cluster of {self.spec.blocks_k}"
         shown = [
             f"{self.m} tokens x ({layer.k}, {layer.n}) int4, {layer.dtype}, {scales}, {points}",
             f"on {card.target}, {card.multiprocessors} multiprocessors, {card.sm_clock_mhz} MHz, "
@@ -97,7 +100,7 @@ class Explanation:
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles of {work.k_iterations} stages on {work.blocks} blocks, "
-            f"{work.stream_tiles} tiles divided; {said.waves:.2f} waves, {said.fill:.0%} busy, "
+            f"{divided}; {said.waves:.2f} waves, {said.fill:.0%} busy, "
             f"{said.blocks_per_sm} blocks a multiprocessor",
             f"bytes      {said.memory_bytes / 1e6:.4g} MB of memory, {said.l2_bytes / 1e6:.4g} MB through L2; "
             f"{said.operations / 1e9:.4g} G operations",

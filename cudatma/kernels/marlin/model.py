@@ -30,6 +30,8 @@ _OVERLAP = 2.7
 _LAUNCH_US = 2.4
 #: From the last product of a tile to its result, beside the bytes of the result.
 _EPILOGUE_US = 0.7
+#: Sums within a cluster.
+_MEETING_US = 0.5
 #: Partial sums out, a flag, partial sums in; and the rate of one multiprocessor at which each contribution comes.
 _DIVIDED_US, _PARTIAL_BYTES_PER_US = 1.9, 150e3
 #: Four schedulers issue one instruction a clock each; waits for fixed latencies leave so much of it.
@@ -136,8 +138,8 @@ def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target,
     partials_us = _partials_us(spec, work, shares)
     outside_us = _LAUNCH_US + epilogue_us + partials_us
     longest = max(streams, key=lambda name: streams[name])
-    tiles = work.tiles_m * work.tiles_n * work.cluster
-    all_stages = tiles * work.k_iterations
+    tiles = work.tiles_m * work.tiles_n
+    all_stages = tiles * work.cluster * work.k_iterations
     slots = card.multiprocessors * resident_blocks(choice, target)
     return Prediction(
         us=loop_us + outside_us,
@@ -149,7 +151,7 @@ def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target,
         memory_bytes=memory_bytes,
         l2_bytes=all_stages * stage_bytes,
         operations=all_stages * operations,
-        waves=tiles / slots,
+        waves=tiles * spec.launch_cluster / slots,
         fill=min(1.0, all_stages / (shares.stages * card.multiprocessors)),
         blocks_per_sm=shares.residents,
         divided_tiles=work.stream_tiles,
@@ -161,7 +163,7 @@ def _shares(spec: AnyMarlinSpec, work: Schedule, multiprocessors: int) -> _Share
     if not spec.partial_bytes:  # a block a tile, and the next wave where one ends
         residents = min(spec.blocks_per_sm, ceil_div(work.blocks, multiprocessors))
         waves = ceil_div(work.blocks, multiprocessors * residents)
-        chain = waves * work.k_iterations
+        chain = waves * ceil_div(work.k_iterations, spec.launch_cluster)  # a cluster divides the depth
         return _Shares(chain * residents, chain, waves, 1, residents, active)
     residents = ceil_div(work.blocks, multiprocessors)
     whole = ceil_div(work.tiles_m * work.tiles_n - work.stream_tiles, work.shares)
@@ -238,7 +240,9 @@ def _smem_bytes(spec: AnyMarlinSpec) -> float:
 
 
 def _partials_us(spec: AnyMarlinSpec, work: Schedule, shares: _Shares) -> float:
-    """Its owner collects a divided tile's contributions, one behind the other."""
+    """Its owner collects a divided tile's contributions, one behind the other. The blocks of a cluster meet."""
+    if spec.blocks_k > 1:
+        return _MEETING_US
     if not work.stream_tiles:
         return 0.0
     return _DIVIDED_US + shares.pieces * spec.partial_bytes / _PARTIAL_BYTES_PER_US

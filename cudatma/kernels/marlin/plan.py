@@ -178,7 +178,7 @@ class Plan:
             self.schedule.blocks,
             spec.threads,
             [*maps, *pointers, problem],
-            cluster=spec.cluster if spec.cluster > 1 else None,
+            cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=dependent_smem_bytes(spec, target) if programmatic else spec.smem_bytes,
             programmatic=programmatic,
             device=device,

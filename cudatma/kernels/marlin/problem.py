@@ -114,9 +114,11 @@ def schedule(
     whole. eager: divide as soon as partial sums are fewer bytes than what is saved, as small problems want that are to
     show it. band: as in Schedule; it numbers the tiles, and so decides which of them are divided.
     """
-    if not spec.partial_bytes:  # a kernel that divides no tile: a block each, in waves where there are more
+    if not spec.partial_bytes:  # a block, or a cluster, a tile, in waves where there are more
+        if ceil_div(k, spec.block_k) < spec.blocks_k:
+            raise ArgumentError("spec.blocks_k", spec.blocks_k, f"at most {ceil_div(k, spec.block_k)}, K's stages")
         return Schedule(
-            ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n),
+            ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * spec.launch_cluster,
             ceil_div(m, spec.block_m),
             ceil_div(n, spec.block_n),
             ceil_div(k, spec.block_k),

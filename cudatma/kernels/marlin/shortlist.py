@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from cudatma.kernels.marlin.candidates import candidates, variants
+from cudatma.kernels.marlin.candidates import candidates, rules_best, variants
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, resolve_fused
 from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target
 
-#: Part of a short list that goes to shapes of tiles; the rest goes to variants of the best.
-_SHAPES = 2 / 3
+#: Parts of a short list that go to what the rules think best, and to shapes of tiles; the rest goes to variants of the
+#: best.
+_NEAR, _SHAPES = 1 / 4, 1 / 2
 #: What is predicted to take so much longer than the rules' choice is not worth a place.
 _HOPELESS = 1.25
 
@@ -50,16 +51,18 @@ def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, *, fu
 def shortlist(
     layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, rule: Choice[AnyMarlinSpec], limit: int
 ) -> list[Candidate]:
-    """``rule`` (what is to be beaten), then up to ``limit`` - 1 others: shapes of tiles, one of each family, and
-    variants of the rule's and of the best predicted."""
+    """``rule`` (what is to be beaten), then up to ``limit`` - 1 others: what the rules think next best, shapes of
+    tiles, one of each family, and variants of the rule's and of the best predicted."""
     first = next(_predicted([rule], layer, m, target, card))
     shapes = list(_one_of_each(ranked(layer, m, target, card, feeds)))
     best = [rule, *(candidate.choice for candidate in shapes[:1] if candidate.choice != rule)]
     turns = zip_longest(*(variants(choice, layer, m, target, card.multiprocessors) for choice in best))
     others = list(_predicted((one for turn in turns for one in turn if one is not None), layer, m, target, card))
+    near = list(_predicted(rules_best(layer, m, target, card.multiprocessors, feeds), layer, m, target, card))
+    most_near = max(1, round((limit - 1) * _NEAR))
     most_shapes = max(1, round((limit - 1) * _SHAPES))
     # Where there are too few variants, more shapes take their places.
-    wanted = [first, *shapes[:most_shapes], *others, *shapes[most_shapes:]]
+    wanted = [first, *near[:most_near], *shapes[:most_shapes], *others, *shapes[most_shapes:]]
     kept: dict[str, Candidate] = {}
     for candidate in wanted:
         if candidate.prediction.us <= _HOPELESS * first.prediction.us:
@@ -79,7 +82,7 @@ def _one_of_each(found: Iterable[Candidate]) -> Iterator[Candidate]:
     seen = set()
     for candidate in found:
         spec, blocks = candidate.choice.spec, candidate.choice.blocks_per_sm
-        family = (kernel_name(spec), spec.block_m, spec.block_n, spec.block_k, spec.cluster, blocks)
+        family = (kernel_name(spec), spec.block_m, spec.block_n, spec.block_k, spec.launch_cluster, blocks)
         if family not in seen:
             seen.add(family)
             yield candidate

@@ -60,6 +60,7 @@ class MarlinSpec(StagedTile):
 
     template: ClassVar[str] = "kernels/marlin_portable.cu.j2"
     cluster: ClassVar[int] = 1
+    blocks_k: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)

@@ -11,12 +11,15 @@ from cudatma.target import Target
 GROUP_SIZES = (32, 64, 128, -1)
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
 MAX_BOX = 256
+#: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
+MAX_BLOCKS_K = 8
 
 
 class StagedTile:
     """A block's tile of block_m tokens, block_n channels and block_k depths a stage. Base of the kernels' specs.
 
     dtype, group_size, has_zeros: as in MarlinSpec. template: the kernel's. cluster: blocks that work side by side in N.
+    blocks_k: of a cluster that divide the depth.
     warp_tiles: parts of a tile that have a flag of their own in the workspace.
     """
 
@@ -45,6 +48,8 @@ class StagedTile:
         @property
         def cluster(self) -> int: ...
         @property
+        def blocks_k(self) -> int: ...
+        @property
         def blocks_per_sm(self) -> int: ...
         @property
         def warp_tiles(self) -> int: ...
@@ -62,6 +67,11 @@ class StagedTile:
     @property
     def is_bf16(self) -> bool:
         return self.dtype == "bfloat16"
+
+    @property
+    def launch_cluster(self) -> int:
+        """Blocks of a cluster of the launch."""
+        return self.cluster * self.blocks_k
 
     @property
     def threads(self) -> int:

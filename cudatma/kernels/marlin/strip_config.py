@@ -5,12 +5,15 @@ docs/performance/marlin_strip.md holds the measurements.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
+from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import KIB, Target
 
 #: Multiprocessors of the card that dumps are made for: an H200's.
@@ -33,6 +36,8 @@ _VARIANTS: tuple[tuple[int, int, str], ...] = (
 #: Most bytes of weights (for depths of more than _SHORT_DEPTH), and of activations, in one stage: a stage is what the
 #: last warps work on when all has arrived.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_DEPTH = 28 * KIB, 32 * KIB, 256
+#: A cluster's block takes at least two stages of its part of the depth, unless they are as short as that.
+_SHORT_PART = 512
 #: Consumer warps of a block; where each takes an eighth of a stage's depth, of two strips, or of one.
 _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 #: With so many tokens and depths of a group, a group's sums beside those of the whole depth leave no registers for two
@@ -48,8 +53,8 @@ def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, fee
     """Whether this kernel can take ``m`` tokens and fill the card: it has no other feed than TMA."""
     if not feeds.all_tma or m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
         return False
-    # Else half of the card would stand by: better to divide the depth among blocks.
-    return 2 * ceil_div(layer.n, STRIP_CHANNELS) >= multiprocessors
+    # Of few channels clusters divide the depth. Without, half of the card would stand by: better to divide tiles.
+    return target.has("cluster") or 2 * ceil_div(layer.n, STRIP_CHANNELS) >= multiprocessors
 
 
 def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[StripSpec]:
@@ -75,19 +80,68 @@ def _choose(
     layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
 ) -> Choice[StripSpec]:
     """The same with another table than _VARIANTS."""
-    strips, waves = _strips(layer.n, multiprocessors)
-    # A second block fills the pause between two waves, where shared memory has room for its ring.
-    blocks = 2 if waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
-    block_m = 8 if m <= 8 else 16 if m <= 16 else 32
-    budget = target.smem_share_bytes(blocks)
+    found = _one_of_each_way(layer, m, target, multiprocessors, variants)
+    if not found:
+        raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
+    best = found[0]
+    best.spec.check_target(target)
+    return best
 
-    def fitting(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
-        """With a ring as deep as is of use, if that fits; None where two strips leave a thread too few registers."""
-        policy, wanted = weight_policy(m, block_m), ring_stages(layer.k, strips, block_k)
+
+def strip_ways(layer: Layer, m: int, target: Target, multiprocessors: int) -> list[Choice[StripSpec]]:
+    """The rules' choice for each number of blocks that may divide the depth, the fastest first, as strip_times.py
+    says."""
+    return _one_of_each_way(layer, m, target, multiprocessors, _VARIANTS)
+
+
+def _one_of_each_way(
+    layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
+) -> list[Choice[StripSpec]]:
+    block_m = 8 if m <= 8 else 16 if m <= 16 else 32
+    found: list[tuple[float, Choice[StripSpec]]] = []
+    for way in _ways(layer.n, target, multiprocessors):
+        if (choice := _fitting(way, layer, m, block_m, target, variants)) is not None:
+            shape = (block_m, way.strips, choice.spec.block_k, way.blocks_k)
+            found.append((strip_us(layer.k, layer.n, *shape, way.waves), choice))
+    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Strips of a block, blocks that divide the depth, and waves of blocks, one behind the other."""
+
+    strips: int
+    blocks_k: int
+    waves: int
+
+
+def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
+    """As few strips a block as its limit allows: for the whole depth, and for each number of blocks that divide it."""
+    strips = ceil_div(n, STRIP_CHANNELS)
+    waves = ceil_div(strips, multiprocessors * MAX_STRIPS)
+    yield _Way(ceil_div(strips, multiprocessors * waves), 1, waves)
+    for blocks_k in BLOCKS_K[1:] if target.has("cluster") else ():
+        # Clusters that have to wait for others take twice as long.
+        at_once = clusters_at_once(blocks_k, multiprocessors)
+        if at_once and (each := ceil_div(strips, at_once)) <= MAX_STRIPS:
+            yield _Way(each, blocks_k, 1)
+
+
+def _fitting(
+    way: _Way, layer: Layer, m: int, block_m: int, target: Target, variants: tuple[tuple[int, int, str], ...]
+) -> Choice[StripSpec] | None:
+    """The best division of a stage whose ring is as deep as is of use, if one fits."""
+    # A second block fills the pause between two waves, where shared memory has room for its ring.
+    blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
+    budget, depth = target.smem_share_bytes(blocks), ceil_div(layer.k, way.blocks_k)
+
+    def with_ring(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
+        """None where no ring fits, or two strips leave a thread too few registers."""
+        policy, wanted = weight_policy(m, block_m), ring_stages(depth, way.strips, block_k)
         try:
             spec = StripSpec(
-                layer.dtype, layer.group_size, layer.has_zeros, block_m, strips, block_k, warps_k, wanted, policy,
-                blocks, strips_per_warp, scale_on, has_deep_box(layer, block_m, strips),
+                layer.dtype, layer.group_size, layer.has_zeros, block_m, way.strips, block_k, warps_k, wanted, policy,
+                blocks, strips_per_warp, scale_on, has_deep_box(layer, block_m, way.strips), way.blocks_k,
             )  # fmt: skip
         except ArgumentError:
             if strips_per_warp == 1:
@@ -96,14 +150,13 @@ def _choose(
         rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
-    for strips_per_warp, scale_on in _variants(layer, strips, m, variants):
-        for block_k, warps_k in _divisions(layer, strips, block_m, strips_per_warp, blocks):
-            enough = min(_LEAST_STAGES, ceil_div(layer.k, block_k))
-            chosen = fitting(block_k, warps_k, strips_per_warp, scale_on)
+    for strips_per_warp, scale_on in _variants(layer, way.strips, m, variants):
+        for block_k, warps_k in _divisions(layer, way, block_m, strips_per_warp, blocks):
+            enough = min(_LEAST_STAGES, ceil_div(depth, block_k))
+            chosen = with_ring(block_k, warps_k, strips_per_warp, scale_on)
             if chosen is not None and chosen.stages >= max(2, enough):
-                chosen.check_target(target)
                 return Choice(chosen, blocks)
-    raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
+    return None
 
 
 def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, str], ...]) -> list[tuple[int, str]]:
@@ -113,30 +166,29 @@ def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, st
     return list(dict.fromkeys(([wanted] if strips_per_warp <= strips else []) + [(1, "accumulator")]))
 
 
-def _divisions(layer: Layer, strips: int, block_m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
+def _divisions(layer: Layer, way: _Way, block_m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
     """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
 
-    A warp of two strips has twice the instructions to hide them, and wants the registers of two: 8 will do.
+    Fewer where blocks meet as well. A warp of two strips has twice the instructions to hide them, and wants the
+    registers of two: 8 will do.
     """
     found = []
     whole_depth = blocks > 1 and block_m >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
-    for warps_k in (1,) if whole_depth else (8, 4, 2, 1):
+    for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
         most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
-        if ceil_div(strips, strips_per_warp) * warps_k > most:
+        if ceil_div(way.strips, strips_per_warp) * warps_k > most:
             continue
         for block_k in _DEPTHS:
+            depth = ceil_div(layer.k, way.blocks_k)
+            if ceil_div(layer.k, block_k) < way.blocks_k:
+                continue  # a block without a stage
+            if block_k >= 2 * max(_DEPTHS[-1], depth) or (way.blocks_k > 1 and block_k > max(_SHORT_PART, depth // 2)):
+                continue
             if block_k < max(64 * warps_k, layer.group_size) or block_m * block_k * 2 > _STAGE_ACTIVATION_BYTES:
                 continue
-            if STRIP_CHANNELS * strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
+            if STRIP_CHANNELS * way.strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
                 found.append((block_k, warps_k))
     return found
-
-
-def _strips(n: int, multiprocessors: int) -> tuple[int, int]:
-    """Strips of a block, and the waves of blocks that cover the weight: as few as a block's limit allows."""
-    strips = ceil_div(n, STRIP_CHANNELS)
-    waves = ceil_div(strips, multiprocessors * MAX_STRIPS)
-    return ceil_div(strips, multiprocessors * waves), waves
 
 
 def dump_specs(target: Target) -> list[StripSpec]:
@@ -150,6 +202,9 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(middle, group_size=32, has_zeros=True), 16),
         (replace(middle, group_size=64, dtype="bfloat16"), 32),
         (replace(large, group_size=-1, has_zeros=True), 8),
+        (replace(small, n=1024), 1),
+        (replace(small, k=13824, n=5120, dtype="bfloat16"), 16),
+        (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
     cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS, Feeds())]
     specs = [choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, StagedTile
 from cudatma.target import Target
 
 #: Channels of one strip: two 16-channel fragments, which a warp keeps.
@@ -27,6 +27,8 @@ _SCHEDULERS, _SCHEDULER_REGISTERS, _MAX_REGISTERS = 4, 16384, 255
 #: What a warp of two strips wants beside its sums and the activations of a 64-deep block: weights, scales, addresses.
 _WORKING_REGISTERS = 44
 _SCALE_ROW = 64
+#: fp32 sums of 16 channels x 8 tokens: four of each lane.
+_FRAGMENT_BYTES = 32 * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class StripSpec(StagedTile):
     the dequantised weights, which are rounded once more, and needs no second set of sums.
     deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
     each of its 64-deep blocks is a box.
+    blocks_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column of
+    warps belongs to one of them, which adds up the others' sums. For layers of few channels.
     """
 
     dtype: str
@@ -57,6 +61,7 @@ class StripSpec(StagedTile):
     strips_per_warp: int = 1
     scale_on: str = "accumulator"
     deep_box: bool = False
+    blocks_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
     cluster: ClassVar[int] = 1
@@ -75,6 +80,7 @@ class StripSpec(StagedTile):
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2),
             "strips_per_warp": (1, 2),
+            "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
             "scale_on": ("accumulator",) if self.group_size == -1 else SCALE_ON,
         }
         for field, allowed in one_of.items():
@@ -112,7 +118,8 @@ class StripSpec(StagedTile):
         warp = "_w64" if self.strips_per_warp > 1 else ""
         scaled = "_sw" if self.scale_on == "weight" else ""
         box = "_d" if self.deep_box else ""
-        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}{box}"
+        cluster = f"_c{self.blocks_k}" if self.blocks_k > 1 else ""
+        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}{box}{cluster}"
 
     @property
     def block_n(self) -> int:
@@ -187,16 +194,30 @@ class StripSpec(StagedTile):
         return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
 
     @property
+    def column_bytes(self) -> int:
+        """Sums of the warps that divide a depth, which meet in the block's shared memory and then in the cluster's."""
+        return 2 * self.strips_per_warp * self.block_m // 8 * _FRAGMENT_BYTES
+
+    @property
     def partial_bytes(self) -> int:
         """Nothing goes through the workspace."""
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        fragments = 2 * self.block_m // 8
-        return (("depth_reduction", (self.warps_k - 1) * self.strips * fragments * 32 * 16),)
+        strip = 2 * self.block_m // 8 * _FRAGMENT_BYTES
+        owned = -(-self.warps_n // self.blocks_k)
+        cluster = (self.blocks_k - 1) * owned * self.column_bytes
+        barrier = 8 if self.blocks_k > 1 else 0
+        return (
+            ("depth_reduction", (self.warps_k - 1) * self.strips * strip),
+            ("cluster_reduction", cluster),
+            ("cluster_barrier", barrier),
+        )
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "griddepcontrol"):
             target.require(feature, "the Marlin kernel for few tokens")
+        if self.blocks_k > 1:
+            target.require("cluster", "the Marlin kernel for few tokens with blocks_k > 1")
         self.check_smem(target)

@@ -1,9 +1,9 @@
 """What tiles of the wgmma kernel take, in clocks of a multiprocessor: a formula that ranks them.
 
-Its numbers are fitted to 80 cells (16 layers, M = 32 to 1024) that `cudatma tune` measured on an H200: of the tiles
-measured, the one that it puts first is 1 % behind the fastest on average, 7 % at most, with one exception; no cell was
-kept aside. [docs/performance/marlin_wgmma.md, "Which tile"] It knows nothing of clock and power. model.py predicts
-times; this only compares.
+Its numbers are fitted to 264 cells (21 layers of 2 MB to 155 MB, M = 24 to 2048), some 12 tiles each, measured on an
+H200: of these, the one that it puts first is 1.3 % behind the fastest on average, 22 % at most; no cell was kept aside.
+Those of clusters that divide the depth to 180 more (20 layers, M = 24 to 1024): 1.3 %, 15 % at most.
+[docs/performance/marlin_wgmma.md, "Which tile"] It knows nothing of power. model.py predicts times; this compares.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from cudatma.kernels.marlin.problem import ceil_div, longest_share
 #: Multiply-adds that the tensor cores of a multiprocessor do in a clock. [H100 white paper]
 _PRODUCTS = 2048
 #: Dequantising 64 channels costs as much as so many tokens more; a stage costs so much besides, and for each byte.
-_DEQUANTISE_TOKENS, _STAGE, _BYTE = 18, 80, 0.008
+_DEQUANTISE_TOKENS, _STAGE, _BYTE = 20, 130, 0.005
 #: A stage of a divided tile: blocks are at different depths then, and share less in L2.
-DIVIDED_STAGE = 1.06
+DIVIDED_STAGE = 1.03
 #: Partial sums go out and come in again: once, and bytes a clock for each block that shares a tile with its owner.
-_DIVISION, _PARTIAL_BYTES = 4500, 64
-#: Until the first KiB of a stage is there, and for the result of 128 x 128.
-_FIRST_KIB, _RESULT = 62, 4000
+_DIVISION, _PARTIAL_BYTES = 5000, 64
+#: Each tile's result: in any case, and of 128 x 128.
+_TILE, _RESULT = 850, 2800
+#: Until the first stage is there.
+_LAUNCH = 3500
+
+
+#: Blocks of a cluster that divide the depth meet: once, for each of them, and bytes a clock of what they send.
+_MEETING, _MEETING_BLOCK, _SUMS_BYTES = 1140, 190, 19
 
 
 def division_clocks(block_m: int, block_n: int, others: int = 1) -> float:
@@ -34,18 +40,37 @@ def stage_clocks(block_m: int, block_n: int, block_k: int, cluster: int) -> floa
 
 
 def launch_clocks(
-    block_m: int, block_n: int, block_k: int, cluster: int, m: int, n: int, k: int, multiprocessors: int
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    cluster: int,
+    m: int,
+    n: int,
+    k: int,
+    multiprocessors: int,
+    blocks_k: int = 1,
 ) -> float:
-    """All tiles of an (m, n, k) problem, dealt out whole or divided, whichever is less; without the launch itself."""
+    """All tiles of an (m, n, k) problem, dealt out whole or divided, whichever is less; or by clusters of ``blocks_k``
+    blocks that divide the depth, a cluster a tile, all at once."""
+    if blocks_k > 1:
+        return _LAUNCH + _cluster_clocks(block_m, block_n, block_k, k, blocks_k)
     resident = max(1, multiprocessors // cluster)
     tiles, depth = ceil_div(m, block_m) * ceil_div(n, block_n * cluster), ceil_div(k, block_k)
     stage = stage_clocks(block_m, block_n, block_k, cluster)
     longest = longest_share(tiles, resident, depth)
-    whole = longest.whole * stage
     divided = (longest.before + longest.divided * DIVIDED_STAGE) * stage
     divided += division_clocks(block_m, block_n, longest.others)
-    first = _FIRST_KIB * _stage_bytes(block_m, block_n, block_k) / 1024
-    return min(whole, divided) + first + _RESULT * block_m * block_n / (128 * 128)
+    # Divided or not, the longest share stores as many results.
+    results = ceil_div(tiles, resident) * (_TILE + _RESULT * block_m * block_n / (128 * 128))
+    return _LAUNCH + min(longest.whole * stage, divided) + results
+
+
+def _cluster_clocks(block_m: int, block_n: int, block_k: int, k: int, blocks_k: int) -> float:
+    """A tile whose depth a cluster divides: each block stores a part of its tokens."""
+    stages = ceil_div(ceil_div(k, block_k), blocks_k)
+    own = 8 * ceil_div(block_m, 8 * blocks_k) * block_n
+    meeting = _MEETING + _MEETING_BLOCK * blocks_k + 4 * (blocks_k - 1) * own / _SUMS_BYTES
+    return stages * stage_clocks(block_m, block_n, block_k, 1) + meeting + _TILE + _RESULT * own / (128 * 128)
 
 
 def _stage_bytes(block_m: int, block_n: int, block_k: int) -> float:

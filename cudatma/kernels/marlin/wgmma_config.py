@@ -1,132 +1,153 @@
-"""Which instance of the wgmma kernel serves a problem: of a list of tiles the one that tile_clocks.py puts first.
+"""Which instance of the wgmma kernel serves a problem: of a list of forms, cut to the number of tokens, the one that
+tile_clocks.py puts first.
 
 docs/performance/marlin_wgmma.md holds the measurements that the list comes from.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
-from cudatma.kernels.marlin.raster import least_traffic
+from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.tile_clocks import launch_clocks
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.target import KIB, Target
+from cudatma.target import Target
 
-#: Up to so many tokens the others are faster: wgmma with few columns runs at half of mma.sync's rate. With so many
-#: bytes of weights for each multiprocessor it is ahead earlier: mma.sync is the bound, or the card's power.
-_OTHERS_TOKENS, _OTHERS_TOKENS_WIDE, _WIDE_BYTES = 32, 16, 200 * KIB
+#: Up to so many tokens strips are faster: few columns are half of wgmma's rate, and the weight's bytes decide.
+_OTHERS_TOKENS = 16
+#: Tokens of a tile: fine where they are few, so that little of the last one is empty.
+_SIZES = (*range(8, 65, 8), *range(80, 257, 16))
+#: Tiles of fewer tokens are for one of them alone.
+_LEAST_OF_SEVERAL = 48
+#: What dumps show of a form, beside its most: the last eight of them are alone where results leave by sixteens.
+_DUMPED_TOKENS = 40
+#: A cluster's sums take room from the ring: a shorter one stands still, unless its part of the depth is as short.
+_LEAST_STAGES = 3
+#: With more accumulators a thread, setmaxnreg has to make room.
+_PLAIN_ACCUMULATORS, _REGISTERS = 96, 232
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    """Fields of WgmmaSpec; stages: at most, fewer where scales and zero points take their room.
+class _Form:
+    """Fields of WgmmaSpec that go with any number of tokens from ``least`` to ``most``. stages: at most, fewer where
+    shared memory does not hold them."""
 
-    by_traffic: band and weight_policy are what raster.py predicts the least traffic for, instead of what was measured.
-    """
-
-    block_m: int
     block_k: int
     warpgroups: int
     stages: int
+    least: int
+    most: int
     stack: int = 1
     warpgroups_k: int = 1
     steps: int = 1
     in_flight: int = 3
-    consumer_registers: int = 0
     cluster: int = 1
-    store_tokens: int = 0
-    by_traffic: bool = False
 
     @property
     def block_n(self) -> int:
         return 64 * self.warpgroups * self.stack
 
-    @property
-    def is_short(self) -> bool:
-        return self.block_m <= _OTHERS_TOKENS
+    def sizes(self, m: int) -> list[int]:
+        """Tokens of a tile: the fewest for each number of tiles that ``m`` tokens can be cut into."""
+        able = [size for size in _SIZES if self.least <= size <= self.most and size % (8 * self.cluster) == 0]
+        able = [size for size in able if size >= min(m, _LEAST_OF_SEVERAL)]
+        fewest = {ceil_div(m, size): size for size in reversed(able)}
+        return list(fewest.values())
 
 
-#: In the narrowest, warpgroups divide a stage's depth. 192 channels are for layers that 128 or 256 cut into a wave and
-#: a bit; so are the odd numbers of tokens.
-_TILES = (
-    _Tile(32, 256, 1, 8, warpgroups_k=2),
-    _Tile(32, 256, 2, 6),
-    _Tile(32, 256, 3, 5),
-    _Tile(32, 256, 2, 4, stack=2, steps=2, in_flight=1),
-    _Tile(64, 256, 1, 5, warpgroups_k=2),
-    _Tile(64, 256, 2, 4),
-    _Tile(64, 256, 3, 3),
-    _Tile(64, 256, 2, 3, stack=2, in_flight=1),  # with more in flight ptxas spills
-    _Tile(96, 128, 3, 5),
-    _Tile(104, 128, 3, 5),
-    _Tile(128, 128, 2, 5, steps=2, in_flight=1),
-    _Tile(128, 128, 3, 4),
-    _Tile(128, 128, 2, 4, stack=2, consumer_registers=232, cluster=2),
-    _Tile(152, 128, 2, 4),
-    _Tile(176, 128, 2, 4),
-    _Tile(256, 64, 2, 6, steps=2, in_flight=1, consumer_registers=232, cluster=2),
-    _Tile(256, 128, 2, 3, consumer_registers=232),
+#: In the first of each depth, warpgroups divide it. 192 channels are for layers that 128 or 256 cut into a wave and a
+#: bit. With more in flight ptxas spills in the fourth.
+_FORMS = (
+    _Form(256, 1, 8, 8, 96, warpgroups_k=2),
+    _Form(256, 2, 6, 8, 96),
+    _Form(256, 3, 5, 8, 80),
+    _Form(256, 2, 4, 8, 64, stack=2, in_flight=1),
+    _Form(128, 1, 8, 64, 192, warpgroups_k=2),
+    _Form(128, 2, 6, 48, 192),
+    _Form(128, 3, 5, 48, 144),
+    _Form(128, 2, 5, 64, 128, stack=2),
+    _Form(128, 2, 3, 256, 256),
+    _Form(64, 2, 6, 128, 256, steps=2, in_flight=1, cluster=2),
 )
 
 
-def wgmma_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
+def wgmma_serves(m: int, target: Target, feeds: Feeds) -> bool:
     """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA."""
     able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    is_wide = _bytes_each(layer, multiprocessors) >= _WIDE_BYTES
-    return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if is_wide else _OTHERS_TOKENS)
+    return able and feeds.all_tma and m > _OTHERS_TOKENS
 
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
     """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
-    tile = _fastest(layer.k, layer.n, m, multiprocessors)
-    spec = _fitting(_spec(tile, layer, m), target)
-    if not tile.by_traffic or m <= tile.block_m:  # one token tile: there is one order, and nothing is read again
-        return Choice(spec, 1)
-    band, policy = least_traffic(spec, m, layer.n, layer.k, multiprocessors // spec.cluster)
-    return Choice(replace(spec, weight_policy=policy), 1, band)
+    choice = next(_in_order(layer, m, target, multiprocessors))
+    choice.spec.check_target(target)
+    return choice
 
 
-def _fastest(k: int, n: int, m: int, multiprocessors: int) -> _Tile:
-    """The tile that takes the fewest clocks; of equals the first. Tiles of few tokens are for one of them alone."""
-
-    def clocks(tile: _Tile) -> float:
-        shape = (tile.block_m, tile.block_n, tile.block_k, tile.cluster)
-        return launch_clocks(*shape, m, n, k, multiprocessors)
-
-    return min((tile for tile in _TILES if not tile.is_short or m <= tile.block_m), key=clocks)
+def best_tiles(layer: Layer, m: int, target: Target, multiprocessors: int, count: int) -> list[Choice[WgmmaSpec]]:
+    """The ``count`` that take the fewest clocks, as tile_clocks.py says, the first first."""
+    return list(itertools.islice(_in_order(layer, m, target, multiprocessors), count))
 
 
-def _bytes_each(layer: Layer, multiprocessors: int) -> int:
-    """Bytes of weights for each multiprocessor."""
-    return layer.k * layer.n // 2 // multiprocessors
+def _in_order(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[WgmmaSpec]]:
+    for form, block_m, blocks_k in _ranked(layer.k, layer.n, m, multiprocessors):
+        spec = _shortened(replace(_spec(form, block_m, layer, m), blocks_k=blocks_k), target)
+        enough = min(_LEAST_STAGES, ceil_div(ceil_div(layer.k, form.block_k), blocks_k))
+        if blocks_k == 1 or (spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes):
+            yield Choice(spec, 1)
 
 
-def _spec(tile: _Tile, layer: Layer, m: int) -> WgmmaSpec:
+def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, int, int]]:
+    """Forms, their tokens, and blocks that divide the depth: those that take the fewest clocks first."""
+
+    def clocks(tile: tuple[_Form, int, int]) -> float:
+        form, block_m, blocks_k = tile
+        return launch_clocks(block_m, form.block_n, form.block_k, form.cluster, m, n, k, multiprocessors, blocks_k)
+
+    def is_at_once(form: _Form, block_m: int, blocks_k: int) -> bool:
+        """Clusters that wait for others take twice as long; and each block has a stage."""
+        tiles = ceil_div(m, block_m) * ceil_div(n, form.block_n)
+        return tiles <= clusters_at_once(blocks_k, multiprocessors) and k > form.block_k * (blocks_k - 1)
+
+    tiles = [(form, size, 1) for form in _FORMS for size in form.sizes(m)]
+    divided = ((form, size, blocks_k) for form, size, _ in tiles if form.cluster == 1 for blocks_k in BLOCKS_K[1:])
+    return sorted([*tiles, *(tile for tile in divided if is_at_once(*tile))], key=clocks)
+
+
+def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
     return WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
         has_zeros=layer.has_zeros,
-        block_m=tile.block_m,
-        block_k=tile.block_k,
-        warpgroups=tile.warpgroups,
-        warpgroups_k=tile.warpgroups_k,
-        stack=tile.stack,
-        stages=tile.stages,
-        cluster=tile.cluster,
-        steps=tile.steps,
-        in_flight=tile.in_flight,
-        consumer_registers=tile.consumer_registers,
-        store_tokens=tile.store_tokens,
+        block_m=block_m,
+        block_k=form.block_k,
+        warpgroups=form.warpgroups,
+        warpgroups_k=form.warpgroups_k,
+        stack=form.stack,
+        stages=form.stages,
+        cluster=form.cluster,
+        steps=form.steps,
+        in_flight=form.in_flight,
+        consumer_registers=_REGISTERS if form.stack * block_m // 2 > _PLAIN_ACCUMULATORS else 0,
         # Weights that several token tiles read should stay in L2.
-        weight_policy=weight_policy(m, tile.block_m),
+        weight_policy=weight_policy(m, block_m),
     )
 
 
-def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
+def _shortened(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
     """The spec, with fewer stages where shared memory does not hold them."""
     while spec.stages > 2 and spec.smem_bytes > target.smem_per_block_bytes:
         spec = replace(spec, stages=spec.stages - 1)
+    return spec
+
+
+def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
+    """The same, and it has to fit then."""
+    spec = _shortened(spec, target)
     spec.check_target(target)
     return spec
 
@@ -134,20 +155,23 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 def dump_specs(target: Target) -> list[WgmmaSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    if not wgmma_serves(large, 64, target, 132, Feeds()):
+    if not wgmma_serves(64, target, Feeds()):
         return []
-    specs = [_fitting(_spec(tile, large, tile.block_m), target) for tile in _TILES]
+    sizes = ((form, size) for form in _FORMS for size in dict.fromkeys((max(form.least, _DUMPED_TOKENS), form.most)))
+    specs = [_fitting(_spec(form, size, large, size), target) for form, size in sizes]
     cases = [
         (replace(large, dtype="bfloat16", has_zeros=True), 64),
         (replace(large, group_size=32, has_zeros=True), 128),
         (replace(large, dtype="bfloat16", group_size=64, has_zeros=True), 1024),
         (replace(large, group_size=-1, has_zeros=True), 256),
         (replace(small, group_size=-1, dtype="bfloat16"), 64),
+        (replace(small, k=8192, n=1280), 100),
+        (replace(small, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
     by_tma = [(large, 1024, 32), (large, 128, 16), (replace(large, dtype="bfloat16", group_size=-1), 256, 64)]
     for layer, m, tokens in by_tma:
         specs.append(_fitting(replace(choose_wgmma(layer, m, target, 132).spec, store_tokens=tokens), target))
     # Most weights have the one form; the others with tiles that differ most.
-    others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (3, 4, 15)]
+    others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *others]))

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, MAX_BOX, StagedTile
 from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, division_clocks, stage_clocks
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
@@ -54,6 +54,8 @@ class WgmmaSpec(StagedTile):
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
     fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
     in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
+    blocks_k: blocks of a cluster that divide the depth of its only tile, whole stages each; each adds up, and stores, a
+    part of the tokens. For layers of few tiles, instead of sums that go through global memory.
     """
 
     dtype: str
@@ -73,6 +75,7 @@ class WgmmaSpec(StagedTile):
     blocks_per_sm: int = 1
     store_tokens: int = 0
     fused: str = "none"
+    blocks_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     feed_weight: ClassVar[str] = "tma"
@@ -95,6 +98,7 @@ class WgmmaSpec(StagedTile):
             "blocks_per_sm": (1, 2, 3, 4),
             "store_tokens": (0, 8, 16, 32, 64, 128),
             "fused": ("none", *FORMS),
+            "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -116,6 +120,9 @@ class WgmmaSpec(StagedTile):
         if self.block_m % (8 * self.cluster):
             why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
             raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
+        if self.blocks_k > 1 and (self.cluster > 1 or self.store_tokens):
+            why = "a cluster's blocks share activations, or divide the depth; each of the latter stores rows of its own"
+            raise ArgumentError("blocks_k", self.blocks_k, "1 with cluster 2 or store_tokens", why)
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
             raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
@@ -198,6 +205,7 @@ class WgmmaSpec(StagedTile):
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
         store = f"_t{self.store_tokens}" if self.store_tokens else ""
+        store += f"_x{self.blocks_k}" if self.blocks_k > 1 else ""
         weights = f"{self.activation.short}_{scales}{zeros}{fused}"
         return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{store}"
 
@@ -267,13 +275,26 @@ class WgmmaSpec(StagedTile):
         # The swizzle counts absolute addresses; of what stands before, only scales and zero points are no multiples.
         unaligned = self.stages * (self.scale_stage_bytes + self.zero_slot_bytes)
         gap = -unaligned % _SWIZZLE_REPEAT_BYTES if self.store_tokens else 0
-        return (("depth_reduction", sums), ("gap", gap), ("output_staging", staging))
+        return (
+            ("depth_reduction", sums),
+            ("gap", gap),
+            ("output_staging", staging),
+            ("cluster_reduction", (self.blocks_k - 1) * self.own_tokens * self.block_n * 4),
+            ("cluster_barrier", 8 if self.blocks_k > 1 else 0),
+        )
+
+    @property
+    def own_tokens(self) -> int:
+        """Whose sums meet in one block of the cluster; the last blocks may have fewer."""
+        return 8 * -(-self.block_m // (8 * self.blocks_k))
 
     @property
     def staging_tokens(self) -> int:
         """Tokens that leave together: many save barriers, as far as stages do not want their room."""
         if self.store_tokens:
             return self.store_tokens
+        if self.blocks_k > 1:
+            return self.own_tokens
         room = _STAGING_BYTES if self.block_m <= _SHORT_TOKENS else _STAGING_BYTES // 2
         pitch = self.warpgroups * self.staging_pitch_bytes
         fitting = (tokens for tokens in (64, 32) if tokens <= self.block_m and tokens * pitch <= room)
@@ -300,6 +321,11 @@ class WgmmaSpec(StagedTile):
     def staging_bytes(self) -> int:
         return self.staging_tokens * self.staging_pitch_bytes * (self.stack if self.store_tokens else 1)
 
+    @property
+    def partial_bytes(self) -> int:
+        """Where clusters divide the depth nothing goes through the workspace."""
+        return 0 if self.blocks_k > 1 else self.block_m * self.block_n * 4
+
     def division(self, others: int) -> tuple[float, float]:
         stage = stage_clocks(self.block_m, self.block_n, self.block_k, self.cluster)
         return division_clocks(self.block_m, self.block_n, others) / stage, DIVIDED_STAGE
@@ -317,4 +343,6 @@ class WgmmaSpec(StagedTile):
             target.require("setmaxnreg", "consumer_registers")
         if self.cluster > 1:
             target.require("multicast", "cluster")
+        if self.blocks_k > 1:
+            target.require("cluster", "blocks_k > 1")
         self.check_smem(target)

@@ -13,6 +13,7 @@
 //   strips_per_warp = 1
 //   scale_on = 'accumulator'
 //   deep_box = False
+//   blocks_k = 1
 // 2 warps consume, 1 produce; a block takes 73776 B.
 // One stage holds
 //     8192 B  activations 8 x 512 float16, 128B swizzle
@@ -789,6 +790,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
     }
 }
 // ---- Result: the warps of the same strips add up, the first of them stores ------------------------------------------
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
 __device__ __forceinline__ void store_result(const Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
                                              const u16* scales, u32 tile_m, u32 channel0, u32 fragments, u32 lane) {
@@ -844,7 +846,8 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
     const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const u32 tile_n = blockIdx.x / problem.tiles_m, tile_m = blockIdx.x - tile_n * problem.tiles_m;
+    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
+    const u32 tile_n = tile / problem.tiles_m, tile_m = tile - tile_n * problem.tiles_m;
     const Strips strips(tile_n);
 
     if (warp_index == CONSUMER_WARPS) {
@@ -861,15 +864,15 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
             // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
             // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
             // every stage's weights, and the first mma waits for the whole ring.
-            const u32 first = min(STAGES, problem.k_iterations), early = min(first, problem.early_stages);
+            const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
 #pragma unroll 1
-            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k, policy);
+            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
             griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
             griddepcontrol_wait();
 #pragma unroll 1
             for (u32 k = 0; k < first; ++k) {
-                if (k >= early) load_constants(smem, k, maps, strips, k, policy);
-                load_activations(smem, k, maps, tile_m, k);
+                if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+                load_activations(smem, k, maps, tile_m, k_begin + k);
             }
         }
         __syncwarp();
@@ -877,10 +880,10 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
         if (lane == 0) {
             u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 #pragma unroll 1
-            for (u32 k = STAGES; k < problem.k_iterations; ++k) {
+            for (u32 k = STAGES; k < k_iterations; ++k) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, strips, k, policy);
-                load_activations(smem, stage, maps, tile_m, k);
+                load_constants(smem, stage, maps, strips, k_begin + k, policy);
+                load_activations(smem, stage, maps, tile_m, k_begin + k);
                 if (++stage == STAGES) {
                     stage = 0;
                     phase ^= 1;
@@ -904,7 +907,7 @@ marlin_strip_f16_column_8x64x512_k1_s3_b2(
     for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
     u32 stage = 0, phase = 0, previous = 0;
 #pragma unroll 1
-    for (u32 k = 0; k < problem.k_iterations; ++k) {
+    for (u32 k = 0; k < k_iterations; ++k) {
         // A slot is released when the loop has come round, not where its last value is read: ptxas may issue the arrival
         // while an ld.shared is still under way.
         __syncwarp();

@@ -13,6 +13,7 @@
 //   strips_per_warp = 1
 //   scale_on = 'accumulator'
 //   deep_box = True
+//   blocks_k = 1
 // 8 warps consume, 1 produce; a block takes 89648 B.
 // One stage holds
 //    16384 B  activations 16 x 512 float16, 128B swizzle
@@ -728,10 +729,18 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
     }
 }
 // ---- Result: the warps of the same strips add up, the first of them stores ------------------------------------------
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
+__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
+    float other[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
 // Part p > 0 leaves its sums as whole fragments; part 0 adds them in the order of p. Returns whether this warp goes on.
 // position: of the warp's first strip among those in shared memory. fragments: that this warp has.
 __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 position, u32 fragments, u32 part, u32 lane) {
-    constexpr u32 FRAGMENT_BYTES = 32 * 16, STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES;
+    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES;
     const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
     if (part > 0) {
 #pragma unroll
@@ -752,14 +761,7 @@ __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 po
         for (u32 c = 0; c < FRAGMENTS; ++c) {
             if (c >= fragments) break;
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                float other[4];
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3])
-                             : "r"(base + p * STRIPS * STRIP_BYTES + (c * N8 + n) * FRAGMENT_BYTES) : "memory");
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) acc[c][n][i] += other[i];
-            }
+            for (u32 n = 0; n < N8; ++n) add_fragment(acc[c][n], base + p * STRIPS * STRIP_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
         }
     return true;
 }
@@ -815,7 +817,8 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
     const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const u32 tile_n = blockIdx.x / problem.tiles_m, tile_m = blockIdx.x - tile_n * problem.tiles_m;
+    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
+    const u32 tile_n = tile / problem.tiles_m, tile_m = tile - tile_n * problem.tiles_m;
     const Strips strips(tile_n);
 
     if (warp_index == CONSUMER_WARPS) {
@@ -832,15 +835,15 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
             // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
             // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
             // every stage's weights, and the first mma waits for the whole ring.
-            const u32 first = min(STAGES, problem.k_iterations), early = min(first, problem.early_stages);
+            const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
 #pragma unroll 1
-            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k, policy);
+            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
             griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
             griddepcontrol_wait();
 #pragma unroll 1
             for (u32 k = 0; k < first; ++k) {
-                if (k >= early) load_constants(smem, k, maps, strips, k, policy);
-                load_activations(smem, k, maps, tile_m, k);
+                if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+                load_activations(smem, k, maps, tile_m, k_begin + k);
             }
         }
         __syncwarp();
@@ -848,10 +851,10 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
         if (lane == 0) {
             u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 #pragma unroll 1
-            for (u32 k = STAGES; k < problem.k_iterations; ++k) {
+            for (u32 k = STAGES; k < k_iterations; ++k) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, strips, k, policy);
-                load_activations(smem, stage, maps, tile_m, k);
+                load_constants(smem, stage, maps, strips, k_begin + k, policy);
+                load_activations(smem, stage, maps, tile_m, k_begin + k);
                 if (++stage == STAGES) {
                     stage = 0;
                     phase ^= 1;
@@ -875,7 +878,7 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
     for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
     u32 stage = 0, phase = 0, previous = 0;
 #pragma unroll 1
-    for (u32 k = 0; k < problem.k_iterations; ++k) {
+    for (u32 k = 0; k < k_iterations; ++k) {
         // A slot is released when the loop has come round, not where its last value is read: ptxas may issue the arrival
         // while an ld.shared is still under way.
         __syncwarp();

@@ -17,6 +17,7 @@
 //   blocks_per_sm = 1
 //   store_tokens = 0
 //   fused = 'none'
+//   blocks_k = 1
 // 8 warps consume, 4 produce; a block takes 193616 B.
 // One stage holds
 //    32768 B  activations 256 x 64 float16, 128B swizzle
@@ -473,6 +474,37 @@ __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 
+// [PTX ISA, barrier.cluster] The same without an order for memory, where a fence or nothing is to be ordered.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+
+// [PTX ISA, st.async] Four values to `addr` in a block of the cluster; when they are there, 16 bytes are counted at its barrier
+// `bar`. Both are from mapa_shared_cluster, in the same block.
+__device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
+                 : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order in the cluster: what other
+// blocks sent by st.async can be read afterwards.
+__device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(bar), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
 // [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
@@ -763,7 +795,6 @@ struct WorkQueue {
         return true;
     }
 };
-
 // Tiles are numbered through bands of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 band_tiles = problem.raster_m * problem.tiles_n;
@@ -897,7 +928,6 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
 }
-
 // Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
 __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;

@@ -720,7 +720,6 @@ struct WorkQueue {
         return true;
     }
 };
-
 // Tiles are numbered through bands of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 band_tiles = problem.raster_m * problem.tiles_n;
@@ -868,7 +867,6 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
 }
-
 // Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
 __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;

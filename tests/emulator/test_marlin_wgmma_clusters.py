@@ -1,0 +1,82 @@
+"""The wgmma kernel where clusters divide the depth: right, and free of hazards in 20 schedules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin.problem import fill_problem
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+
+SCHEDULES = 20
+
+
+def spec(**fields: Any) -> WgmmaSpec:
+    base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_k": 128, "stages": 2}
+    return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "steps": 1, "in_flight": 3, **fields})
+
+
+#: Parts of the depth that are even or not; tokens for each block, for some, fewer for the last; several tiles; tails.
+CASES = {
+    "2_blocks": (60, 1024, 128, spec(block_m=64, blocks_k=2, warpgroups=2)),
+    "3_blocks_of_5_fragments": (40, 1160, 200, spec(block_m=40, blocks_k=3, warpgroups_k=2)),
+    "4_blocks_stacked_column": (
+        130, 600, 190, spec(block_m=72, blocks_k=4, stack=2, group_size=-1, dtype="bfloat16"),
+    ),
+    "8_blocks_for_3_fragments_zeros": (17, 1088, 100, spec(block_m=24, blocks_k=8, has_zeros=True, stages=3)),
+    "several_tiles": (150, 520, 330, spec(block_m=56, blocks_k=4, warpgroups=2, group_size=64)),
+    "more_registers": (
+        64, 512, 128, spec(block_m=64, blocks_k=2, warpgroups=2, fused="as_stored", consumer_registers=152),
+    ),
+    "fused_bf16_ring_that_wraps": (90, 1928, 64, spec(block_m=96, blocks_k=3, fused="as_stored", dtype="bfloat16")),
+    "64_deep_stages": (33, 840, 128, spec(block_m=48, block_k=64, blocks_k=6, group_size=32, warpgroups=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_right_and_clean(name: str) -> None:
+    m, k, n, of = CASES[name]
+    x, w, bias = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, bias=bias, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
+@pytest.mark.parametrize("name", ["2_blocks", "3_blocks_of_5_fragments"])
+def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A programmatic dependent launch of clusters."""
+
+    def programmatic(*arguments: Any, **_: Any) -> None:
+        fill_problem(*arguments, programmatic=True)
+
+    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    m, k, n, of = CASES[name]
+    x, w, _ = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w) < TOLERANCE[of.dtype]
+
+
+def test_the_order_of_additions_is_fixed() -> None:
+    """Whatever order blocks run in, the bits are the same; and those of a window of a larger array."""
+    m, k, n, of = CASES["several_tiles"]
+    x, w, _ = operands(m, k, n, of)
+    wide = np.full((m, n + 6), np.nan).astype(x.dtype)
+    results = [run_marlin(x, w, spec=of, schedules=3, seed=seed)[0].tobytes() for seed in (1, 2)]
+    window, _ = run_marlin(x, w, spec=of, schedules=1, out=wide[:, :n])
+    assert results[0] == results[1] == window.tobytes()
+    assert np.isnan(wide[:, n:]).all()
+
+
+def test_each_block_has_a_stage() -> None:
+    x, w, _ = operands(20, 256, 64, of := spec(block_m=24, blocks_k=3))
+    with pytest.raises(ArgumentError, match="at most 2") as caught:
+        run_marlin(x, w, spec=of, schedules=1)
+    assert caught.value.field == "spec.blocks_k"
+    run_marlin(x, w, spec=replace(of, blocks_k=2), schedules=1)

@@ -1,0 +1,96 @@
+"""Clusters that divide the depth, on a card: right, the same bits a thousand times, nothing written outside, in chains
+of dependent launches too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_operands import activations, bits, compare, is_poison, make_bias, make_weight, poisoned, to_float64
+
+from cudatma import marlin_gemm
+from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.marlin import plan
+from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+if not TARGET.has_wgmma:
+    pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+
+def strip(block_m: int, strips: int, block_k: int, warps_k: int, blocks_k: int, **fields: Any) -> StripSpec:
+    return StripSpec("float16", 128, False, block_m, strips, block_k, warps_k, 3, blocks_k=blocks_k, **fields)
+
+
+def wgmma(block_m: int, block_k: int, blocks_k: int, **fields: Any) -> WgmmaSpec:
+    base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "steps": 1, "in_flight": 3}
+    return WgmmaSpec("float16", 128, False, block_m, block_k, blocks_k=blocks_k, **(base | fields))
+
+
+#: Spec, rows, K, N: parts of the depth that are even or not, columns or tokens for each block, for some, for one.
+CASES: dict[str, tuple[StripSpec | WgmmaSpec, int, int, int]] = {
+    "strip_2": (strip(8, 4, 256, 2, 2), 5, 4096, 392),
+    "strip_3_uneven": (strip(16, 3, 128, 2, 3), 27, 1416, 1000),
+    "strip_8_one_column": (strip(8, 1, 128, 2, 8), 1, 3080, 64),
+    "strip_5_lone": (strip(32, 5, 128, 2, 5, strips_per_warp=2), 29, 2000, 800),
+    "strip_4_deep_box": (strip(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
+    "wgmma_2": (wgmma(64, 128, 2, warpgroups=2), 61, 2048, 300),
+    "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),
+    "wgmma_4_stack": (wgmma(72, 128, 4, stack=2), 140, 1160, 1000),
+    "wgmma_8_few_tokens": (wgmma(24, 128, 8), 17, 3080, 136),
+    "wgmma_6_wide": (wgmma(128, 64, 6, warpgroups=2, steps=2, in_flight=1), 250, 1536, 264),
+    "wgmma_4_registers": (wgmma(96, 128, 4, warpgroups=2, stack=2, consumer_registers=232), 96, 4096, 512),
+}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, spec: StripSpec | WgmmaSpec) -> None:
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    spec, rows, k, n = CASES[name]
+    use(monkeypatch, spec)
+    weight, bias = make_weight(k, n), make_bias(n, "float16")
+    x, buffer = activations((rows, k), "float16"), poisoned((rows + 2, n + 8), "float16")
+    marlin_gemm(x, weight.packed, buffer[:rows, :n], bias)
+    problem = compare(buffer[:rows, :n], to_float64(x) @ weight.dense + to_float64(bias)).problem("float16")
+    assert not problem, problem
+    assert is_poison(bits(buffer)[:rows, n:])
+    assert is_poison(bits(buffer)[rows:])
+
+
+@pytest.mark.parametrize("name", ["strip_3_uneven", "strip_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
+def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Plain launches, and chains of dependent ones, whose blocks wait beside those of the launch before."""
+    spec, rows, k, n = CASES[name]
+    use(monkeypatch, spec)
+    weight, x = make_weight(k, n), activations((rows, k), "float16")
+    first = marlin_gemm(x, weight.packed)
+    out, wrong = cupy.empty_like(first), cupy.zeros((), np.int64)
+    for programmatic in (False, True):
+        for _ in range(500):
+            marlin_gemm(x, weight.packed, out, programmatic=programmatic)
+            wrong += (bits(out) != bits(first)).sum()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 17, 40, 64, 100, 250, 500])
+@pytest.mark.parametrize(("k", "n"), [(4096, 1024), (8192, 256), (2048, 2048), (1000, 136), (20000, 64), (130, 2000)])
+def test_what_the_rules_choose_for_few_channels(k: int, n: int, m: int) -> None:
+    weight, x = make_weight(k, n), activations((m, k), "float16")
+    out = poisoned((m, n), "float16")
+    marlin_gemm(x, weight.packed, out)
+    problem = compare(out, to_float64(x) @ weight.dense).problem("float16")
+    assert not problem, problem

@@ -1,0 +1,94 @@
+"""How many clusters fit on a card, and what a spec whose depth they divide looks like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.problem import ceil_div, schedule
+from cudatma.kernels.marlin.stage import MAX_BLOCKS_K
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+#: What cuOccupancyMaxActiveClusters says of an H200, by blocks of a cluster that take a multiprocessor each.
+MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
+
+
+def spec(**fields: object) -> WgmmaSpec:
+    base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "blocks_k": 4}
+    return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
+
+
+def test_an_h200_has_room_for_as_many_as_counted_or_one_more() -> None:
+    for blocks_k, count in MEASURED.items():
+        assert count - 1 <= clusters_at_once(blocks_k, 132) <= count
+    assert set(BLOCKS_K) == set(MEASURED)
+    assert max(BLOCKS_K) == MAX_BLOCKS_K
+
+
+@given(st.sampled_from(BLOCKS_K), st.integers(0, 200))
+def test_never_more_than_multiprocessors(blocks_k: int, multiprocessors: int) -> None:
+    at_once = clusters_at_once(blocks_k, multiprocessors)
+    assert 0 <= at_once * blocks_k <= multiprocessors
+    assert clusters_at_once(blocks_k, multiprocessors + 1) >= at_once
+
+
+def test_each_block_has_room_for_the_others_sums_of_its_tokens() -> None:
+    for block_m, blocks_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
+        of = spec(block_m=block_m, blocks_k=blocks_k)
+        parts = {name: size for name, _, size in of.smem_layout()}
+        assert parts["cluster_reduction"] == (blocks_k - 1) * own * 128 * 4
+        assert parts["cluster_barrier"] == 8
+        assert of.staging_tokens == own
+        assert own * blocks_k >= block_m
+    alone = {name: size for name, _, size in spec(blocks_k=1).smem_layout()}
+    assert alone["cluster_reduction"] == alone["cluster_barrier"] == 0
+
+
+def test_a_cluster_a_tile() -> None:
+    of = spec(blocks_k=4)
+    plan = schedule(of, 100, 300, 1000, 132)
+    assert (plan.tiles_m, plan.tiles_n, plan.stream_tiles) == (2, 3, 0)
+    assert plan.blocks == 2 * 3 * 4
+    assert plan.partial_blocks == 0, "nothing goes through the workspace"
+    assert of.launch_cluster == 4
+
+
+@pytest.mark.parametrize("fields", [{"cluster": 2}, {"store_tokens": 16}], ids=str)
+def test_what_excludes_it(fields: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match="1 with cluster 2 or store_tokens") as caught:
+        spec(**fields)
+    assert caught.value.field == "blocks_k"
+
+
+def test_out_of_range() -> None:
+    for wrong in (0, 9, "2"):
+        with pytest.raises(ArgumentError) as caught:
+            spec(blocks_k=wrong)
+        assert caught.value.field == "blocks_k"
+    with pytest.raises(TargetError):
+        spec().check_target(get_target("sm_120a"))
+
+
+layers = st.builds(
+    Layer, st.integers(1, 20_000), st.integers(1, 9000), st.sampled_from((32, 64, 128, -1)), st.booleans(),
+    st.sampled_from(("float16", "bfloat16")),
+)  # fmt: skip
+
+
+@given(layers, st.integers(1, 1024), st.sampled_from((20, 78, 114, 132)))
+def test_chosen_clusters_fit_at_once_and_have_work(layer: Layer, m: int, processors: int) -> None:
+    chosen = choose_untuned(layer, m, SM90A, processors, Feeds()).spec
+    chosen.check_target(SM90A)
+    if chosen.blocks_k > 1:
+        tiles = ceil_div(m, chosen.block_m) * ceil_div(layer.n, chosen.block_n)
+        assert tiles <= clusters_at_once(chosen.blocks_k, processors)
+        assert chosen.cluster == 1
+        if isinstance(chosen, WgmmaSpec):
+            assert ceil_div(layer.k, chosen.block_k) >= chosen.blocks_k
+    schedule(chosen, m, layer.n, layer.k, processors)
