@@ -88,7 +88,8 @@ class StuckWait:
             return "the phase has ended since: what this wait needed was under way"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
         if pending == 0 and tx > 0:
-            return f"{tx} announced bytes never came: expect_tx says more than the copies deliver, or a copy is missing"
+            why = "expect_tx says more than the copies deliver, or a copy or st.async is missing"
+            return f"{tx} announced bytes never came: {why}"
         if pending == 0:
             return f"{-tx} bytes more came than were announced"
         if tx < 0:

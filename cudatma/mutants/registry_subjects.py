@@ -45,6 +45,8 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
     "store": {"block_k": 128, "store_tokens": 8},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
+    # Tokens for two of three blocks, whose parts of the depth are 8 stages each.
+    "depth_cluster": {"block_k": 128, "blocks_k": 3},
 }
 _STRIP: dict[str, dict[str, Any]] = {
     "even": {"strips": 2, "warps_k": 2},
@@ -58,8 +60,8 @@ _STRIP: dict[str, dict[str, Any]] = {
 #: next. The strip kernel's ring has to wrap within the one tile of a block.
 _SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
-#: Where blocks of a cluster divide the strip kernel's depth.
-_DIVIDED_DEPTH = 2048
+#: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
+_DIVIDED_DEPTH = {WgmmaSpec: 3072, StripSpec: 2048}
 
 
 def marlin_spec(variant: str) -> MarlinSpec:
@@ -115,8 +117,8 @@ def strip_spec(variant: str) -> StripSpec:
 def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
     tokens, depth = _SIZES[type(spec)]
-    if isinstance(spec, StripSpec) and spec.blocks_k > 1:
-        depth = _DIVIDED_DEPTH
+    if spec.blocks_k > 1:
+        depth = _DIVIDED_DEPTH[type(spec)]
     random = np.random.default_rng(7)
     weight = random.normal(size=(depth, _CHANNELS)).astype(np.float32) * 0.05
     packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)

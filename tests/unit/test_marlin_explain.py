@@ -80,7 +80,7 @@ def test_a_tuned_cell_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
     store_cell(path, tune_key(H200), Cell(LAYER, 16, Choice(spec, 1), 5.5, 5.9))
     tuning.forget()
-    said = explained(LAYER, 12)
+    said = explained(LAYER, 13)
     tuning.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
     assert f"{path} has this layer, measured at 16 tokens: 5.5 us, where the rules' choice took 5.9" in str(said)

@@ -119,7 +119,8 @@ def test_a_cell_serves_layers_alike_with_their_own_operands(
 
 def test_it_serves_the_same_numbers_of_tokens_alike(fresh: Path) -> None:
     store_cell(fresh, tune_key(H200), cell(64))
-    assert alike(40, dtype="bfloat16")[0] == "tuned"
+    assert alike(60, dtype="bfloat16")[0] == "tuned"
+    assert alike(40, dtype="bfloat16")[0] == "rule"
     assert alike(65, dtype="bfloat16")[0] == "rule"
 
 
@@ -449,12 +450,13 @@ def at(*tokens: int, block_m: int = 64) -> list[Cell]:
     ("tuned", "m", "served_by"),
     [
         ((64,), 64, 64),
-        ((64,), 33, 64),  # one tile of 64 tokens both
-        ((64,), 32, None),  # a smaller tile may be better
+        ((64,), 52, 64),  # one tile of 64 tokens both
+        ((64,), 51, None),  # a tile cut to these is better
         ((64,), 65, None),  # two tiles
         ((40, 64), 50, 40),  # the nearest below
         ((40, 64), 39, 40),  # none below: the fewest above
-        ((128,), 100, 128),
+        ((128,), 103, 128),
+        ((128,), 102, None),
         ((512,), 700, 512),  # eight tiles and eleven
         ((512,), 1024, None),
         ((512, 1024), 1000, 512),
@@ -504,3 +506,13 @@ def test_the_shipped_tables_can_be_read() -> None:
             key = TuneKey(**section["key"])
             for raw in section["cells"]:
                 parse_cell(raw, get_target(key.target))
+
+
+def test_a_cell_whose_clusters_have_too_few_stages_is_refused() -> None:
+    """K of two stages, and three blocks that divide it: the launch would refuse it."""
+    raw = cell(64, replace(WGMMA, blocks_k=3)).as_json()
+    depth = 2 * WGMMA.block_k
+    with pytest.raises(ArgumentError, match="at most the stages") as caught:
+        parse_cell(raw | {"k": depth}, SM90A)
+    assert caught.value.field == "spec.blocks_k"
+    parse_cell(raw | {"k": depth + 1}, SM90A)

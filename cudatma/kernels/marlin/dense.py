@@ -25,7 +25,7 @@ from cudatma.target import Target
 #: both are bound by the tensor cores, so that dequantising in the GEMM can only cost. docs/performance/marlin_paths.md
 DEFAULT_FROM_TOKENS = 2048
 #: Target's name -> tokens from which the dense product was measured faster.
-FROM_TOKENS: dict[str, int] = {}
+FROM_TOKENS: dict[str, int] = {"sm_90a": 1024}
 
 _KEY = "dense copy"
 _ELEMENT_BYTES = 2

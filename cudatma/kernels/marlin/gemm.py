@@ -58,9 +58,9 @@ def marlin_gemm(
     the stream that it was captured on, or be given a workspace of its own.
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
-    dense_bytes: device memory that all dequantised weights of a device may take. From 2048 tokens on (dense.py), a
-    weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS; feed, workspace and programmatic
-    do not matter then. Tokens and budget alone decide. See docs/performance/marlin_paths.md.
+    dense_bytes: device memory that all dequantised weights of a device may take. On SM90 from 1024 tokens on, elsewhere
+    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS; feed,
+    workspace and programmatic do not matter then. Tokens and budget alone decide. See docs/performance/marlin_paths.md.
     batch_invariant: a row's bits do not depend on how many rows are beside it, at some cost in speed (invariant.py).
     explain: launch nothing and return an Explanation of what would run and why, see marlin_explain().
     debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.

@@ -27,6 +27,7 @@ from cudatma.filelock import locked
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
 from cudatma.kernels.marlin.model import kernel_name
+from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -112,10 +113,9 @@ def templates_digest() -> str:
     total = hashlib.sha256()
     files = {path for kernel in _KERNELS.values() for path in template_files(kernel.template)}
     for path in sorted(path for path in files if not path.name.startswith(_ONLY_DEBUG)):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            text = line.strip()
-            if text and (text.startswith("//%") or not text.startswith("//")):
-                total.update(text.encode() + b"\n")
+        lines = map(str.strip, path.read_text(encoding="utf-8").splitlines())
+        kept = (line for line in lines if line and (line.startswith("//%") or not line.startswith("//")))
+        total.update("".join(f"{line}\n" for line in kept).encode())
     return total.hexdigest()[:12]
 
 
@@ -137,14 +137,17 @@ def user_file() -> Path | None:
     )
 
 
-def read_cells(path: Path, card: Card, target: Target, *, shipped: bool = False) -> tuple[list[Cell], list[str]]:
+def read_cells(
+    path: Path, card: Card, target: Target, *, shipped: bool = False, shape: tuple[int, int] | None = None
+) -> tuple[list[Cell], list[str]]:
     """The usable cells of a file for a card, and what of it is not used and why, as lines of text.
 
     shipped: a table of cudatma's own, which also serves other minor versions of NVRTC, and whose cells for other
-    versions are nobody's fault. Never raises for what the file holds; a file that is not there holds nothing.
+    versions are nobody's fault. shape: the cells of this (K, N) alone; None: all. Never raises for what the file holds;
+    a file that is not there holds nothing.
     """
     try:
-        sections = _sections(path)
+        sections = shipped_sections(path) if shipped else _sections(path)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:
@@ -163,6 +166,8 @@ def read_cells(path: Path, card: Card, target: Target, *, shipped: bool = False)
                 problems.append(f"{len(section['cells'])} cells measured with {differences}: run cudatma tune again")
             continue
         for index, raw in enumerate(section["cells"]):
+            if shape is not None and (raw.get("k"), raw.get("n")) != shape:
+                continue
             try:
                 cells.append(parse_cell(raw, target))
             except (CudaTmaError, KeyError, TypeError, ValueError) as error:
@@ -194,6 +199,8 @@ def parse_cell(raw: Any, target: Target) -> Cell:
         raise ArgumentError("cell", f"k {layer.k}, n {layer.n}, m {m}, band {band}, {blocks} blocks", "sizes from 1 up")
     if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
         raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
+    if ceil_div(layer.k, spec.block_k) < spec.blocks_k:
+        raise ArgumentError("spec.blocks_k", spec.blocks_k, f"at most the stages of k = {layer.k}")
     if not has_room(spec, blocks):
         raise ArgumentError("blocks_per_sm", blocks, "blocks whose partial sums fit the workspace")
     spec.check_target(target)
@@ -215,6 +222,12 @@ def _typed(raw: Any, name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
     return value
+
+
+@lru_cache(maxsize=8)
+def shipped_sections(path: Path) -> list[dict[str, Any]]:
+    """The sections of a file that nobody changes while this process lives, not to be changed. Raises as _sections()."""
+    return _sections(path)
 
 
 def _sections(path: Path) -> list[dict[str, Any]]:

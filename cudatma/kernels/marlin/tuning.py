@@ -23,12 +23,14 @@ from cudatma.kernels.marlin.card import Card, card_of
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, user_file
+from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, shipped_sections, user_file
 from cudatma.target import Target, get_target
 
 SHIPPED = Path(__file__).with_name("tuned")
 #: From so many tiles of tokens on, one more or fewer changes little: cells serve up to twice their tokens.
 _MANY_TILES = 8
+#: How many times as many tokens a cell may have as it serves.
+_MORE_TOKENS = 1.25
 _pinned: ContextVar[Choice[AnyMarlinSpec] | None] = ContextVar("pinned choice of a Marlin GEMM", default=None)
 
 
@@ -70,7 +72,8 @@ def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Car
     known = _card_here(target.name, multiprocessors) if card is None else card
     if known is None:
         return None
-    files = [(_cells(path, known, shipped), path, shipped) for path, shipped in _files()]
+    shape = layer.k, layer.n
+    files = [(_cells(path, known, shipped, shape if shipped else None), path, shipped) for path, shipped in _files()]
     for cells, path, shipped in files:
         if (cell := nearest(cells.get(layer, ()), m)) is not None:
             return Found(cell, path, shipped)
@@ -101,7 +104,8 @@ def nearest(cells: Sequence[Cell], m: int) -> Cell | None:
     fewest above.
 
     A cell serves where its tile cuts both numbers of tokens into as many tiles; one for more tokens only if it has
-    less than twice as many, since a smaller tile may be better; from 8 tiles on, any up to twice its tokens.
+    at most a quarter more: the rules cut their tiles to the number of tokens. From 8 tiles on, any up to twice its
+    tokens.
     """
     serving = [cell for cell in cells if _serves(cell, m)]
     below = [cell for cell in serving if cell.m <= m]
@@ -112,7 +116,7 @@ def _serves(cell: Cell, m: int) -> bool:
     block_m = cell.choice.spec.block_m
     here, there = ceil_div(m, block_m), ceil_div(cell.m, block_m)
     if here == there:
-        return cell.m < 2 * m
+        return cell.m <= _MORE_TOKENS * m
     return min(here, there) >= _MANY_TILES and cell.m <= m < 2 * cell.m
 
 
@@ -130,10 +134,10 @@ def _shipped() -> list[Path]:
     return sorted(SHIPPED.glob("*.json"))
 
 
-@lru_cache(maxsize=16)
-def _cells(path: Path, card: Card, shipped: bool) -> dict[Layer, list[Cell]]:
-    """The cells of a file by layer; read once."""
-    cells, problems = read_cells(path, card, get_target(card.target), shipped=shipped)
+@lru_cache(maxsize=256)
+def _cells(path: Path, card: Card, shipped: bool, shape: tuple[int, int] | None) -> dict[Layer, list[Cell]]:
+    """The cells of a file by layer, or those of one (K, N); read once."""
+    cells, problems = read_cells(path, card, get_target(card.target), shipped=shipped, shape=shape)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         _warn(f"{path}: not used: {problems[0]}{more}")
@@ -165,5 +169,5 @@ def _card_here(target: str, multiprocessors: int) -> Card | None:
 
 def forget() -> None:
     """Read the files anew at the next look: after tuning, and in tests."""
-    for cached in (_cells, _shipped, _warn, _card_here):
+    for cached in (_cells, _shipped, _warn, _card_here, shipped_sections):
         cached.cache_clear()
