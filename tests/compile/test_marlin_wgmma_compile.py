@@ -109,7 +109,9 @@ def test_one_multiply_add_shortens_the_main_loop() -> None:
     """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    fused = [spec for spec in SPECS if spec.is_fused]
+    # Of each form the one with the most tokens: the loop's instructions do not go by them.
+    by_form = {(s.block_n, s.block_k, s.stack, s.warpgroups_k, s.fused): s for s in SPECS if s.is_fused}
+    fused = list(by_form.values())
     fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.fused == "as_stored"]
     for spec in dict.fromkeys(fused):
         of_eight = 3 if spec.fused == "shifted" else 6 if spec.is_bf16 else 4

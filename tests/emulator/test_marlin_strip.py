@@ -151,7 +151,7 @@ def test_one_box_takes_whole_blocks_of_depths() -> None:
 
 
 EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens")}
-EARLY["cluster"] = CLUSTERS["3_columns_for_8"]
+EARLY["cluster"] = CLUSTERS["2_columns_for_2"]
 EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 
 

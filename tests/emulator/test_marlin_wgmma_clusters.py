@@ -27,10 +27,10 @@ CASES = {
     "2_blocks": (60, 1024, 128, spec(block_m=64, blocks_k=2, warpgroups=2)),
     "3_blocks_of_5_fragments": (40, 1160, 200, spec(block_m=40, blocks_k=3, warpgroups_k=2)),
     "4_blocks_stacked_column": (
-        130, 600, 190, spec(block_m=72, blocks_k=4, stack=2, group_size=-1, dtype="bfloat16"),
+        70, 600, 120, spec(block_m=72, blocks_k=4, stack=2, group_size=-1, dtype="bfloat16"),
     ),
     "8_blocks_for_3_fragments_zeros": (17, 1088, 100, spec(block_m=24, blocks_k=8, has_zeros=True, stages=3)),
-    "several_tiles": (150, 520, 330, spec(block_m=56, blocks_k=4, warpgroups=2, group_size=64)),
+    "several_tiles": (60, 520, 200, spec(block_m=56, blocks_k=4, warpgroups=2, group_size=64)),
     "more_registers": (
         64, 512, 128, spec(block_m=64, blocks_k=2, warpgroups=2, fused="as_stored", consumer_registers=152),
     ),

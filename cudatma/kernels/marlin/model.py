@@ -31,7 +31,7 @@ _LAUNCH_US = 2.4
 #: From the last product of a tile to its result, beside the bytes of the result.
 _EPILOGUE_US = 0.7
 #: Sums within a cluster.
-_MEETING_US = 0.5
+_MEETING_US = 0.3
 #: Partial sums out, a flag, partial sums in; and the rate of one multiprocessor at which each contribution comes.
 _DIVIDED_US, _PARTIAL_BYTES_PER_US = 1.9, 150e3
 #: Four schedulers issue one instruction a clock each; waits for fixed latencies leave so much of it.
