@@ -1,6 +1,6 @@
 """What the kernel for few tokens takes, in microseconds: a formula that ranks ways to deal out a layer's channels.
 
-Its numbers are fitted to 101 cells (35 layers of 1 MB to 155 MB, M = 1, 16, 32), some 14 ways each, measured on an
+Its numbers are fitted to 101 cells (33 layers of 0.5 to 117 MB, M = 1, 16, 32), some 14 ways each, measured on an
 H200: the way that it puts first is 2 % behind the fastest on average, 12 % at most, but for weights of several waves.
 [docs/performance/marlin_strip.md, "Clusters that divide the depth"]
 """

@@ -1,8 +1,8 @@
 """What tiles of the wgmma kernel take, in clocks of a multiprocessor: a formula that ranks them.
 
-Its numbers are fitted to 264 cells (21 layers of 2 MB to 155 MB, M = 24 to 2048), some 12 tiles each, measured on an
+Its numbers are fitted to 264 cells (22 layers of 2 MB to 117 MB, M = 24 to 2048), some 12 tiles each, measured on an
 H200: of these, the one that it puts first is 1.3 % behind the fastest on average, 22 % at most; no cell was kept aside.
-Those of clusters that divide the depth to 180 more (20 layers, M = 24 to 1024): 1.3 %, 15 % at most.
+Those of clusters that divide the depth to 165 more (20 layers, M = 24 to 1024): 1.3 %, 15 % at most.
 [docs/performance/marlin_wgmma.md, "Which tile"] It knows nothing of power. model.py predicts times; this compares.
 """
 
