@@ -23,7 +23,9 @@ CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs(g
 #: Warps of 64 channels.
 WIDE = [(name, spec) for name, spec in CASES if spec.strips_per_warp > 1]
 #: Activations in boxes of other dimensions than the choice takes.
-OTHER_BOX = [(name, replace(spec, deep_box=not spec.deep_box)) for name, spec in CASES[:1] + CASES[-1:]]
+OTHER_BOX = [
+    (name, replace(spec, deep_box=not spec.deep_box, block_m=spec.columns)) for name, spec in CASES[:1] + CASES[-1:]
+]
 WIDE_SM121 = [("sm_121a", spec) for spec in dump_specs(get_target("sm_121a")) if spec.strips_per_warp > 1]
 TENSOR_MAP_BYTES = 128
 
@@ -79,8 +81,10 @@ def test_instructions(target: str, spec: StripSpec) -> None:
     assert found["UTMALDG"] == 3 * constants + 2 * activations
     # A lone strip has code of its own, with half of the multiplications and all of the activations.
     strips, copies = spec.strips_per_warp + spec.has_lone_strip, 1 + spec.has_lone_strip
-    assert found["HMMA"] == spec.k64_per_warp * 4 * 2 * strips * spec.block_m // 8
-    assert found["LDSM"] == spec.k64_per_warp * copies * spec.block_m // 4
+    assert found["HMMA"] == spec.k64_per_warp * 4 * 2 * strips * spec.columns // 8
+    assert found["LDSM"] == spec.k64_per_warp * copies * spec.columns // 4
+    # One thread issues copies, which ptxas knows: no loop over others, which would vote, around any of them.
+    assert found["ELECT"] == 2
     assert found["LDGSTS"] == found["HGMMA"] == 0
 
 

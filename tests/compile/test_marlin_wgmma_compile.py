@@ -82,9 +82,11 @@ def test_instructions(spec: WgmmaSpec) -> None:
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
     assert found["HGMMA"] == spec.block_k // 16 * spec.stack // spec.warpgroups_k
     assert found["HMMA"] == found["LDGSTS"] == 0
-    # Weights, scales and zero points, both ahead of griddepcontrol.wait and behind it; activations by 64 depths.
+    # Weights, scales and zero points: ahead of griddepcontrol.wait, behind it, and when the ring comes round;
+    # activations by 64 depths. ptxas knows that one thread issues them: no loop, which would vote, around any copy.
     constants = 1 + spec.has_stage_scales + spec.has_stage_zeros
-    assert found["UTMALDG"] == 2 * constants + spec.block_k // 64
+    assert found["UTMALDG"] == 3 * constants + 2 * (spec.block_k // 64)
+    assert found["ELECT"] == 2
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
     # The result's boxes; or what threads read back from the staging rows, and store. Blocks that divide the depth have

@@ -19,7 +19,8 @@ SCHEDULES = 20
 
 def spec(**fields: Any) -> StripSpec:
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "strips": 2}
-    return StripSpec(**{**base, "block_k": 128, "warps_k": 1, "stages": 2, **fields})
+    base |= {"block_k": 128, "warps_k": 1, "stages": 2, "deep_box": fields.get("block_m", 8) < 8}
+    return StripSpec(**{**base, **fields})
 
 
 #: Whole rows, half rows at either end of a block, a ring that wraps, one deeper than K, tails in M, N and K.
@@ -142,6 +143,36 @@ def test_one_box_brings_what_several_do(name: str) -> None:
     assert relative_error(deep, x, w, bias) < TOLERANCE[of.dtype]
 
 
+#: Fewer tokens than the mma has columns: rows of 64 depths lie side by side under the swizzle, eight make a turn of it.
+#: One block of depths a warp or several; tiles with a token less; tiles of tokens one behind the other.
+FEW = {
+    "1": (1, 1088, 96, spec(block_m=1, block_k=512, warps_k=4, strips=1)),
+    "1_in_1024": (1, 2048, 64, spec(block_m=1, block_k=1024, warps_k=8, strips=1)),
+    "2": (2, 576, 230, spec(block_m=2, block_k=256, warps_k=4, strips=3, stages=3)),
+    "2_of_4": (2, 640, 64, spec(block_m=4, strips=2)),
+    "3_of_4_bf16_zeros": (
+        3, 832, 160,
+        spec(block_m=4, block_k=256, dtype="bfloat16", group_size=64, has_zeros=True, strips=5, warps_k=2),
+    ),
+    "5_in_tiles_of_2": (5, 512, 96, spec(block_m=2, block_k=256, warps_k=2, strips=3)),
+    "cluster": (1, 2112, 96, spec(block_m=1, block_k=512, warps_k=2, strips=3, blocks_k=3)),
+    "pairs": (4, 640, 230, spec(block_m=4, strips_per_warp=2, strips=7, warps_k=2)),
+    "on_weights": (1, 512, 72, spec(block_m=2, block_k=256, group_size=32, scale_on="weight", has_zeros=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_tile_of_fewer_tokens_than_the_mma_has_columns(name: str) -> None:
+    """The same bits as with eight, of which TMA fills most with zeros; what repeated columns hold goes nowhere."""
+    m, k, n, of = FEW[name]
+    x, w, bias = operands(m, k, n, of)
+    few, report = run_marlin(x, w, spec=of, processors=1, bias=bias, schedules=SCHEDULES)
+    assert report.is_clean
+    eight, _ = run_marlin(x, w, spec=replace(of, block_m=8), processors=1, bias=bias, schedules=1)
+    assert few.tobytes() == eight.tobytes()
+    assert relative_error(few, x, w, bias) < TOLERANCE[of.dtype]
+
+
 def test_one_box_takes_whole_blocks_of_depths() -> None:
     of = spec(deep_box=True)
     x, w, _ = operands(8, 136, 64, of)
@@ -152,6 +183,7 @@ def test_one_box_takes_whole_blocks_of_depths() -> None:
 
 EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens")}
 EARLY["cluster"] = CLUSTERS["2_columns_for_2"]
+EARLY["few_tokens"] = (2, 640, 96, spec(block_m=4, strips=3, stages=3))
 EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 
 
@@ -160,6 +192,7 @@ EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
     monkeypatch.setattr(problem, "_EARLY_STAGES", stages)
+    monkeypatch.setattr(problem, "_EARLY_STAGES_FEW", stages)
 
     def programmatic(*arguments: Any, **_: Any) -> None:
         fill_problem(*arguments, programmatic=True)

@@ -111,7 +111,7 @@ def test_as_text() -> None:
     assert any(line.startswith("predicted  5.") for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
-    assert marked[0].endswith("strip   marlin_strip_f16_g128_8x32x1024_k8_s3_d")
+    assert marked[0].endswith("strip   marlin_strip_f16_g128_1x32x1024_k8_s3_d")
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
     assert "zero points" in str(explained(Layer(512, 512, -1, True, "float16"), 4))

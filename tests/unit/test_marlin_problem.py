@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
+from cudatma.kernels.marlin.problem import DivisorStruct, ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.strip_spec import StripSpec
@@ -238,8 +238,8 @@ def test_the_struct_is_laid_out_as_the_device_reads_it(spec: Any) -> None:
     source = render(spec.template, spec, "sm_90a")
     body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
     members = [
-        (name.strip(), {"u32": 4, "float": 4, "u64": 8}[kind])
-        for kind, names in re.findall(r"^\s*(u32|float|u64) ([^;]+);", body, re.MULTILINE)
+        (name.strip(), {"u32": 4, "float": 4, "u64": 8, "Divisor": 8}[kind])
+        for kind, names in re.findall(r"^\s*(u32|float|u64|Divisor) ([^;]+);", body, re.MULTILINE)
         for name in names.split(",")
     ]
     assert [name for name, *_ in ProblemStruct._fields_] == [name for name, _ in members]
@@ -249,6 +249,36 @@ def test_the_struct_is_laid_out_as_the_device_reads_it(spec: Any) -> None:
         assert (member.offset, member.size) == (offset, size), name
         offset += size
     assert ctypes.sizeof(ProblemStruct) == offset
+
+
+@given(st.integers(1, 2**31 - 1) | st.integers(1, 300), st.integers(0, 2**31 - 1))
+@example(1, 2**31 - 1)
+@example(2**31 - 1, 2**31 - 1)
+@example(2**30 + 1, 2**31 - 1)
+def test_a_multiplication_divides(d: int, n: int) -> None:
+    by = DivisorStruct.of(d)
+    for each in (n, n // d * d, max(0, n // d * d - 1)):  # at multiples, and right before them
+        assert (2 * each * by.multiplier >> 32) >> by.shift == each // d
+
+
+@given(problems)
+def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, int, int, int]) -> None:
+    """tile_position() of parts/marlin_work.cuh.j2 in Python: each tile once, bands one behind the other."""
+    problem = cut(*case).problem
+
+    def divide(n: int, by: Any) -> int:
+        return (2 * n * by.multiplier >> 32) >> by.shift
+
+    tiles = problem.tiles_m * problem.tiles_n
+    for tile in {0, 1, tiles // 3, tiles // 2, tiles - 2, tiles - 1} & set(range(tiles)):
+        first_row = divide(tile, problem.by_band) * problem.raster_m
+        inside, rows_left = tile - first_row * problem.tiles_n, problem.tiles_m - first_row
+        rows, by = min(rows_left, problem.raster_m), problem.by_band_rows
+        by = problem.by_last_rows if rows_left <= problem.raster_m else by
+        column = divide(inside, by)
+        assert (column, first_row + inside - column * rows) == (inside // rows, first_row + inside % rows)
+        assert column < problem.tiles_n
+    assert divide(problem.k_iterations * 5 + 3, problem.by_k_iterations) == 5 + 3 // problem.k_iterations
 
 
 def test_full_waves_are_dealt_out_whole() -> None:
@@ -275,12 +305,14 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
         (8, 8192, 6911, 1),
         (8, 8192, 6912, 2),  # 27 MiB
         (8, 8192, 28672, 2),
+        (1, 4096, 4096, 2),  # what activations there are of so few tokens does not wait long
+        (4, 1024, 1024, 2),
         (16, 8192, 28672, 1),  # more tokens: their activations had better not stand behind weights
         (8, 64, 2**20, 2),  # one stage altogether: the kernels take no more than there are
     ],
 )
 def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: int, k: int, n: int, early: int) -> None:
-    spec, problem = StripSpec("float16", 128, False, block_m, 2, 512, 4, 4), ProblemStruct()
+    spec, problem = StripSpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True), ProblemStruct()
     plan = schedule(spec, block_m, n, k, 132)
     for programmatic, wanted in ((True, early), (False, 0)):
         fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)

@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves
+from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves, tile_tokens
 from cudatma.kernels.marlin.strip_spec import SCALE_ON, StripSpec
 from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
@@ -51,6 +51,8 @@ def test_rules(field: str, value: object) -> None:
     [
         ("strips_per_warp", {"strips": 1, "strips_per_warp": 2}),
         ("scale_on", {"group_size": -1, "scale_on": "weight"}),
+        ("deep_box", {"block_m": 4}),  # boxes of 64 depths bring the mma's eight tokens
+        ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
         # 17 warps leave a thread 96 registers, 10 warps 168, two blocks of 9 as many as 18.
         ("96", {"strips": 7, "warps_k": 4, "strips_per_warp": 2, "block_m": 16}),
         ("168", {"strips": 8, "warps_k": 2, "strips_per_warp": 2, "block_m": 32}),
@@ -60,6 +62,25 @@ def test_rules(field: str, value: object) -> None:
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=named):
         StripSpec(**{**BASE, **fields})
+
+
+@pytest.mark.parametrize(
+    ("m", "block_k", "wanted"),
+    [
+        (1, 1024, 1), (1, 256, 2), (1, 128, 4), (2, 512, 2), (3, 512, 4),
+        (4, 128, 4), (5, 1024, 8), (9, 512, 16), (17, 512, 32),
+    ],
+)  # fmt: skip
+def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
+    """A power of two; each stage has whole turns of the swizzle, eight rows of 64 depths."""
+    layer = Layer(4096, 4096, 128, False, "float16")
+    assert tile_tokens(layer, m, block_k) == wanted
+    assert tile_tokens(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
+    of = StripSpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
+    assert of.activation_stage_bytes == wanted * block_k * 2
+    assert of.activation_stage_bytes % 1024 == 0
+    eight = replace(of, block_m=max(8, wanted))
+    assert (of.columns, of.sums, of.epilogue_parts()) == (eight.columns, eight.sums, eight.epilogue_parts())
 
 
 def test_the_box_tells_entries_apart_and_nothing_else() -> None:

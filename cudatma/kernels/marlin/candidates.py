@@ -19,8 +19,8 @@ from cudatma.kernels.marlin.model import plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages, strip_serves, strip_ways
-from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
+from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages, strip_serves, strip_ways, tile_tokens
+from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec
 from cudatma.kernels.marlin.wgmma_config import best_tiles, wgmma_serves
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
@@ -132,10 +132,13 @@ def _changed(
 
 def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
     shapes = itertools.product(
-        _token_tiles(_STRIP_BLOCK_M, m), _strip_ways(layer.n, target, multiprocessors), (1024, 512, 256, 128),
+        (0, *_token_tiles(_STRIP_BLOCK_M, m)), _strip_ways(layer.n, target, multiprocessors), (1024, 512, 256, 128),
         (8, 4, 2, 1), (1, 2), (1, 2),
     )  # fmt: skip
-    for block_m, (strips, blocks_k), block_k, warps_k, strips_per_warp, blocks in shapes:
+    for size, (strips, blocks_k), block_k, warps_k, strips_per_warp, blocks in shapes:
+        block_m = size or tile_tokens(layer, m, block_k)
+        if not size and block_m in _STRIP_BLOCK_M:
+            continue  # it is among the others
         stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
         if stage_bytes > _STRIP_STAGE_BYTES or block_k * blocks_k >= 2 * max(64, layer.k):
             continue
@@ -146,7 +149,7 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
         fields |= {"strips_per_warp": strips_per_warp, "deep_box": has_deep_box(layer, block_m, strips)}
         fields |= {"blocks_k": blocks_k}
-        sums = strips_per_warp * block_m * (1 if layer.group_size == -1 else 2)
+        sums = strips_per_warp * max(MMA_TOKENS, block_m) * (1 if layer.group_size == -1 else 2)
         depth = ceil_div(layer.k, blocks_k)
         yield from _deepest(StripSpec, fields, target, sums, ring_stages(depth, strips, block_k))
 

@@ -20,8 +20,24 @@ _MAX_UNITS = 2**31 - 1
 _BAND_TOKENS = 2048
 
 #: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
-#: many weights; two for few tokens and layers of so many bytes. docs/performance/marlin_strip.md
-_EARLY_STAGES, _EARLY_STAGES_LONG, _LONG_TOKENS, _LONG_BYTES = 1, 2, 8, 27 * 1024 * KIB
+#: many weights; two for tiles of fewer than 8 tokens, and of 8 where a layer has so many bytes.
+#: docs/performance/marlin_strip.md
+_EARLY_STAGES, _EARLY_STAGES_FEW, _FEW_TOKENS, _LONG_BYTES = 1, 2, 8, 27 * 1024 * KIB
+
+
+class DivisorStruct(ctypes.Structure):
+    """``cudatma::Divisor``: what divides 0 .. 2^31 - 1 by ``d`` with a multiplication.
+
+    [Granlund, Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2]
+    """
+
+    _fields_ = (("multiplier", _U32), ("shift", _U32))
+
+    @classmethod
+    def of(cls, d: int) -> DivisorStruct:
+        """For 1 <= d < 2^31. The multiplier is 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
+        shift = (d - 1).bit_length()
+        return cls(ceil_div(1 << (31 + shift), d), shift)
 
 
 class ProblemStruct(ctypes.Structure):
@@ -33,6 +49,7 @@ class ProblemStruct(ctypes.Structure):
         *((name, _U32) for name in ("stream_tiles", "stream_units", "stream_extra", "output_vectors", "shares")),
         *((name, _U32) for name in ("early_stages", "scale_offset")),
         ("scale_back", ctypes.c_float),
+        *((name, DivisorStruct) for name in ("by_k_iterations", "by_band", "by_band_rows", "by_last_rows")),
         ("padding", _U32),
         ("activation_pitch", _U64),
         ("output_pitch", _U64),
@@ -158,15 +175,19 @@ def fill_problem(
     scale_exponent: p of 2^-p, which a fused kernel takes scales times (``PackedWeight.scale_fit``)."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
-    problem.raster_m = min(plan.band, plan.tiles_m) or max(1, _BAND_TOKENS // spec.block_m)
+    problem.raster_m = band = min(plan.band or max(1, _BAND_TOKENS // spec.block_m), plan.tiles_m)
+    problem.by_k_iterations = DivisorStruct.of(plan.k_iterations)
+    problem.by_band = DivisorStruct.of(band * plan.tiles_n)
+    problem.by_band_rows = DivisorStruct.of(band)
+    problem.by_last_rows = DivisorStruct.of((plan.tiles_m - 1) % band + 1)
     problem.weight_row_blocks = ceil_div(k, 64)
     problem.weight_rows = ceil_div(n, 64) * problem.weight_row_blocks
     problem.scale_rows, problem.scale_pitch = scale_rows, 64 * ceil_div(n, 64)
     problem.stream_tiles = plan.stream_tiles
     problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
     problem.shares = plan.shares
-    is_long = spec.block_m <= _LONG_TOKENS and k * n // 2 >= _LONG_BYTES
-    problem.early_stages = (_EARLY_STAGES_LONG if is_long else _EARLY_STAGES) if programmatic else 0
+    few = spec.block_m < _FEW_TOKENS or (spec.block_m == _FEW_TOKENS and k * n // 2 >= _LONG_BYTES)
+    problem.early_stages = (_EARLY_STAGES_FEW if few else _EARLY_STAGES) if programmatic else 0
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
     problem.scale_offset = int(offset) << 16 | int(offset)
     problem.scale_back = 2.0**scale_exponent

@@ -12,7 +12,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, STRIP_CHANNELS, StripSpec
+from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec, least_tokens
 from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import KIB, Target
 
@@ -45,8 +45,6 @@ _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 #: 37888), where 28 would do. [H200]
 _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
-#: Up to so many tokens, several strips are faster with small boxes of activations.
-_SMALL_BOX_TOKENS = 8
 
 
 def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
@@ -71,9 +69,16 @@ def ring_stages(k: int, strips: int, block_k: int) -> int:
 
 
 def has_deep_box(layer: Layer, block_m: int, strips: int) -> bool:
-    """Whether one box should bring a stage's activations. Of few tokens, for several strips, a box for each 64 depths
-    is up to 2 % ahead."""
-    return layer.k % 64 == 0 and (strips == 1 or block_m > _SMALL_BOX_TOKENS)
+    """Whether one box should bring a stage's activations. Of eight tokens, for several strips, a box for each 64 depths
+    is up to 2 % ahead; fewer come by no other way."""
+    return layer.k % 64 == 0 and (strips == 1 or block_m != MMA_TOKENS)
+
+
+def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
+    """Tokens of a tile: as few as a box may bring, which spares shared memory and its banks."""
+    if m > MMA_TOKENS // 2 or layer.k % 64:
+        return next((size for size in (8, 16) if m <= size), 32)
+    return max(least_tokens(block_k), 1 << (m - 1).bit_length())
 
 
 def _choose(
@@ -97,11 +102,10 @@ def strip_ways(layer: Layer, m: int, target: Target, multiprocessors: int) -> li
 def _one_of_each_way(
     layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
 ) -> list[Choice[StripSpec]]:
-    block_m = 8 if m <= 8 else 16 if m <= 16 else 32
     found: list[tuple[float, Choice[StripSpec]]] = []
     for way in _ways(layer.n, target, multiprocessors):
-        if (choice := _fitting(way, layer, m, block_m, target, variants)) is not None:
-            shape = (block_m, way.strips, choice.spec.block_k, way.blocks_k)
+        if (choice := _fitting(way, layer, m, target, variants)) is not None:
+            shape = (choice.spec.block_m, way.strips, choice.spec.block_k, way.blocks_k)
             found.append((strip_us(layer.k, layer.n, *shape, way.waves), choice))
     return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
@@ -128,7 +132,7 @@ def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
 
 
 def _fitting(
-    way: _Way, layer: Layer, m: int, block_m: int, target: Target, variants: tuple[tuple[int, int, str], ...]
+    way: _Way, layer: Layer, m: int, target: Target, variants: tuple[tuple[int, int, str], ...]
 ) -> Choice[StripSpec] | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
@@ -137,7 +141,8 @@ def _fitting(
 
     def with_ring(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
         """None where no ring fits, or two strips leave a thread too few registers."""
-        policy, wanted = weight_policy(m, block_m), ring_stages(depth, way.strips, block_k)
+        block_m, wanted = tile_tokens(layer, m, block_k), ring_stages(depth, way.strips, block_k)
+        policy = weight_policy(m, block_m)
         try:
             spec = StripSpec(
                 layer.dtype, layer.group_size, layer.has_zeros, block_m, way.strips, block_k, warps_k, wanted, policy,
@@ -151,7 +156,7 @@ def _fitting(
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
     for strips_per_warp, scale_on in _variants(layer, way.strips, m, variants):
-        for block_k, warps_k in _divisions(layer, way, block_m, strips_per_warp, blocks):
+        for block_k, warps_k in _divisions(layer, way, m, strips_per_warp, blocks):
             enough = min(_LEAST_STAGES, ceil_div(depth, block_k))
             chosen = with_ring(block_k, warps_k, strips_per_warp, scale_on)
             if chosen is not None and chosen.stages >= max(2, enough):
@@ -166,14 +171,15 @@ def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, st
     return list(dict.fromkeys(([wanted] if strips_per_warp <= strips else []) + [(1, "accumulator")]))
 
 
-def _divisions(layer: Layer, way: _Way, block_m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
+def _divisions(layer: Layer, way: _Way, m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
     """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
 
     Fewer where blocks meet as well. A warp of two strips has twice the instructions to hide them, and wants the
     registers of two: 8 will do.
     """
     found = []
-    whole_depth = blocks > 1 and block_m >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
+    columns = tile_tokens(layer, m, _DEPTHS[0])
+    whole_depth = blocks > 1 and columns >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
     for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
         most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
         if ceil_div(way.strips, strips_per_warp) * warps_k > most:
@@ -184,7 +190,7 @@ def _divisions(layer: Layer, way: _Way, block_m: int, strips_per_warp: int, bloc
                 continue  # a block without a stage
             if block_k >= 2 * max(_DEPTHS[-1], depth) or (way.blocks_k > 1 and block_k > max(_SHORT_PART, depth // 2)):
                 continue
-            if block_k < max(64 * warps_k, layer.group_size) or block_m * block_k * 2 > _STAGE_ACTIVATION_BYTES:
+            if block_k < max(64 * warps_k, layer.group_size) or columns * block_k * 2 > _STAGE_ACTIVATION_BYTES:
                 continue
             if STRIP_CHANNELS * way.strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
                 found.append((block_k, warps_k))

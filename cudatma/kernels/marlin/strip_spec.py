@@ -19,6 +19,8 @@ from cudatma.target import Target
 STRIP_CHANNELS = 32
 #: A box of scales has at most 256 channels.
 MAX_STRIPS = 8
+#: Columns of an mma.
+MMA_TOKENS = 8
 #: What the group's scales multiply.
 SCALE_ON = ("accumulator", "weight")
 _MAX_WARPS = 16
@@ -27,8 +29,15 @@ _SCHEDULERS, _SCHEDULER_REGISTERS, _MAX_REGISTERS = 4, 16384, 255
 #: What a warp of two strips wants beside its sums and the activations of a 64-deep block: weights, scales, addresses.
 _WORKING_REGISTERS = 44
 _SCALE_ROW = 64
+#: Rows of 128 bytes, of 64 depths of a token each, after which the 128-byte swizzle begins anew.
+_SWIZZLE_ROWS = 8
 #: fp32 sums of 16 channels x 8 tokens: four of each lane.
 _FRAGMENT_BYTES = 32 * 16
+
+
+def least_tokens(block_k: int) -> int:
+    """Of a tile whose stages are so deep."""
+    return max(1, _SWIZZLE_ROWS * 64 // block_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,9 @@ class StripSpec(StagedTile):
     """One instance of ``kernels/marlin_strip.cu.j2``. Every operand comes by TMA.
 
     dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
-    block_m: tokens, 8, 16 or 32. strips: of 32 channels, that a block computes. block_k: depth of a stage.
-    stages: depth of the ring.
+    block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
+    stages of whole turns of the swizzle (``least_tokens()``).
+    strips: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
     strips_per_warp: 1, or 2: a warp then computes a whole 64-channel row of packed weights from one read of the
     activations. warps_k: warps that work on the same channels and divide the depth of a stage.
     scale_on: ``"accumulator"`` multiplies fp32 sums once a group (whole-column scales: once, at the end), ``"weight"``
@@ -73,7 +83,7 @@ class StripSpec(StagedTile):
         activation_type(self.dtype)
         one_of = {
             "group_size": GROUP_SIZES,
-            "block_m": (8, 16, 32),
+            "block_m": (1, 2, 4, 8, 16, 32),
             "strips": tuple(range(1, MAX_STRIPS + 1)),
             "block_k": (128, 256, 512, 1024),
             "warps_k": (1, 2, 4, 8, 16),
@@ -98,7 +108,13 @@ class StripSpec(StagedTile):
         if self.block_k // 64 % self.warps_k:
             why = "each warp takes whole 64-deep blocks"
             raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
-        wanted = self.sums + self.block_m + _WORKING_REGISTERS  # 64 depths of a token take a register
+        if self.block_m < MMA_TOKENS and not self.deep_box:
+            why = "only such a box brings fewer tokens than the mma has columns"
+            raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_TOKENS}", why)
+        if self.block_m < (least := least_tokens(self.block_k)):
+            why = "each stage begins where the 128-byte swizzle begins anew, after eight rows of 64 depths"
+            raise ArgumentError("block_m", self.block_m, f"at least {least} for block_k = {self.block_k}", why)
+        wanted = self.sums + self.columns + _WORKING_REGISTERS  # 64 depths of a token take a register
         if self.strips_per_warp > 1 and wanted > self.registers:
             raise ArgumentError(
                 "warps_n * warps_k * blocks_per_sm",
@@ -156,10 +172,15 @@ class StripSpec(StagedTile):
         return _SCHEDULERS // self.warps_n
 
     @property
+    def columns(self) -> int:
+        """Of the mma: fewer tokens than it has are repeated in the others, which nobody stores."""
+        return max(MMA_TOKENS, self.block_m)
+
+    @property
     def sums(self) -> int:
         """fp32 sums that a consumer thread keeps: those of the group at hand too, where they are what is scaled."""
         sets = 2 if self.has_stage_scales and self.scale_on == "accumulator" else 1
-        return sets * STRIP_CHANNELS * self.strips_per_warp * self.block_m // 32
+        return sets * STRIP_CHANNELS * self.strips_per_warp * self.columns // 32
 
     @property
     def registers(self) -> int:
@@ -196,7 +217,7 @@ class StripSpec(StagedTile):
     @property
     def column_bytes(self) -> int:
         """Sums of the warps that divide a depth, which meet in the block's shared memory and then in the cluster's."""
-        return 2 * self.strips_per_warp * self.block_m // 8 * _FRAGMENT_BYTES
+        return 2 * self.strips_per_warp * self.columns // 8 * _FRAGMENT_BYTES
 
     @property
     def partial_bytes(self) -> int:
@@ -204,7 +225,7 @@ class StripSpec(StagedTile):
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        strip = 2 * self.block_m // 8 * _FRAGMENT_BYTES
+        strip = 2 * self.columns // 8 * _FRAGMENT_BYTES
         owned = -(-self.warps_n // self.blocks_k)
         cluster = (self.blocks_k - 1) * owned * self.column_bytes
         barrier = 8 if self.blocks_k > 1 else 0

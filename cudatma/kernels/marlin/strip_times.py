@@ -8,6 +8,7 @@ H200: the way that it puts first is 2 % behind the fastest on average, 12 % at m
 from __future__ import annotations
 
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.strip_spec import MMA_TOKENS
 
 #: Launch, first stage and result, and of that for each token.
 _BASE, _TOKEN = 2.28, 0.027
@@ -21,11 +22,11 @@ _CLUSTER, _CLUSTER_BLOCK, _SUMS = 0.065, 0.028, 0.029
 
 def strip_us(k: int, n: int, block_m: int, strips: int, block_k: int, blocks_k: int, waves: int = 1) -> float:
     """One launch, weights cold in L2. waves: of blocks, one behind the other."""
-    stages = ceil_div(ceil_div(k, block_k), blocks_k)
-    depth = _STRIP * strips + _TOKENS * block_m + _PRODUCTS * strips * block_m
+    stages, columns = ceil_div(ceil_div(k, block_k), blocks_k), max(MMA_TOKENS, block_m)
+    depth = _STRIP * strips + _TOKENS * block_m + _PRODUCTS * strips * columns
     work = waves * stages * (depth * block_k / 1000 + _STAGE)
     cluster = 0.0
     if blocks_k > 1:
-        sums = (blocks_k - 1) * ceil_div(strips, blocks_k) * block_m / 8
+        sums = (blocks_k - 1) * ceil_div(strips, blocks_k) * columns / 8
         cluster = _CLUSTER + _CLUSTER_BLOCK * blocks_k + _SUMS * sums
-    return _BASE + _TOKEN * block_m + k * n / 2 / _MEMORY + work + cluster
+    return _BASE + _TOKEN * columns + k * n / 2 / _MEMORY + work + cluster

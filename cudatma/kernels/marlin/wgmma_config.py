@@ -27,8 +27,9 @@ _LEAST_OF_SEVERAL = 48
 _DUMPED_TOKENS = 40
 #: A cluster's sums take room from the ring: a shorter one stands still, unless its part of the depth is as short.
 _LEAST_STAGES = 3
-#: With more accumulators a thread, setmaxnreg has to make room.
-_PLAIN_ACCUMULATORS, _REGISTERS = 96, 232
+#: With more accumulators a thread, setmaxnreg has to make room; and with so many where two blocks of channels are
+#: stacked, whose weights take registers too. ptxas spills otherwise.
+_PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class _Form:
 
 
 #: In the first of each depth, warpgroups divide it. 192 channels are for layers that 128 or 256 cut into a wave and a
-#: bit. With more in flight ptxas spills in the fourth.
+#: bit, and ptxas spills with more than 128 tokens; with more in flight in the fourth form.
 _FORMS = (
     _Form(256, 1, 8, 8, 96, warpgroups_k=2),
     _Form(256, 2, 6, 8, 96),
@@ -68,7 +69,7 @@ _FORMS = (
     _Form(256, 2, 4, 8, 64, stack=2, in_flight=1),
     _Form(128, 1, 8, 64, 192, warpgroups_k=2),
     _Form(128, 2, 6, 48, 192),
-    _Form(128, 3, 5, 48, 144),
+    _Form(128, 3, 5, 48, 128),
     _Form(128, 2, 5, 64, 128, stack=2),
     _Form(128, 2, 3, 256, 256),
     _Form(64, 2, 6, 128, 256, steps=2, in_flight=1, cluster=2),
@@ -119,6 +120,7 @@ def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, i
 
 
 def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
+    plain = _PLAIN_ACCUMULATORS if form.stack == 1 else _STACKED_ACCUMULATORS
     return WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -132,7 +134,7 @@ def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
         cluster=form.cluster,
         steps=form.steps,
         in_flight=form.in_flight,
-        consumer_registers=_REGISTERS if form.stack * block_m // 2 > _PLAIN_ACCUMULATORS else 0,
+        consumer_registers=_REGISTERS if form.stack * block_m // 2 > plain else 0,
         # Weights that several token tiles read should stay in L2.
         weight_policy=weight_policy(m, block_m),
     )

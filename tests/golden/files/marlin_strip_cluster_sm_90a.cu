@@ -638,7 +638,7 @@ constexpr u32 CONSUMER_WARPS = 4;
 constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
 
 constexpr u32 FRAGMENTS = 2 * STRIPS_PER_WARP;  // 16-channel fragments of a warp
-constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
+constexpr u32 N8 = 1;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
@@ -663,6 +663,13 @@ constexpr u32 FULL_BARRIERS = 55816;
 constexpr u32 EMPTY_BARRIERS = 55840;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
 struct Problem {
     u32 m, n, k;
     u32 tiles_m, tiles_n;      // output tiles, each of one block or cluster
@@ -680,6 +687,7 @@ struct Problem {
     u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
+    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -902,8 +910,17 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         }
     }
 }
-// ---- Result: the warps of the same strips add up, the first of them stores ------------------------------------------
+// ---- Result: the warps of the same strips add up, and store -----------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
+// Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
+constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
+typedef float OwnSums[OWN][N8][4];
+// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
+__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
+}
+
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -911,90 +928,110 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
-// Part p > 0 leaves its sums as whole fragments; part 0 adds them in the order of p. Returns whether this warp goes on.
-// position: of the warp's first strip among those in shared memory. fragments: that this warp has.
-__device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 position, u32 fragments, u32 part, u32 lane) {
-    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES;
+// Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
+// this warp has fragments. position: of the warp's first strip among those in shared memory. fragments: that it multiplied.
+__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 fragments,
+                                             u32 part, u32 lane) {
+    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
     const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
-    if (part > 0) {
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c) {
-            if (c >= fragments) break;
+    for (u32 c = 0; c < FRAGMENTS; ++c) {
+        const u32 owner = c / OWN, place = part - (part > owner);
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n)
-                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                             :: "r"(base + (part - 1) * STRIPS * STRIP_BYTES + (c * N8 + n) * FRAGMENT_BYTES),
-                                "f"(acc[c][n][0]), "f"(acc[c][n][1]), "f"(acc[c][n][2]), "f"(acc[c][n][3]) : "memory");
+        for (u32 n = 0; n < N8; ++n) {
+            if (part == owner) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
+            } else if (c < fragments) {
+                leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
+            }
         }
     }
     bar_sync(1, 32 * CONSUMER_WARPS);   // the others' sums are there
-    if (part > 0) return false;
+    if (part >= OWNERS) return false;
+    if (part * OWN >= fragments) return true;   // a lone strip has fewer: nothing to add, nothing to store
+    const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
 #pragma unroll
-    for (u32 p = 0; p < WARPS_K - 1; ++p)
+    for (u32 place = 0; place < WARPS_K - 1; ++place)
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c) {
-            if (c >= fragments) break;
+        for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(acc[c][n], base + p * STRIPS * STRIP_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-        }
+            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
 // A column of warps belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
-// order of their ranks. Returns whether this warp goes on.
-__device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 column, u32 rank, u32 lane) {
-    const u32 owner = column % BLOCKS_K, base = smem + CLUSTER_REDUCTION + column / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES;
+// order of their ranks. first: the warp's first fragment. Returns whether this warp goes on.
+__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 column, u32 first, u32 rank, u32 lane) {
+    const u32 owner = column % BLOCKS_K, base = smem + CLUSTER_REDUCTION + column / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
+                      + first * N8 * FRAGMENT_BYTES + lane * 16;
     if (rank != owner) {
         barrier_cluster_wait();   // the owner has begun, and its barrier is there
         const u32 place = rank - (rank > owner);
-        const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES + lane * 16, owner);
+        const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES, owner);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c)
+        for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n], barrier);
+            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, own[c][n], barrier);
         return false;
     }
     mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the others' sums are there
 #pragma unroll
     for (u32 p = 0; p < BLOCKS_K - 1; ++p)
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c)
+        for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n)
-                add_fragment(acc[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES + lane * 16);
+            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
-__device__ __forceinline__ void store_result(const Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 fragments, u32 lane) {
-    const u32 group = lane >> 2;
+// Two channels of one token. What is rare stands elsewhere: code that is read once costs as much as it is long.
+__device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
+    if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
+        *(u32*)target = pair;
+    } else {   // a row that is not aligned, or the last channel
+        if (channel < problem.n) target[0] = (u16)pair;
+        if (channel + 1 < problem.n) target[1] = (u16)(pair >> 16);
+    }
+}
+
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's first
+// strip. first: the fragment that own begins with.
+__device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
+                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 fragments, u32 lane) {
+    const u32 group = lane >> 2, begin = channel0 + 16 * first;
+    if (__builtin_expect(bias != nullptr, 0)) {
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
-        if (c >= fragments) break;
-        const u32 first = channel0 + 16 * c, low = first + group, high = low + 8;
-        constexpr float scale_low = 1.0f, scale_high = 1.0f;   // already applied
-        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            const float(&sums)[4] = acc[c][n];
-            const u32 pairs[2] = {
-                movmatrix_trans(to_pair(sums[0] * scale_low + bias_low, sums[1] * scale_low + bias_low)),
-                movmatrix_trans(to_pair(sums[2] * scale_high + bias_high, sums[3] * scale_high + bias_high))};
-            const u32 token = tile_m * BLOCK_M + 8 * n + group;
-            if (token >= problem.m) continue;
+        for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r) {
-                const u32 channel = first + 8 * r + 2 * (lane & 3);
-                u16* target = output + token * problem.output_pitch + channel;
-                if (problem.output_vectors && channel + 2 <= problem.n) {
-                    *(u32*)target = pairs[r];
-                } else {   // a row that is not aligned, or the last channel
-                    if (channel < problem.n) target[0] = (u16)pairs[r];
-                    if (channel + 1 < problem.n) target[1] = (u16)(pairs[r] >> 16);
+                const u32 channel = begin + 16 * c + 8 * r + group;
+                const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
+#pragma unroll
+                for (u32 n = 0; n < N8; ++n) {
+                    own[c][n][2 * r] += added;
+                    own[c][n][2 * r + 1] += added;
                 }
             }
-        }
+    }
+    const u32 channel = begin + 2 * (lane & 3);
+    u16* const target = output + tile_m * BLOCK_M * problem.output_pitch + channel;
+#pragma unroll
+    for (u32 n = 0; n < N8; ++n) {
+        if (n > 0 && tile_m * BLOCK_M + 8 * n >= problem.m) return;   // the same for the whole warp
+        u32 pairs[OWN][2];
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r)
+                pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
+        const u32 token = 8 * n + group;
+        if (tile_m * BLOCK_M + token >= problem.m) continue;
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r)
+                if (first + c < fragments)
+                    store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
     }
 }
 }  // namespace cudatma
@@ -1020,41 +1057,46 @@ marlin_strip_f16_g128_8x32x512_k4_s3_d_c3(
     const u32 tile = blockIdx.x / BLOCKS_K, rank = blockIdx.x - tile * BLOCKS_K;
     const u32 k_begin = rank * problem.k_iterations / BLOCKS_K;
     const u32 k_iterations = (rank + 1) * problem.k_iterations / BLOCKS_K - k_begin;
-    const u32 tile_n = tile / problem.tiles_m, tile_m = tile - tile_n * problem.tiles_m;
+    u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
+    for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
     const Strips strips(tile_n);
 
-    if (warp_index == CONSUMER_WARPS) {
-        // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers ----------
-        const Maps maps{nullptr, &half_weight_map,
-                        &scale_map, nullptr, &activation_map};
-        const u64 policy = createpolicy_evict_first();
-        if (lane == 0) {
-            for (u32 stage = 0; stage < STAGES; ++stage) {
-                mbarrier_init(full + 8 * stage, 1);
-                mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
-            }
-            mbarrier_init(smem + CLUSTER_BARRIER, 1);
-            fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-            // Of each column of warps that is this block's, the others' sums.
-            mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (WARPS_N + BLOCKS_K - 1 - rank) / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES);
-            // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
-            // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
-            // every stage's weights, and the first mma waits for the whole ring.
-            const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
-#pragma unroll 1
-            for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
-            griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
-            griddepcontrol_wait();
-#pragma unroll 1
-            for (u32 k = 0; k < first; ++k) {
-                if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
-                load_activations(smem, k, maps, tile_m, k_begin + k);
-            }
+    const Maps maps{nullptr, &half_weight_map,
+                    &scale_map, nullptr, &activation_map};
+    const bool produces = warp_index == CONSUMER_WARPS;
+    const u64 policy = createpolicy_evict_first();
+
+    // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers --------------
+    // elect_sync() rather than lane 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
+    if (produces && elect_sync()) {
+        for (u32 stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
         }
-        __syncwarp();
-        barrier_cluster_arrive_relaxed();   // a fence has ordered the barriers
-        __syncthreads();
-        if (lane == 0) {
+        mbarrier_init(smem + CLUSTER_BARRIER, 1);
+        fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
+        // Of each column of warps that is this block's, the others' sums.
+        constexpr u32 SENDERS = BLOCKS_K - 1;
+        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (WARPS_N + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
+        // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
+        // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
+        // every stage's weights, and the first mma waits for the whole ring.
+        const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
+#pragma unroll 1
+        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
+        griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
+        griddepcontrol_wait();
+#pragma unroll 1
+        for (u32 k = 0; k < first; ++k) {
+            if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+            load_activations(smem, k, maps, tile_m, k_begin + k);
+        }
+    }
+    __syncwarp();
+    barrier_cluster_arrive_relaxed();   // a fence has ordered the barriers
+    __syncthreads();   // the barriers are there
+    if (produces) {
+        if (elect_sync()) {
             u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 #pragma unroll 1
             for (u32 k = STAGES; k < k_iterations; ++k) {
@@ -1071,8 +1113,6 @@ marlin_strip_f16_g128_8x32x512_k4_s3_d_c3(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    barrier_cluster_arrive_relaxed();
-    __syncthreads();   // the barriers are there
     const u32 part = warp_index / WARPS_N;
     const u32 position = warp_index % WARPS_N * STRIPS_PER_WARP;
     const u32 strip = strips.at(position), channel0 = strip * 32;
@@ -1098,8 +1138,10 @@ marlin_strip_f16_g128_8x32x512_k4_s3_d_c3(
             phase ^= 1;
         }
     }
-    if (!reduce_depth(acc, smem, position, fragments, part, lane)) return;
-    if (!reduce_cluster(acc, smem, warp_index % WARPS_N, rank, lane)) return;
+    OwnSums own;
+    const u32 own_first = part * OWN;   // of the strips' fragments
+    if (!reduce_depth(own, acc, smem, position, fragments, part, lane)) return;
+    if (!reduce_cluster(own, smem, warp_index % WARPS_N, own_first, rank, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(acc, problem, output, bias, scales, tile_m, channel0, fragments, lane);
+    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, fragments, lane);
 }

@@ -671,6 +671,13 @@ constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
 constexpr u32 STAGING_BYTES = 4352;   // of one buffer
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
 struct Problem {
     u32 m, n, k;
     u32 tiles_m, tiles_n;      // output tiles, each of one block or cluster
@@ -688,6 +695,7 @@ struct Problem {
     u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
+    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -717,7 +725,7 @@ struct WorkQueue {
 
     __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
         if (unit < unit_end) {
-            piece.tile = unit / problem.k_iterations;
+            piece.tile = divide(unit, problem.by_k_iterations);
             piece.k_begin = unit - piece.tile * problem.k_iterations;
             piece.k_end = min(problem.k_iterations, piece.k_begin + (unit_end - unit));
             unit += piece.k_end - piece.k_begin;
@@ -731,11 +739,11 @@ struct WorkQueue {
 };
 // Tiles are numbered through bands of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
-    const u32 band_tiles = problem.raster_m * problem.tiles_n;
-    const u32 band = tile / band_tiles, inside = tile - band * band_tiles;
-    const u32 band_rows = min(problem.raster_m, problem.tiles_m - band * problem.raster_m);
-    tile_n = inside / band_rows;
-    tile_m = band * problem.raster_m + inside - tile_n * band_rows;
+    const u32 band = divide(tile, problem.by_band), first_row = band * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_band_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
 // The same work stage by stage, for the producer.
@@ -867,10 +875,8 @@ __device__ __forceinline__ void contribute(const Accumulators& acc, float4* part
         for (u32 n = 0; n < N8; ++n)
             sums[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
     __syncwarp();
-    if (lane == 0) {   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        __threadfence();
+    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + slot * WARP_TILES + warp_tile) : "memory");
-    }
 }
 
 // The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
@@ -910,12 +916,13 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
                                                u32 channel0, u32 lane) {
+    if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c) {
         const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
-        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
+        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
             acc[c][n][0] += bias_low;
@@ -1152,47 +1159,56 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = laneid();
 
-    if (threadIdx.x == 32 * CONSUMER_WARPS) {
+    const u32 share = problem.shares - 1 - blockIdx.x / CLUSTER;
+    const u32 rank = 0;
+
+    // ---- Producer: one thread makes the barriers and issues every copy ----------------------------------------------
+    // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+    const bool produces = warp_index == CONSUMER_WARPS;
+    const u64 policy = createpolicy_evict_first();
+    StageCursor cursor(problem, share);
+    const auto begin_stage = [&](const StageCursor& at, u32 slot) {
+        mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES);
+        load_constants(smem, slot, full + 8 * slot, &weight_map,
+                       &scale_map, &zero_map, at.tile_n * CLUSTER + rank, at.k, policy);
+    };
+    // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
+    // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
+    const auto fill_ring = [&]() {
+        const u32 early = min(STAGES, problem.early_stages);
+        StageCursor ahead(cursor);
+#pragma unroll 1
+        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) begin_stage(ahead, slot);
+        griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
+        griddepcontrol_wait();
+#pragma unroll 1
+        for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
+            if (slot >= early) begin_stage(cursor, slot);
+            load_activations(smem, slot, full + 8 * slot, &activation_map, cursor.tile_m, cursor.k, rank);
+        }
+    };
+    if (produces && elect_sync()) {
         prefetch_tensormap(&weight_map);
         prefetch_tensormap(&activation_map);
         prefetch_tensormap(&scale_map);
-    }
-    if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, EMPTY_ARRIVALS);
         }
         fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
+        fill_ring();             // before the other warps know of the barriers
     }
-    __syncthreads();
-    const u32 rank = 0;
-    griddepcontrol_launch_dependents();   // the next kernel may come in and prefetch its weights
-
-    const u32 share = problem.shares - 1 - blockIdx.x / CLUSTER;
+    __syncwarp();
+    __syncthreads();             // the barriers are there
     u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 
     if (warp_index >= CONSUMER_WARPS) {
-        // ---- Producer: one thread issues every copy -----------------------------------------------------------------
-        if (threadIdx.x == 32 * CONSUMER_WARPS) {
-            const u64 policy = createpolicy_evict_first();
-            const auto begin_stage = [&](const StageCursor& at, u32 slot) {
-                mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES);
-                load_constants(smem, slot, full + 8 * slot, &weight_map,
-                               &scale_map, &zero_map, at.tile_n * CLUSTER + rank, at.k, policy);
-            };
-            // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent
-            // launch asks for those of the first stages before it waits. Not of all: activations would stand behind them.
-            const u32 early = min(STAGES, problem.early_stages);
-            StageCursor cursor(problem, share), ahead(cursor);
+        if (produces && elect_sync()) {
 #pragma unroll 1
-            for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) begin_stage(ahead, slot);
-            griddepcontrol_wait();
-#pragma unroll 1
-            for (u32 i = 0; cursor.next(problem); ++i) {
-                if (i >= STAGES) mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all warps have read the slot
-                if (i >= early) begin_stage(cursor, stage);
+            for (; cursor.next(problem); advance(stage, phase)) {
+                mbarrier_wait_parity(empty + 8 * stage, phase);   // all warps have read the slot
+                begin_stage(cursor, stage);
                 load_activations(smem, stage, full + 8 * stage, &activation_map, cursor.tile_m, cursor.k, rank);
-                advance(stage, phase);
             }
         }
         __syncwarp();
