@@ -164,15 +164,26 @@ def template_files(template: str) -> tuple[Path, ...]:
         if name in found:
             continue
         found[name] = path = _template_path(name, user)
-        waiting.extend((match["name"], name) for match in _REFERENCE.finditer(path.read_text(encoding="utf-8")))
+        state = path.stat()
+        waiting.extend((other, name) for other in _references(path, state.st_mtime_ns, state.st_size))
     others = sorted(name for name in found if name != template)
     return (found[template], *(found[name] for name in others))
 
 
+@lru_cache(maxsize=512)
+def _references(path: Path, _changed_ns: int, _bytes: int) -> tuple[str, ...]:
+    """What a file can include, as long as it is the same: kernels share most of their files."""
+    return tuple(match["name"] for match in _REFERENCE.finditer(path.read_text(encoding="utf-8")))
+
+
+@lru_cache(maxsize=512)
+def _place(root: Path, name: str) -> Path:
+    return root.joinpath(*name.split("/"))
+
+
 def _template_path(name: str, user: str) -> Path:
-    parts = name.split("/")
-    path = template_root().joinpath(*parts)
-    if not name or any(part in ("", ".", "..") for part in parts) or not path.is_file():
+    path = _place(template_root(), name)
+    if not name or any(part in ("", ".", "..") for part in name.split("/")) or not path.is_file():
         where = f", included by {user}" if user else ""
         raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {template_root()}")
     return path

@@ -61,13 +61,15 @@ STRIPS = {
     "wide": StripSpec("float16", 64, True, 16, 3, 256, 4, 2, strips_per_warp=2, scale_on="weight"),
     # A stage's activations in one box.
     "deep_box": StripSpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
+    # The same for one token, which the mma's columns repeat.
+    "one_token": StripSpec("float16", 128, False, 1, 1, 1024, 8, 3, deep_box=True),
 }
 
 
 #: Where there are clusters, whose blocks divide the depth: as the rules have it for (4096, 1024) at M = 1; three
 #: columns of warps for two blocks, one column with a lone strip.
 CLUSTERS = {
-    "cluster": StripSpec("float16", 128, False, 8, 1, 512, 4, 3, deep_box=True, blocks_k=3),
+    "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
     "cluster_columns": StripSpec("bfloat16", 64, True, 16, 5, 256, 2, 3, strips_per_warp=2, blocks_k=2),
 }
 

@@ -10,7 +10,7 @@ from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.strip_times import strip_us
 
 depths, channels = st.integers(1, 60_000), st.integers(1, 100_000)
-tokens, boxes = st.sampled_from((8, 16, 32)), st.sampled_from((128, 256, 512, 1024))
+tokens, boxes = st.sampled_from((1, 4, 8, 16, 32)), st.sampled_from((128, 256, 512, 1024))
 blocks = st.sampled_from(BLOCKS_K)
 
 #: (K, N, tokens of a tile, strips, depth of a stage, blocks of a cluster): microseconds. [H200]
@@ -39,11 +39,14 @@ def test_it_puts_the_faster_way_first() -> None:
 def test_a_launch_counted_by_hand() -> None:
     """(2048, 2048), one strip, four stages of 512, 8 tokens: half of them in each of two blocks."""
     whole, divided = (strip_us(2048, 2048, 8, 1, 512, blocks_k) for blocks_k in (1, 2))
-    stage = (0.111 + 0.0043 * 8 + 0.0105 * 8) * 0.512 + 0.039
-    # Memory brings 2 MB of weights at 6.6 TB/s, beside what its latency adds to all launches.
-    assert whole == pytest.approx(2.28 + 0.027 * 8 + 2.097152 / 6.6 + 4 * stage)
-    # A cluster of two: 0.065 + 2 x 0.028, and the sums of one column of 8 tokens that one block sends.
-    assert divided == pytest.approx(whole - 2 * stage + 0.065 + 0.056 + 0.029)
+    stage = (0.0963 + 0.0035 * 8 + 0.0065 * 8) * 0.512 + 0.0257
+    # Memory brings 2 MB of weights at 6.5 TB/s, beside what its latency adds to all launches.
+    outside, weights = 2.6 + 0.029 * 8, 2.097152 / 6.5
+    assert whole == pytest.approx(outside + weights + 4 * stage)
+    # A cluster of two: 0.6 % more of all, and the sums of one column of 8 tokens that one block sends.
+    assert divided == pytest.approx(outside + 1.006 * (weights + 2 * stage) + 0.001 + 0.052)
+    # One token is an eighth of the activations, and takes as many columns of the mma.
+    assert strip_us(2048, 2048, 1, 1, 512, 1) == pytest.approx(whole - 4 * 0.0035 * 7 * 0.512)
 
 
 @given(depths, channels, tokens, st.integers(1, 8), boxes, blocks, st.integers(1, 4), st.integers(0, 5000))

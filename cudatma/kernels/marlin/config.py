@@ -123,7 +123,7 @@ def _by_rule(
 ) -> tuple[Choice[AnyMarlinSpec], str]:
     """The choice, and the rule that it follows."""
     by_strips = strip_serves(layer, m, target, multiprocessors, feeds)
-    by_wgmma = wgmma_serves(m, target, feeds)
+    by_wgmma = wgmma_serves(m, target, feeds, layer.n // multiprocessors)
     if by_strips and not by_wgmma:
         why = f"few tokens, every operand by TMA: {layer.n} channels in strips, whose depth clusters divide where there"
         why += f" are few, keep {multiprocessors} multiprocessors busy"

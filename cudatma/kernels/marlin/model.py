@@ -27,13 +27,13 @@ from cudatma.target import SMEM_RESERVED_BYTES, Target
 #: Streams side by side: (sum of t ** p) ** (1 / p). 1 would be no overlap, infinity a perfect one.
 _OVERLAP = 2.7
 #: A kernel's ramp up and drain in a chain of plain launches. [H200; an empty kernel takes 0.97]
-_LAUNCH_US = 2.4
+_LAUNCH_US = 2.2
 #: From the last product of a tile to its result, beside the bytes of the result.
-_EPILOGUE_US = 0.7
+_EPILOGUE_US = 0.35
 #: Sums within a cluster.
 _MEETING_US = 0.3
 #: Partial sums out, a flag, partial sums in; and the rate of one multiprocessor at which each contribution comes.
-_DIVIDED_US, _PARTIAL_BYTES_PER_US = 1.9, 150e3
+_DIVIDED_US, _PARTIAL_BYTES_PER_US = 1.4, 150e3
 #: Four schedulers issue one instruction a clock each; waits for fixed latencies leave so much of it.
 _ISSUE_SLOTS, _ISSUE_EFFICIENCY = 4, 0.85
 #: Instructions for one weight: 9 for 8 values in fp16, 11 in bf16; a zero point 1 more, a group's scale 4. Fused with

@@ -1,8 +1,8 @@
 """What tiles of the wgmma kernel take, in clocks of a multiprocessor: a formula that ranks them.
 
-Its numbers are fitted to 264 cells (22 layers of 2 MB to 117 MB, M = 24 to 2048), some 12 tiles each, measured on an
-H200: of these, the one that it puts first is 1.3 % behind the fastest on average, 22 % at most; no cell was kept aside.
-Those of clusters that divide the depth to 165 more (20 layers, M = 24 to 1024): 1.3 %, 15 % at most.
+Its numbers are fitted to the order in 56 cells of the kernel as it is (14 layers, M = 32 to 512, what the tuner read of
+the rules' forms): the tile that it puts first is 0.3 % behind the fastest on average, 8 % at most; and in 450 of the
+kernel before (26 layers of 2 to 117 MB, M = 24 to 2048): 1.0 %, 22 % at most. No cell was kept aside.
 [docs/performance/marlin_wgmma.md, "Which tile"] It knows nothing of power. model.py predicts times; this compares.
 """
 
@@ -13,19 +13,19 @@ from cudatma.kernels.marlin.problem import ceil_div, longest_share
 #: Multiply-adds that the tensor cores of a multiprocessor do in a clock. [H100 white paper]
 _PRODUCTS = 2048
 #: Dequantising 64 channels costs as much as so many tokens more; a stage costs so much besides, and for each byte.
-_DEQUANTISE_TOKENS, _STAGE, _BYTE = 20, 130, 0.005
+_DEQUANTISE_TOKENS, _STAGE, _BYTE = 23, 139, 0.0051
 #: A stage of a divided tile: blocks are at different depths then, and share less in L2.
 DIVIDED_STAGE = 1.03
 #: Partial sums go out and come in again: once, and bytes a clock for each block that shares a tile with its owner.
-_DIVISION, _PARTIAL_BYTES = 5000, 64
+_DIVISION, _PARTIAL_BYTES = 4900, 64
 #: Each tile's result: in any case, and of 128 x 128.
-_TILE, _RESULT = 850, 2800
+_TILE, _RESULT = 1540, 4100
 #: Until the first stage is there.
 _LAUNCH = 3500
 
 
 #: Blocks of a cluster that divide the depth meet: once, for each of them, and bytes a clock of what they send.
-_MEETING, _MEETING_BLOCK, _SUMS_BYTES = 1140, 190, 19
+_MEETING, _MEETING_BLOCK, _SUMS_BYTES = 350, 320, 22.5
 
 
 def division_clocks(block_m: int, block_n: int, others: int = 1) -> float:

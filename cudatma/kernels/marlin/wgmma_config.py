@@ -19,6 +19,9 @@ from cudatma.target import Target
 
 #: Up to so many tokens strips are faster: few columns are half of wgmma's rate, and the weight's bytes decide.
 _OTHERS_TOKENS = 16
+#: The same for layers of so many channels a multiprocessor, seven strips of a block: 4 to 8 % faster at 16 tokens than
+#: strips (217 to 434 channels), 1 % slower to 1 % faster at 8. With 93 channels it is 4 % slower. [H200]
+_OTHERS_TOKENS_WIDE, _WIDE_CHANNELS = 8, 193
 #: Tokens of a tile: fine where they are few, so that little of the last one is empty.
 _SIZES = (*range(8, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer tokens are for one of them alone.
@@ -76,10 +79,10 @@ _FORMS = (
 )
 
 
-def wgmma_serves(m: int, target: Target, feeds: Feeds) -> bool:
-    """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA."""
+def wgmma_serves(m: int, target: Target, feeds: Feeds, channels: int = 0) -> bool:
+    """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA. channels: a multiprocessor's."""
     able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    return able and feeds.all_tma and m > _OTHERS_TOKENS
+    return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if channels >= _WIDE_CHANNELS else _OTHERS_TOKENS)
 
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:

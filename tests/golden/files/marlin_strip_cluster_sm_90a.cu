@@ -3,7 +3,7 @@
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
-//   block_m = 8
+//   block_m = 1
 //   strips = 1
 //   block_k = 512
 //   warps_k = 4
@@ -14,20 +14,20 @@
 //   scale_on = 'accumulator'
 //   deep_box = True
 //   blocks_k = 3
-// 4 warps consume, 1 produce; a block takes 55864 B.
+// 4 warps consume, 1 produce; a block takes 34360 B.
 // One stage holds
-//     8192 B  activations 8 x 512 float16, 128B swizzle
+//     1024 B  activations 1 x 512 float16, 128B swizzle
 //     8192 B  weights 32 x 512 int4, packed layout 1
 //      512 B  scales 4 x 64 float16
 // Shared memory, by offset
-//        0  activations, 24576 B
-//    24576  weights, 24576 B
-//    49152  scales, 1536 B
-//    50688  depth_reduction, 3072 B
-//    53760  cluster_reduction, 2048 B
-//    55808  cluster_barrier, 8 B
-//    55816  full_barriers, 24 B
-//    55840  empty_barriers, 24 B
+//        0  activations, 3072 B
+//     3072  weights, 24576 B
+//    27648  scales, 1536 B
+//    29184  depth_reduction, 3072 B
+//    32256  cluster_reduction, 2048 B
+//    34304  cluster_barrier, 8 B
+//    34312  full_barriers, 24 B
+//    34336  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -624,7 +624,7 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }  // namespace cudatma
 namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 8;      // tokens of a block (columns of the mma)
+constexpr u32 BLOCK_M = 1;      // tokens of a block (columns of the mma, where they are repeated)
 constexpr u32 STRIPS = 1;        // strips of 32 channels (two rows of mmas) that a block computes
 constexpr u32 WHOLE_ROWS = 0;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 512;      // depth of one stage
@@ -647,20 +647,20 @@ constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64
 constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
+constexpr u32 ACTIVATION_STAGE_BYTES = 1024;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 16896;   // what TMA brings into one stage
+constexpr u32 TRANSACTION_BYTES = 9728;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 49152;
-constexpr u32 ZEROS = 50688;
-constexpr u32 DEPTH_REDUCTION = 50688;
-constexpr u32 CLUSTER_REDUCTION = 53760;
-constexpr u32 CLUSTER_BARRIER = 55808;
-constexpr u32 FULL_BARRIERS = 55816;
-constexpr u32 EMPTY_BARRIERS = 55840;
+constexpr u32 WEIGHTS = 3072;
+constexpr u32 SCALES = 27648;
+constexpr u32 ZEROS = 29184;
+constexpr u32 DEPTH_REDUCTION = 29184;
+constexpr u32 CLUSTER_REDUCTION = 32256;
+constexpr u32 CLUSTER_BARRIER = 34304;
+constexpr u32 FULL_BARRIERS = 34312;
+constexpr u32 EMPTY_BARRIERS = 34336;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -811,9 +811,10 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
         // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
-        const u32 row = token, chunk = lane >> 3;
-        // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4);
+        const u32 row = token % BLOCK_M, chunk = lane >> 3;
+        // Chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle, where each 64-deep block has BLOCK_M rows.
+        const u32 first = k64 * BLOCK_M + row;
+        activations = smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4);
         const bool in_half_row = position == STRIPS - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
@@ -894,7 +895,8 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
         u32 b[4][N8][2];
-        load_activation_fragments(b, activations + i * BLOCK_M * ROW_BYTES);
+        // A power of two of rows a part: the block's first row only adds bits to the part's, in the swizzle as well.
+        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
         for (u32 step = 0; step < 4; ++step) {
             const u32 done = i * 64 + step * 16;   // depths of this warp's part
@@ -1025,7 +1027,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
         const u32 token = 8 * n + group;
-        if (tile_m * BLOCK_M + token >= problem.m) continue;
+        if (token >= BLOCK_M || tile_m * BLOCK_M + token >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
@@ -1040,7 +1042,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
 extern "C" __global__ void __launch_bounds__(160, 1)
-marlin_strip_f16_g128_8x32x512_k4_s3_d_c3(
+marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,

@@ -1,0 +1,938 @@
+// cudatma: kernels/marlin_strip.cu.j2 for sm_120a
+// spec: StripSpec
+//   dtype = 'float16'
+//   group_size = 128
+//   has_zeros = False
+//   block_m = 1
+//   strips = 1
+//   block_k = 1024
+//   warps_k = 8
+//   stages = 3
+//   weight_policy = 'evict_first'
+//   blocks_per_sm = 1
+//   strips_per_warp = 1
+//   scale_on = 'accumulator'
+//   deep_box = True
+//   blocks_k = 1
+// 8 warps consume, 1 produce; a block takes 65584 B.
+// One stage holds
+//     2048 B  activations 1 x 1024 float16, 128B swizzle
+//    16384 B  weights 32 x 1024 int4, packed layout 1
+//     1024 B  scales 8 x 64 float16
+// Shared memory, by offset
+//        0  activations, 6144 B
+//     6144  weights, 49152 B
+//    55296  scales, 3072 B
+//    58368  depth_reduction, 7168 B
+//    65536  full_barriers, 24 B
+//    65560  empty_barriers, 24 B
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
+// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
+__device__ __forceinline__ void mbarrier_inval(u32 bar) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
+__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
+__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
+// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity), "r"(ns)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
+// delivered and what the arriving threads wrote can be read afterwards.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
+// it is one of the arrivals that mbarrier_init counted.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
+// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
+// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
+//   _hint       the L2 policy of createpolicy_*.
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+        : "memory");
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, createpolicy] The L2 policy evict_last for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
+__device__ __forceinline__ u64 createpolicy_evict_normal() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// [PTX ISA, stmatrix] The way back, with the same distribution.
+//   _trans  of the transposed matrices.
+__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r[0])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
+                 :
+                 : "r"(addr), "r"(r[0])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
+__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+    return transposed;
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
+// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
+// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
+__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the block's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+}  // namespace cudatma
+namespace cudatma {
+// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
+constexpr u32 BLOCK_M = 1;      // tokens of a block (columns of the mma, where they are repeated)
+constexpr u32 STRIPS = 1;        // strips of 32 channels (two rows of mmas) that a block computes
+constexpr u32 WHOLE_ROWS = 0;   // 64-channel rows of packed weights that lie in them as a whole
+constexpr u32 BLOCK_K = 1024;      // depth of one stage
+constexpr u32 STRIPS_PER_WARP = 1;   // that a warp computes from one read of the activations
+constexpr u32 WARPS_N = 1;      // warps side by side
+constexpr u32 WARPS_K = 8;      // warps that work on the same channels and divide each stage's depth
+constexpr u32 STAGES = 3;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
+
+constexpr u32 FRAGMENTS = 2 * STRIPS_PER_WARP;  // 16-channel fragments of a warp
+constexpr u32 N8 = 1;                   // 8-token fragments
+constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
+constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
+constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
+constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
+constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
+
+// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
+constexpr u32 ACTIVATION_STAGE_BYTES = 2048;
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
+constexpr u32 SCALE_STAGE_BYTES = 1024;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 19456;   // what TMA brings into one stage
+constexpr u32 ACTIVATIONS = 0;
+constexpr u32 WEIGHTS = 6144;
+constexpr u32 SCALES = 55296;
+constexpr u32 ZEROS = 58368;
+constexpr u32 DEPTH_REDUCTION = 58368;
+constexpr u32 FULL_BARRIERS = 65536;
+constexpr u32 EMPTY_BARRIERS = 65560;
+
+// ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+struct Problem {
+    u32 m, n, k;
+    u32 tiles_m, tiles_n;      // output tiles, each of one block or cluster
+    u32 raster_m;              // token tiles that are visited before the next channel tile, so that L2 serves both operands
+    u32 k_iterations;          // stages that one tile takes
+    u32 weight_rows;           // rows of the packed weight (64 x 64 blocks)
+    u32 weight_row_blocks;     // 64-deep blocks of one 64-channel row
+    u32 scale_rows;            // groups
+    u32 scale_pitch;           // channels of a row of scales, padded
+    u32 stream_tiles;          // the first tiles, whose depth is divided among all shares
+    u32 stream_units;          // stages that every share takes of them ...
+    u32 stream_extra;          // ... and the number of shares that take one more
+    u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
+    u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
+    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
+    float scale_back;          // 2^p: what their sums are multiplied by
+    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
+    u32 padding;
+    u64 activation_pitch;      // elements
+    u64 output_pitch;          // elements
+};
+// ---- Which channels a block computes --------------------------------------------------------------------------------
+// Strips are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
+struct Strips {
+    u32 first;          // of this block
+    u32 first_row;      // the 64-channel row that it lies in
+    u32 first_whole;    // the first row that lies in the block as a whole
+    bool half_first;    // the block begins with the upper half of a row; else an odd block ends with the lower half of one
+
+    __device__ __forceinline__ explicit Strips(u32 tile_n)
+        : first(tile_n * STRIPS), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
+
+    // Shared memory has the whole rows first, whichever end the half row belongs to. The strip at a position there.
+    __device__ __forceinline__ u32 at(u32 position) const {
+        return first + (half_first ? (position + 1) % STRIPS : position);
+    }
+};
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+struct ZeroPoint {
+    u32 low, high;
+};
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+}
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+}
+// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+// ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
+struct Maps {
+    const TensorMap *weight, *half_weight, *scale, *zero, *activation;
+};
+
+// Operands that no kernel before this one writes: weights, the whole rows first and then half a row, scales and zero points.
+// Blocks outside of the tensor arrive as zeros, and so do their scales.
+__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const Strips& strips, u32 k_iteration,
+                                               u64 policy) {
+    const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
+    mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
+    const u32 half = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES;
+    cp_async_bulk_tensor_3d_load_hint(half, maps.half_weight, full, strips.half_first ? HALF_BLOCK_WORDS : 0, k64,
+                                      strips.half_first ? strips.first_row : strips.first_whole + WHOLE_ROWS, policy);
+    const u32 group = k_iteration * BLOCK_K / GROUP_SIZE;
+    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale, full, strips.first_row * 64, group);
+}
+
+// One box of 64 depths x BLOCK_M tokens x K64_PER_STAGE blocks in the 128-byte swizzle; tokens and blocks outside are zero.
+__device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps& maps, u32 tile_m, u32 k_iteration) {
+    cp_async_bulk_tensor_3d_load(smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, maps.activation,
+                                 smem + FULL_BARRIERS + 8 * slot, 0, tile_m * BLOCK_M, k_iteration * K64_PER_STAGE);
+}
+// ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
+typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
+
+// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+struct SlotAddresses {
+    u32 activations, weights, scales, zeros;
+    u32 block_bytes;                            // from one 64-deep block of weights to the next
+
+    // position: of the warp's first strip among those in shared memory. strip: the same one, counted over the whole weight.
+    __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
+        const u32 k64 = part * K64_PER_WARP, token = lane & 7;
+        // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
+        const u32 row = token % BLOCK_M, chunk = lane >> 3;
+        // Chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle, where each 64-deep block has BLOCK_M rows.
+        const u32 first = k64 * BLOCK_M + row;
+        activations = smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4);
+        const bool in_half_row = position == STRIPS - 1;
+        block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
+        const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
+        weights = smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16;
+        const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (strip / 2 - strips.first_row) * 64 + place_in_row(strip, lane);
+        scales = smem + SCALES + at * 2;
+        zeros = smem + ZEROS + at;
+    }
+
+    // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
+    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.
+    __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
+};
+
+template <u32 F>
+__device__ __forceinline__ void clear(float (&acc)[F][N8][4]) {
+#pragma unroll
+    for (u32 c = 0; c < F; ++c)
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
+}
+
+// Activations of a 64-deep block: operand B of its four 16-deep steps, which lie 32 bytes apart under the swizzle.
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
+#pragma unroll
+    for (u32 step = 0; step < 4; step += 2) {
+        u32 r[4];
+        ldmatrix_x4(r, row ^ (step << 5));
+        b[step][0][0] = r[0];
+        b[step][0][1] = r[1];
+        b[step + 1][0][0] = r[2];
+        b[step + 1][0][1] = r[3];
+    }
+}
+__device__ __forceinline__ void load_words(u32 (&words)[1], u32 smem) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(smem) : "memory");
+}
+__device__ __forceinline__ void load_words(u32 (&words)[2], u32 smem) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(smem) : "memory");
+}
+__device__ __forceinline__ void load_words(u32 (&words)[4], u32 smem) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(smem) : "memory");
+}
+// A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
+template <u32 F>
+__device__ __forceinline__ void scale_sums(Accumulators& acc, float (&sums)[F][N8][4], u32 smem) {
+    u32 pairs[F];   // of channels g (low half) and g + 8 (high half)
+    load_words(pairs, smem);
+#pragma unroll
+    for (u32 c = 0; c < F; ++c) {
+        const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            acc[c][n][0] += sums[c][n][0] * low;
+            acc[c][n][1] += sums[c][n][1] * low;
+            acc[c][n][2] += sums[c][n][2] * high;
+            acc[c][n][3] += sums[c][n][3] * high;
+        }
+    }
+    clear(sums);
+}
+// This warp's part of one stage, for F fragments of 16 channels.
+template <u32 F>
+__device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
+                                               u32 stage) {
+    const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
+    const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
+    const u32 scales = slots.scales + stage * SCALE_STAGE_BYTES;
+    float sums[F][N8][4];   // of the group at hand, not yet scaled
+    clear(sums);
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_WARP; ++i) {
+        uint4 packed[F];   // one word for each 16-deep step
+#pragma unroll
+        for (u32 c = 0; c < F; ++c)
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
+                         : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
+        u32 b[4][N8][2];
+        // A power of two of rows a part: the block's first row only adds bits to the part's, in the swizzle as well.
+        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
+#pragma unroll
+        for (u32 step = 0; step < 4; ++step) {
+            const u32 done = i * 64 + step * 16;   // depths of this warp's part
+#pragma unroll
+            for (u32 c = 0; c < F; ++c) {
+                u32 a[4];
+                dequantize(a, word(packed[c], step), zeros[c]);
+#pragma unroll
+                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(sums[c][n], a, b[step][n][0], b[step][n][1]);
+            }
+            if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
+                scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
+        }
+    }
+}
+// ---- Result: the warps of the same strips add up, and store -----------------------------------------------------------
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
+// Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
+constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
+typedef float OwnSums[OWN][N8][4];
+// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
+__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
+}
+
+__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
+    float other[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
+// Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
+// this warp has fragments. position: of the warp's first strip among those in shared memory. fragments: that it multiplied.
+__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 fragments,
+                                             u32 part, u32 lane) {
+    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
+    const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS; ++c) {
+        const u32 owner = c / OWN, place = part - (part > owner);
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            if (part == owner) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
+            } else if (c < fragments) {
+                leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
+            }
+        }
+    }
+    bar_sync(1, 32 * CONSUMER_WARPS);   // the others' sums are there
+    if (part >= OWNERS) return false;
+    if (part * OWN >= fragments) return true;   // a lone strip has fewer: nothing to add, nothing to store
+    const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
+#pragma unroll
+    for (u32 place = 0; place < WARPS_K - 1; ++place)
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
+    return true;
+}
+// Two channels of one token. What is rare stands elsewhere: code that is read once costs as much as it is long.
+__device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
+    if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
+        *(u32*)target = pair;
+    } else {   // a row that is not aligned, or the last channel
+        if (channel < problem.n) target[0] = (u16)pair;
+        if (channel + 1 < problem.n) target[1] = (u16)(pair >> 16);
+    }
+}
+
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's first
+// strip. first: the fragment that own begins with.
+__device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
+                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 fragments, u32 lane) {
+    const u32 group = lane >> 2, begin = channel0 + 16 * first;
+    if (__builtin_expect(bias != nullptr, 0)) {
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 channel = begin + 16 * c + 8 * r + group;
+                const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
+#pragma unroll
+                for (u32 n = 0; n < N8; ++n) {
+                    own[c][n][2 * r] += added;
+                    own[c][n][2 * r + 1] += added;
+                }
+            }
+    }
+    const u32 channel = begin + 2 * (lane & 3);
+    u16* const target = output + tile_m * BLOCK_M * problem.output_pitch + channel;
+#pragma unroll
+    for (u32 n = 0; n < N8; ++n) {
+        if (n > 0 && tile_m * BLOCK_M + 8 * n >= problem.m) return;   // the same for the whole warp
+        u32 pairs[OWN][2];
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r)
+                pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
+        const u32 token = 8 * n + group;
+        if (token >= BLOCK_M || tile_m * BLOCK_M + token >= problem.m) continue;
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r)
+                if (first + c < fragments)
+                    store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
+    }
+}
+}  // namespace cudatma
+
+// Y^T = W^T X^T for few tokens. A block computes STRIPS strips of 32 channels for the whole depth. The last warp produces: it
+// fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
+// slot back through `empty`.
+extern "C" __global__ void __launch_bounds__(288, 1)
+marlin_strip_f16_g128_1x32x1024_k8_s3_d(
+    const __grid_constant__ cudatma::TensorMap half_weight_map,
+    const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
+    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
+    u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
+    for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
+    const Strips strips(tile_n);
+
+    const Maps maps{nullptr, &half_weight_map,
+                    &scale_map, nullptr, &activation_map};
+    const bool produces = warp_index == CONSUMER_WARPS;
+    const u64 policy = createpolicy_evict_first();
+
+    // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers --------------
+    // elect_sync() rather than lane 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
+    if (produces && elect_sync()) {
+        for (u32 stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
+        }
+        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
+        // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
+        // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
+        // every stage's weights, and the first mma waits for the whole ring.
+        const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
+#pragma unroll 1
+        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
+        griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
+        griddepcontrol_wait();
+#pragma unroll 1
+        for (u32 k = 0; k < first; ++k) {
+            if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+            load_activations(smem, k, maps, tile_m, k_begin + k);
+        }
+    }
+    __syncthreads();   // the barriers are there
+    if (produces) {
+        if (elect_sync()) {
+            u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
+#pragma unroll 1
+            for (u32 k = STAGES; k < k_iterations; ++k) {
+                mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
+                load_constants(smem, stage, maps, strips, k_begin + k, policy);
+                load_activations(smem, stage, maps, tile_m, k_begin + k);
+                if (++stage == STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+        }
+        return;
+    }
+
+    // ---- Consumers --------------------------------------------------------------------------------------------------
+    const u32 part = warp_index / WARPS_N;
+    const u32 position = warp_index % WARPS_N * STRIPS_PER_WARP;
+    const u32 strip = strips.at(position), channel0 = strip * 32;
+    constexpr u32 fragments = FRAGMENTS;
+    const SlotAddresses slots(smem, strips, position, strip, part, lane);
+    Accumulators acc;
+    clear(acc);
+    ZeroPoint zero_points[FRAGMENTS];
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
+    u32 stage = 0, phase = 0, previous = 0;
+#pragma unroll 1
+    for (u32 k = 0; k < k_iterations; ++k) {
+        // A slot is released when the loop has come round, not where its last value is read: ptxas may issue the arrival
+        // while an ld.shared is still under way.
+        __syncwarp();
+        if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * previous);
+        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
+            multiply_stage<FRAGMENTS>(acc, zero_points, slots, stage);
+        previous = stage;
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    OwnSums own;
+    const u32 own_first = part * OWN;   // of the strips' fragments
+    if (!reduce_depth(own, acc, smem, position, fragments, part, lane)) return;
+    griddepcontrol_wait();   // the result may still be in use by the kernel before this one
+    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, fragments, lane);
+}
