@@ -131,14 +131,13 @@ def _changed(
 
 
 def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
-    shapes = itertools.product(
-        (0, *_token_tiles(_STRIP_BLOCK_M, m)), _strip_ways(layer.n, target, multiprocessors), (1024, 512, 256, 128),
-        (8, 4, 2, 1), (1, 2), (1, 2),
-    )  # fmt: skip
-    for size, (strips, blocks_k), block_k, warps_k, strips_per_warp, blocks in shapes:
-        block_m = size or tile_tokens(layer, m, block_k)
-        if not size and block_m in _STRIP_BLOCK_M:
-            continue  # it is among the others
+    tiles = (
+        (block_m, block_k)
+        for block_k in (1024, 512, 256, 128)
+        for block_m in dict.fromkeys((tile_tokens(layer, m, block_k), *_token_tiles(_STRIP_BLOCK_M, m)))
+    )
+    shapes = itertools.product(tiles, _strip_ways(layer.n, target, multiprocessors), (8, 4, 2, 1), (1, 2), (1, 2))
+    for (block_m, block_k), (strips, blocks_k), warps_k, strips_per_warp, blocks in shapes:
         stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
         if stage_bytes > _STRIP_STAGE_BYTES or block_k * blocks_k >= 2 * max(64, layer.k):
             continue

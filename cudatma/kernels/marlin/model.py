@@ -120,7 +120,7 @@ def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target,
     shares = _shares(spec, work, card.multiprocessors)
     weight_bytes = spec.weight_stage_bytes + spec.scale_stage_bytes + spec.zero_stage_bytes
     stage_bytes = weight_bytes + spec.activation_stage_bytes // spec.cluster
-    operations = 2 * _columns(spec) * spec.block_n * spec.block_k
+    operations = 2 * spec.columns * spec.block_n * spec.block_k
     memory_bytes = _weight_bytes(layer) + 2 * m * (layer.k + layer.n)
     # What is asked for and has not arrived limits how fast bytes can come: all rings together, each latency.
     in_flight = shares.active * shares.residents * spec.stages * (weight_bytes + spec.activation_stage_bytes)
@@ -214,16 +214,11 @@ def _instructions(layer: Layer, spec: AnyMarlinSpec) -> float:
     for_stage = _FOR_STAGE * spec.consumer_warps
     if isinstance(spec, WgmmaSpec):
         return weights * for_weight + for_stage
-    tokens8, channels16 = _columns(spec) / 8, spec.block_n / 16
+    tokens8, channels16 = spec.columns / 8, spec.block_n / 16
     mmas = channels16 * tokens8 * spec.block_k / 16
     ldmatrix = _activation_readers(spec) * tokens8 * spec.block_k / 32
     sums = 0.0 if on_weight else 4 * channels16 * tokens8 * max(1, spec.groups_per_stage)
     return weights * for_weight * _weight_readers(spec) + mmas + ldmatrix + sums + for_stage
-
-
-def _columns(spec: AnyMarlinSpec) -> int:
-    """Of the products: strips repeat a few tokens."""
-    return spec.columns if isinstance(spec, StripSpec) else spec.block_m
 
 
 def _weight_readers(spec: AnyMarlinSpec) -> int:

@@ -69,6 +69,11 @@ class StagedTile:
         return self.dtype == "bfloat16"
 
     @property
+    def columns(self) -> int:
+        """Of the products: a tile's tokens."""
+        return self.block_m
+
+    @property
     def launch_cluster(self) -> int:
         """Blocks of a cluster of the launch."""
         return self.cluster * self.blocks_k

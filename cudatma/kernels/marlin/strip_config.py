@@ -178,8 +178,8 @@ def _divisions(layer: Layer, way: _Way, m: int, strips_per_warp: int, blocks: in
     registers of two: 8 will do.
     """
     found = []
-    columns = tile_tokens(layer, m, _DEPTHS[0])
-    whole_depth = blocks > 1 and columns >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
+    tokens = tile_tokens(layer, m, _DEPTHS[0])
+    whole_depth = blocks > 1 and tokens >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
     for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
         most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
         if ceil_div(way.strips, strips_per_warp) * warps_k > most:
@@ -190,7 +190,7 @@ def _divisions(layer: Layer, way: _Way, m: int, strips_per_warp: int, blocks: in
                 continue  # a block without a stage
             if block_k >= 2 * max(_DEPTHS[-1], depth) or (way.blocks_k > 1 and block_k > max(_SHORT_PART, depth // 2)):
                 continue
-            if block_k < max(64 * warps_k, layer.group_size) or columns * block_k * 2 > _STAGE_ACTIVATION_BYTES:
+            if block_k < max(64 * warps_k, layer.group_size) or tokens * block_k * 2 > _STAGE_ACTIVATION_BYTES:
                 continue
             if STRIP_CHANNELS * way.strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
                 found.append((block_k, warps_k))

@@ -986,7 +986,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 colum
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
-// Two channels of one token. What is rare stands elsewhere: code that is read once costs as much as it is long.
+// Two channels of one token.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
     if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
         *(u32*)target = pair;

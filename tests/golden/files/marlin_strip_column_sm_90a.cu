@@ -802,7 +802,7 @@ constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
 typedef float OwnSums[OWN][N8][4];
-// Two channels of one token. What is rare stands elsewhere: code that is read once costs as much as it is long.
+// Two channels of one token.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
     if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
         *(u32*)target = pair;
