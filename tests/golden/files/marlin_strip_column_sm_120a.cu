@@ -634,12 +634,15 @@ struct SlotAddresses {
         // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
         const u32 row = token, chunk = lane >> 3;
         // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4);
+        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
         block_bytes = K64_BLOCK_BYTES;
         const u32 upper = position % 2 * HALF_BLOCK_BYTES;
-        weights = smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16;
+        weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
         scales = zeros = 0;
     }
+
+    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
+    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 
     // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
     // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.

@@ -740,15 +740,18 @@ struct SlotAddresses {
         const u32 row = token % BLOCK_M, chunk = lane >> 3;
         // Chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle, where each 64-deep block has BLOCK_M rows.
         const u32 first = k64 * BLOCK_M + row;
-        activations = smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4);
+        activations = kept(smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4));
         const bool in_half_row = position == STRIPS - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
-        weights = smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16;
+        weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
         const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (strip / 2 - strips.first_row) * 64 + place_in_row(strip, lane);
-        scales = smem + SCALES + at * 2;
-        zeros = smem + ZEROS + at;
+        scales = kept(smem + SCALES + at * 2);
+        zeros = 0;
     }
+
+    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
+    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 
     // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
     // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.

@@ -1046,11 +1046,14 @@ struct SlotAddresses {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         const u32 k64 = part * K64_PER_WARPGROUP;
         activations = smem + ACTIVATIONS + k64 * BLOCK_M * ROW_BYTES;
-        weights = smem + WEIGHTS + (warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES + warp * 512 + lane * 16;
+        weights = kept(smem + WEIGHTS + (warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES + warp * 512 + lane * 16);
         const u32 row = k64 * 64 / GROUP_SIZE;
-        scales = smem + SCALES + (row * BLOCK_N + place) * 2;
-        zeros = smem + ZEROS + row * BLOCK_N + place;
+        scales = kept(smem + SCALES + (row * BLOCK_N + place) * 2);
+        zeros = 0;
     }
+
+    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
+    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 };
 
 // What a thread holds of the weights.

@@ -1068,10 +1068,13 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 part, u32 warp, u32 lane) {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         activations = smem + ACTIVATIONS;
-        weights = smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16;
-        scales = smem + SCALES + place * 2;
-        zeros = smem + ZEROS + place;
+        weights = kept(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
+        scales = kept(smem + SCALES + place * 2);
+        zeros = 0;
     }
+
+    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
+    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 };
 
 // What a thread holds of the weights.
