@@ -103,7 +103,9 @@ def make_report(
     disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (spec.entry, "")]
     counted = sass_text is not None
-    releases = tuple(str(h) for h in release_hazards(sass_text or "") if h.function in (spec.entry, ""))
+    previous = getattr(spec, "gives_back_previous", False)
+    found = release_hazards(sass_text or "", gives_back_previous=previous)
+    releases = tuple(str(h) for h in found if h.function in (spec.entry, ""))
     wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (spec.entry, ""))
     smem: tuple[Span, ...] = tuple(offered(spec, "smem_layout") or ())
     dynamic = offered(spec, "smem_bytes")

@@ -17,6 +17,8 @@ from .sass_flow import Code, Step, parse_encoded, states_before
 
 #: Reads of shared memory whose results come back in the order in which a warp issued them.
 _READS = ("LDS", "LDSM")
+#: The wait for a stage, and what its slots' values go into.
+_WAIT, _PRODUCT = "SYNCS.PHASECHK", "HGMMA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +35,47 @@ class ReleaseHazard:
         return f"{self.arrive_opcode} at {self.arrive:#x} does not wait for {self.load_opcode} at {self.load:#x}"
 
 
-#: Address of a read that may be in flight -> mask of the scoreboards of which each, once clear, says that it has ended:
-#: its own, and those of the reads issued after it, for reads end in order. (ptxas counts on that: it gives a scoreboard
-#: to the last of several reads only.)
-Pending = Mapping[int, int]
+#: (address of a read that may be in flight, whether a stage was waited for since) -> mask of the scoreboards of which
+#: each, once clear, says that it has ended: its own, and those of the reads issued after it, for reads end in order.
+#: (ptxas counts on that: it gives a scoreboard to the last of several reads only.)
+Pending = Mapping[tuple[int, bool], int]
 
 
-def release_hazards(text: str) -> tuple[ReleaseHazard, ...]:
+def release_hazards(text: str, *, gives_back_previous: bool = False) -> tuple[ReleaseHazard, ...]:
     """All hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
 
     A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
     read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions
-    wait for those. Raises ArgumentError for text without encodings.
+    wait for those. gives_back_previous: the kernel gives a slot back in the midst of the next stage, as WgmmaSpec says;
+    reads since the wait for that stage are of another slot, where its products are not over behind the arrival.
+    Raises ArgumentError for text without encodings.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code))
+    return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code, gives_back_previous))
 
 
-def _of_function(code: Code) -> list[ReleaseHazard]:
+def _of_function(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
     by_address = {step.address: step for step in code.steps}
     nothing: Pending = {}
     pending_before = states_before(code, nothing, _issue, _merge)
     hazards = []
-    for step, pending in zip(code.steps, pending_before, strict=True):
+    for index, (step, pending) in enumerate(zip(code.steps, pending_before, strict=True)):
         if step.opcode.startswith("SYNCS.ARRIVE"):
-            for load in sorted(_waited(step, pending)):
+            only_older = gives_back_previous and _is_amid_products(code, index)
+            found = {load for load, is_older in _waited(step, pending) if is_older or not only_older}
+            for load in sorted(found):
                 opcode = by_address[load].opcode
                 hazards.append(ReleaseHazard(code.function, step.address, step.opcode, load, opcode))
     return hazards
+
+
+def _is_amid_products(code: Code, index: int) -> bool:
+    """Whether products follow before another stage is waited for, or the code goes elsewhere for good."""
+    for step in code.steps[index + 1 :]:
+        if step.mnemonic == _PRODUCT:
+            return True
+        if step.opcode.startswith(_WAIT) or (step.mnemonic in ("BRA", "EXIT") and not step.predicate):
+            return False
+    return False
 
 
 def _merge(left: Pending, right: Pending) -> Pending:
@@ -70,13 +86,22 @@ def _merge(left: Pending, right: Pending) -> Pending:
     return merged
 
 
-def _waited(step: Step, pending: Pending) -> dict[int, int]:
+def _waited(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
     """What is still in flight when the step is issued. A wait holds whether or not the guard lets the step run."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
+def _older(pending: Pending) -> Pending:
+    older: Pending = {}
+    for (load, _), scoreboards in pending.items():
+        older = _merge(older, {(load, True): scoreboards})
+    return older
+
+
 def _issue(step: Step, pending: Pending) -> Pending:
     """What is in flight after the step. A scoreboard counts: it is clear when all that use it have ended."""
+    if step.opcode.startswith(_WAIT):
+        return _older(_waited(step, pending))
     # `@!PT LDS RZ, [RZ]`, which ptxas puts before some copies and fences, never runs.
     if step.mnemonic not in _READS or step.predicate == "!PT":
         return _waited(step, pending) if step.waits and pending else pending
@@ -84,5 +109,5 @@ def _issue(step: Step, pending: Pending) -> Pending:
     # A read that its guard may switch off says nothing about those before it.
     later = 0 if step.predicate else own
     state = {load: scoreboards | later for load, scoreboards in _waited(step, pending).items()}
-    state[step.address] = own
+    state[step.address, False] = own
     return state

@@ -50,13 +50,20 @@ def compiled(spec: WgmmaSpec) -> Kernel:
         pytest.skip(f"no NVRTC: {error}")
 
 
+def saves_one(spec: WgmmaSpec) -> bool:
+    """A form that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
+    return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.steps) == (64, 256, 256, 2)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_resources(spec: WgmmaSpec) -> None:
     """A log that speaks of serialised wgmmas or an ignored setmaxnreg is a warning."""
     kernel = compiled(spec)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
-    assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
+    assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (
+        (8, 4, 4) if saves_one(spec) else (0, 0, 0)
+    )
     assert used.registers * spec.threads * spec.blocks_per_sm <= 65536
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
     barriers = re.search(r"used (\d+) barriers", kernel.log)
@@ -97,6 +104,24 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["UTMASTG"] == (spec.block_m // spec.store_tokens * spec.stack if spec.store_tokens else 0)
     if spec.store_tokens:
         assert found["LDS"] < found["STSM"]
+
+
+def test_what_one_form_saves_is_not_in_its_loop() -> None:
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    saving = [spec for spec in SPECS if saves_one(spec)]
+    assert saving
+    for spec in saving:
+        folder = compiled(spec).folder
+        assert folder is not None
+        found = [each.mnemonic for each in parse_sass(disassemble(folder / "kernel.cubin").text or "")]
+        assert (found.count("STL"), found.count("LDL")) == (1, 1)
+        waits = [index for index, name in enumerate(found) if name == "SYNCS"]
+        loop = range(
+            max(index for index in waits if index < found.index("HGMMA")), len(found) - found[::-1].index("HGMMA")
+        )
+        assert found.index("STL") < loop.start
+        assert found.index("LDL") >= loop.stop
 
 
 def test_the_main_loop_is_no_longer_for_a_store_by_tma() -> None:

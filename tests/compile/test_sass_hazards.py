@@ -130,7 +130,7 @@ JOBS = jobs()
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_kernels_have_no_hazards(job: Job, tmp_path: Path) -> None:
     text = disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path)
-    assert release_hazards(text) == ()
+    assert release_hazards(text, gives_back_previous=isinstance(job.spec, WgmmaSpec)) == ()
     assert wgmma_hazards(text) == ()
     (code,) = parse_encoded(text)
     assert any(step.mnemonic == "HGMMA" for step in code.steps) == isinstance(job.spec, WgmmaSpec)

@@ -243,4 +243,4 @@ def test_one_warpgroup_alone_is_slower() -> None:
     alone = next(c for c in found if c.spec.consumer_warps == 4 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     two = next(c for c in found if c.spec.consumer_warps == 8 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     times = [predict(LARGE, 128, choice, SM90A, H200).streams["tensor cores"] for choice in (alone, two)]
-    assert times[0] > 1.2 * times[1]
+    assert times[0] > 1.1 * times[1], "708 TFLOP/s where the power limit leaves two 811"

@@ -69,6 +69,27 @@ def test_control_bits() -> None:
     assert str(hazards[1]) == "SYNCS.ARRIVE.TRANS64.A1T0 at 0x20 does not wait for LDS.128 at 0x10"
 
 
+WAIT = Line("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9")
+PRODUCT = Line("HGMMA.64x64x16.F32 R24, R8, gdesc[UR4], R24")
+
+
+def test_reads_of_the_next_stage_are_of_another_slot() -> None:
+    """Where a slot is given back amid the next stage's products; a read that was issued before the wait for that stage
+    is of the slot, and so is any where no product follows."""
+
+    def of_previous(*lines: Line) -> list[int]:
+        hazards = release_hazards(assemble(*lines), gives_back_previous=True)
+        return [hazard.load // 16 for hazard in hazards]
+
+    amid = (WAIT, load(0), ARRIVE, use(0), PRODUCT, EXIT)
+    assert found(*amid) == [(2, 1)]
+    assert of_previous(*amid) == []
+    assert of_previous(load(0), WAIT, load(1), ARRIVE, use(0, 1), PRODUCT, EXIT) == [0]
+    assert of_previous(WAIT, load(0), ARRIVE, use(0), EXIT) == [1]
+    assert of_previous(WAIT, load(0), ARRIVE, use(0), WAIT, PRODUCT, EXIT) == [1]
+    assert of_previous(WAIT, load(0), ARRIVE, use(0), EXIT, PRODUCT, EXIT) == [1]
+
+
 def test_text_for_readers_has_no_encodings() -> None:
     plain = without_encodings(NVDISASM)
     assert "/* 0x" not in plain

@@ -15,7 +15,7 @@ from cudatma.kernels.marlin import tile_clocks, tune_file, wgmma_config
 from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ceil_div, schedule
-from cudatma.kernels.marlin.tile_clocks import division_clocks, launch_clocks, stage_clocks
+from cudatma.kernels.marlin.tile_clocks import Tile, division_clocks, launch_clocks, stage_clocks
 from cudatma.kernels.marlin.tune_file import parse_cell
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -39,11 +39,11 @@ cards = st.sampled_from((20, 78, 114, 132))
 
 
 def clocks(spec: WgmmaSpec, m: int, n: int, k: int, processors: int = PROCESSORS) -> float:
-    return launch_clocks(spec.block_m, spec.block_n, spec.block_k, spec.cluster, m, n, k, processors, spec.blocks_k)
+    return launch_clocks(spec.tile, m, n, k, processors)
 
 
 def stage(spec: WgmmaSpec) -> float:
-    return stage_clocks(spec.block_m, spec.block_n, spec.block_k, spec.cluster)
+    return stage_clocks(spec.tile)
 
 
 def result(spec: WgmmaSpec) -> float:
@@ -60,10 +60,21 @@ def one_wave(spec: WgmmaSpec, processors: int = PROCESSORS) -> int:
 
 def test_a_stage_counted_by_hand() -> None:
     """64 tokens, 128 x 128 weights: 64 x 128 x 128 multiply-adds take 512 clocks, and all else less than as much."""
-    assert 512 < stage_clocks(64, 128, 128, 1) < 1024
-    assert stage_clocks(64, 128, 128, 2) < stage_clocks(64, 128, 128, 1), "half of the activations come from the other"
+    tile = Tile(64, 128, 128, warpgroups=2)
+    assert 512 < stage_clocks(tile) < 1024
+    assert stage_clocks(replace(tile, cluster=2)) < stage_clocks(tile), "half of the activations come from the other"
     # 64 x 128 sums of 4 bytes go out, and come in, at more than 16 bytes a clock.
-    assert 0 < division_clocks(64, 128, 2) - division_clocks(64, 128, 1) < 64 * 128 * 4 / 16
+    assert 0 < division_clocks(tile, 2) - division_clocks(tile, 1) < 64 * 128 * 4 / 16
+
+
+def test_a_warpgroup_with_many_tokens_dequantises_meanwhile() -> None:
+    """64 x 256 weights: 142 clocks for each 64 of the depth, while products take 2 for each token. Two warpgroups that
+    divide the depth are ahead with few tokens; with many they do what one does."""
+    one, two = Tile(32, 64, 256, 1), Tile(32, 64, 256, 1, 2)
+    assert stage_clocks(one) > 4 * 142
+    assert stage_clocks(two) < 0.95 * stage_clocks(one)
+    one, two = (replace(tile, block_m=128) for tile in (one, two))
+    assert 0.95 * stage_clocks(one) < stage_clocks(two) < stage_clocks(one)
 
 
 def test_it_is_within_half_of_what_was_measured() -> None:
@@ -135,8 +146,8 @@ def test_192_channels_where_others_leave_a_wave_almost_empty() -> None:
 
 @pytest.mark.parametrize("m", [17, 32, 128, 256, 512, 1024, 4096])
 def test_wide_layers_take_wide_tiles(m: int) -> None:
-    block_m, block_n, _ = chosen(8192, 28672, m)
-    assert block_n == 256 or (block_m, block_n) == (256, 128)
+    block_m, block_n, cluster = chosen(8192, 28672, m)
+    assert cluster * block_n in (192, 256)
     assert m <= 64 or block_m >= 128, "the weights are dequantised once for many tokens"
 
 
@@ -149,9 +160,12 @@ def test_there_is_a_tile_for_everything_and_none_is_ahead_of_it(m: int, k: int, 
     assert spec.block_m >= min(48, m), "tiles of few tokens are for one of them alone"
     for form in wgmma_config._FORMS:
         for size in range(form.least, form.most + 1, 8):
+            if size > (-(-m // 8) * 8 if m <= 64 else -(-m // 16) * 16):
+                continue  # a shorter one holds all tokens
             if size >= min(48, m) and (size <= 64 or size % 16 == 0) and size % (8 * form.cluster) == 0:
-                shape = (size, form.block_n, form.block_k, form.cluster)
-                assert least <= launch_clocks(*shape, m, n, k, processors) * (1 + 1e-9)
+                warpgroups = (form.warpgroups, form.warpgroups_k)
+                tile = Tile(size, form.block_n, form.block_k, *warpgroups, form.cluster)
+                assert least <= launch_clocks(tile, m, n, k, processors) * (1 + 1e-9)
 
 
 @given(st.integers(1, 500), st.integers(1, 20_000), st.integers(1, 5000), cards)
@@ -159,11 +173,11 @@ def test_no_cluster_that_could_run_is_ahead_of_it(m: int, k: int, n: int, proces
     spec = choose_wgmma(Layer(k, n, 128, False, "float16"), m, SM90A, processors).spec
     least = clocks(spec, m, n, k, processors)
     for form in wgmma_config._FORMS:
-        size = next((size for size in (64, 96, 128, 160) if size >= max(form.least, m)), 0)
+        size = next((size for size in (64, 96, 128, 160) if m <= size < m + 8 and size >= form.least), 0)
         if form.cluster > 1 or not size or size > form.most:
             continue
-        fields = (size, form.block_k, form.warpgroups, form.stack, 3, 1, form.steps, form.in_flight)
-        registers = 232 if form.stack * size > 192 else 0
+        fields = (size, form.block_k, form.warpgroups, form.stack, 3, 1, *form.pipeline(size))
+        registers = 232 if form.stack * size > 192 and form.warpgroups > 1 else 0
         for blocks_k in (2, 3, 4, 5, 6, 8):
             able = ceil_div(n, form.block_n) <= clusters_at_once(blocks_k, processors)
             one = WgmmaSpec(
@@ -177,21 +191,22 @@ def test_no_cluster_that_could_run_is_ahead_of_it(m: int, k: int, n: int, proces
 def test_a_cluster_counted_by_hand() -> None:
     """64 tokens x 64 channels, 16 stages of 256 depths: two blocks have 8 each, and store 32 tokens. One alone, of all
     multiprocessors, would divide the tile; with one multiprocessor there is none to divide it with."""
-    one, two = (launch_clocks(64, 64, 256, 1, 64, 64, 4096, 1, blocks_k) for blocks_k in (1, 2))
-    saved = 8 * stage_clocks(64, 64, 256, 1)
+    tile = Tile(64, 64, 256, 1)
+    one, two = (launch_clocks(replace(tile, blocks_k=blocks_k), 64, 64, 4096, 1) for blocks_k in (1, 2))
+    saved = 8 * stage_clocks(tile)
     # Of 32 tokens x 64 channels sums go to the other block; half of the result is stored.
-    meeting = tile_clocks._MEETING + 2 * tile_clocks._MEETING_BLOCK + 32 * 64 * 4 / tile_clocks._SUMS_BYTES
+    meeting = 2 * tile_clocks._MEETING + 32 * 64 * 4 / tile_clocks._SUMS_BYTES
     assert one - two == pytest.approx(saved - meeting + tile_clocks._RESULT * 32 * 64 / 128**2)
     assert 16 <= tile_clocks._SUMS_BYTES <= 64, "what a block's shared memory takes from others in a clock"
     # Nothing is won by blocks without a stage.
-    four, two = (launch_clocks(64, 64, 256, 1, 64, 64, 512, PROCESSORS, blocks_k) for blocks_k in (4, 2))
+    four, two = (launch_clocks(replace(tile, blocks_k=blocks_k), 64, 64, 512, PROCESSORS) for blocks_k in (4, 2))
     assert four > two
 
 
 @given(tiles, st.integers(1, 60_000), st.integers(0, 3000), st.integers(2, 8))
 def test_a_clusters_time_goes_by_its_longest_block(spec: WgmmaSpec, k: int, more: int, blocks_k: int) -> None:
     """As long as a tile of that block's stages, and the meeting besides, whatever the depth."""
-    shape = (spec.block_m, spec.block_n, spec.block_k, 1, spec.block_m, spec.block_n)
-    shallow, deep = (launch_clocks(*shape, depth, PROCESSORS, blocks_k) for depth in (k, k + more))
+    tile = replace(spec.tile, cluster=1, blocks_k=blocks_k)
+    shallow, deep = (launch_clocks(tile, spec.block_m, spec.block_n, depth, PROCESSORS) for depth in (k, k + more))
     longest = [ceil_div(ceil_div(depth, spec.block_k), blocks_k) for depth in (k, k + more)]
-    assert deep - shallow == pytest.approx((longest[1] - longest[0]) * stage_clocks(*shape[:4]))
+    assert deep - shallow == pytest.approx((longest[1] - longest[0]) * stage_clocks(tile))

@@ -182,8 +182,10 @@ def _tensor_rate(spec: AnyMarlinSpec, shares: _Shares, target: Target, card: Car
     """Operations a microsecond of one multiprocessor."""
     known = rates(target)
     if isinstance(spec, WgmmaSpec):
-        table = known.wgmma if spec.consumer_warps // 4 * shares.residents > 1 else known.wgmma_alone
-        return _interpolated(table, spec.block_m) * known.sustained * card.sm_clock_mhz
+        rate = _interpolated(known.wgmma, spec.block_m) * known.sustained
+        if spec.consumer_warps // 4 * shares.residents == 1:  # too slow for the power limit to matter
+            rate = min(rate, _interpolated(known.wgmma_alone, spec.block_m))
+        return rate * card.sm_clock_mhz
     rate = known.mma_sync * card.sm_clock_mhz
     if spec.consumer_warps * shares.residents < _MMA_WARPS:
         rate *= _FEW_WARPS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.tile_clocks import launch_clocks
+from cudatma.kernels.marlin.tile_clocks import Tile, launch_clocks
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import Target
 
@@ -26,6 +26,8 @@ _OTHERS_TOKENS_WIDE, _WIDE_CHANNELS = 8, 193
 _SIZES = (*range(8, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer tokens are for one of them alone.
 _LEAST_OF_SEVERAL = 48
+#: Tiles of so many have the pipeline of few.
+_FEW_TOKENS = 64
 #: What dumps show of a form, beside its most: the last eight of them are alone where results leave by sixteens.
 _DUMPED_TOKENS = 40
 #: A cluster's sums take room from the ring: a shorter one stands still, unless its part of the depth is as short.
@@ -38,7 +40,7 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 @dataclass(frozen=True, slots=True)
 class _Form:
     """Fields of WgmmaSpec that go with any number of tokens from ``least`` to ``most``. stages: at most, fewer where
-    shared memory does not hold them."""
+    shared memory does not hold them. few: (steps, in_flight) of tiles of few tokens, where not ``many``."""
 
     block_k: int
     warpgroups: int
@@ -47,35 +49,45 @@ class _Form:
     most: int
     stack: int = 1
     warpgroups_k: int = 1
-    steps: int = 1
-    in_flight: int = 3
     cluster: int = 1
+    few: tuple[int, int] | None = None
+    many: tuple[int, int] = (1, 3)
 
     @property
     def block_n(self) -> int:
         return 64 * self.warpgroups * self.stack
 
+    def pipeline(self, block_m: int) -> tuple[int, int]:
+        """(steps, in_flight)"""
+        return self.few if self.few and block_m <= _FEW_TOKENS else self.many
+
     def sizes(self, m: int) -> list[int]:
-        """Tokens of a tile: the fewest for each number of tiles that ``m`` tokens can be cut into."""
-        able = [size for size in _SIZES if self.least <= size <= self.most and size % (8 * self.cluster) == 0]
+        """Tokens of a tile: the fewest for each number of tiles that ``m`` tokens can be cut into; none where all of
+        the form's tiles are longer than one needs to be."""
+        enough = next((size for size in _SIZES if size >= m), _SIZES[-1])
+        most = min(self.most, enough)
+        able = [size for size in _SIZES if self.least <= size <= most and size % (8 * self.cluster) == 0]
         able = [size for size in able if size >= min(m, _LEAST_OF_SEVERAL)]
         fewest = {ceil_div(m, size): size for size in reversed(able)}
         return list(fewest.values())
 
 
-#: In the first of each depth, warpgroups divide it. 192 channels are for layers that 128 or 256 cut into a wave and a
-#: bit, and ptxas spills with more than 128 tokens; with more in flight in the fourth form.
+#: In the first, warpgroups divide the depth. 64 channels of one warpgroup want many tokens, for which it dequantises
+#: once. 192 channels are for layers that 128 or 256 cut into a wave and a bit, and ptxas spills with more than 128
+#: tokens. Few tokens: products are short, and fewer commit groups are 1 to 4 % faster. [H200]
 _FORMS = (
-    _Form(256, 1, 8, 8, 96, warpgroups_k=2),
-    _Form(256, 2, 6, 8, 96),
-    _Form(256, 3, 5, 8, 80),
-    _Form(256, 2, 4, 8, 64, stack=2, in_flight=1),
-    _Form(128, 1, 8, 64, 192, warpgroups_k=2),
+    _Form(256, 1, 8, 8, 64, warpgroups_k=2, few=(4, 1)),
+    _Form(256, 1, 8, 80, 128),
+    _Form(256, 2, 6, 8, 96, few=(2, 1)),
+    _Form(256, 3, 4, 8, 80, few=(2, 1)),
+    _Form(256, 2, 4, 8, 64, stack=2, few=(2, 1)),
+    _Form(128, 1, 8, 80, 256),
     _Form(128, 2, 6, 48, 192),
+    _Form(128, 2, 6, 128, 192, cluster=2),
     _Form(128, 3, 5, 48, 128),
     _Form(128, 2, 5, 64, 128, stack=2),
     _Form(128, 2, 3, 256, 256),
-    _Form(64, 2, 6, 128, 256, steps=2, in_flight=1, cluster=2),
+    _Form(64, 2, 6, 128, 256, cluster=2, many=(2, 1)),
 )
 
 
@@ -108,9 +120,11 @@ def _in_order(layer: Layer, m: int, target: Target, multiprocessors: int) -> Ite
 def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, int, int]]:
     """Forms, their tokens, and blocks that divide the depth: those that take the fewest clocks first."""
 
-    def clocks(tile: tuple[_Form, int, int]) -> float:
-        form, block_m, blocks_k = tile
-        return launch_clocks(block_m, form.block_n, form.block_k, form.cluster, m, n, k, multiprocessors, blocks_k)
+    def clocks(way: tuple[_Form, int, int]) -> float:
+        form, block_m, blocks_k = way
+        warpgroups = (form.warpgroups, form.warpgroups_k)
+        tile = Tile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, blocks_k)
+        return launch_clocks(tile, m, n, k, multiprocessors)
 
     def is_at_once(form: _Form, block_m: int, blocks_k: int) -> bool:
         """Clusters that wait for others take twice as long; and each block has a stage."""
@@ -124,6 +138,8 @@ def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, i
 
 def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if form.stack == 1 else _STACKED_ACCUMULATORS
+    steps, in_flight = form.pipeline(block_m)
+    makes_room = form.warpgroups > 1 and form.stack * block_m // 2 > plain  # one warpgroup has them anyway
     return WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -135,9 +151,9 @@ def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
         stack=form.stack,
         stages=form.stages,
         cluster=form.cluster,
-        steps=form.steps,
-        in_flight=form.in_flight,
-        consumer_registers=_REGISTERS if form.stack * block_m // 2 > plain else 0,
+        steps=steps,
+        in_flight=in_flight,
+        consumer_registers=_REGISTERS if makes_room else 0,
         # Weights that several token tiles read should stay in L2.
         weight_policy=weight_policy(m, block_m),
     )

@@ -12,7 +12,7 @@ from typing import ClassVar
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, MAX_BOX, StagedTile
-from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, division_clocks, stage_clocks
+from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, Tile, division_clocks, stage_clocks
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 
@@ -81,6 +81,8 @@ class WgmmaSpec(StagedTile):
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
     feed_activation: ClassVar[str] = "tma"
+    #: A slot is given back in the midst of the next stage. [tools/sass_hazards.py]
+    gives_back_previous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -326,9 +328,14 @@ class WgmmaSpec(StagedTile):
         """Where clusters divide the depth nothing goes through the workspace."""
         return 0 if self.blocks_k > 1 else self.block_m * self.block_n * 4
 
+    @property
+    def tile(self) -> Tile:
+        """What tile_clocks.py has to know."""
+        warpgroups = (self.warpgroups, self.warpgroups_k)
+        return Tile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.blocks_k)
+
     def division(self, others: int) -> tuple[float, float]:
-        stage = stage_clocks(self.block_m, self.block_n, self.block_k, self.cluster)
-        return division_clocks(self.block_m, self.block_n, others) / stage, DIVIDED_STAGE
+        return division_clocks(self.tile, others) / stage_clocks(self.tile), DIVIDED_STAGE
 
     @property
     def collect_unroll(self) -> int:
