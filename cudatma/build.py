@@ -35,7 +35,7 @@ from cudatma.errors import (
 )
 from cudatma.launch import Kernel
 from cudatma.ptxas_log import performance_losses
-from cudatma.render import render, template_files
+from cudatma.render import render, template_files, template_fingerprint
 from cudatma.signature import entries
 from cudatma.target import TARGETS, Target, detect, get_target
 
@@ -204,7 +204,7 @@ def emulated_target() -> Target:
 def _from_template(
     template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
 ) -> _Order:
-    files = [_file_digest(path) for path in template_files(template)]
+    files = _file_digests(template)
     asked = _debug_option(debug)
     facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)} | asked
     return _Order(facts, lambda: render(template, spec, chosen, **asked), chosen, entry, options, _smem_layout(spec))
@@ -226,6 +226,13 @@ def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
         else:
             parts.append((name, offset, size))
     return tuple(parts)
+
+
+def _file_digests(template: str) -> list[str]:
+    """Of all that it can include. Remembered for files that did not change: to read them costs half of a warm load."""
+    facts = {"files of": template, "templates": template_fingerprint()}
+    found: list[str] = remembered(facts, lambda: [_file_digest(path) for path in template_files(template)])
+    return found
 
 
 def _file_digest(path: Path) -> str:
@@ -276,15 +283,25 @@ def installed_nvrtc() -> tuple[int, int]:
 def _nvrtc_version(root: Path) -> tuple[int, int]:
     """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
     fingerprint = nvrtc_fingerprint()
-    if not fingerprint:
-        return nvrtc_version()
-    key, cache = digest({"nvrtc": fingerprint}), _cache(root)
+    major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
+    return int(major), int(minor)
+
+
+def remembered(facts: Any, find: Callable[[], Any]) -> Any:
+    """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON.
+
+    Raises CacheError (no folder can be had) and whatever ``find()`` raises.
+    """
+    return _remembered(default_root(), facts, find)
+
+
+def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
+    key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:
-        known = nvrtc_version()
+        known = find()
         cache.remember(key, known)
-    major, minor = known
-    return int(major), int(minor)
+    return known
 
 
 def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:

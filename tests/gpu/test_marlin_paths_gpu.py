@@ -270,8 +270,8 @@ def test_the_dense_path(from_64_tokens: None, dtype: str, act_order: bool, k: in
     budget = dense.dense_nbytes(weight.packed)
     stream = new_stream()
     for added, wanted in ((None, reference), (bias, reference + to_float64(bias))):
-        bits(out).fill(0xFFFF)
         with stream:
+            bits(out).fill(0xFFFF)
             assert marlin_gemm(x, weight.packed, out, added, dense_bytes=budget) is out
         stream.synchronize()
         check(contiguous(out), wanted)

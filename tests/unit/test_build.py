@@ -66,6 +66,7 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(build, "render", render)
     monkeypatch.setattr(build, "template_files", lambda name: (folder / name,))
+    monkeypatch.setattr(build, "template_fingerprint", lambda: [path.read_text() for path in sorted(folder.iterdir())])
     return folder
 
 

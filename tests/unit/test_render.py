@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from cudatma import render as module
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import TargetError, TemplateError
 from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.render import render, template_files, template_root
+from cudatma.render import render, template_files, template_fingerprint, template_root
 from cudatma.target import TARGETS
 
 TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in template_root().rglob("*.j2"))
@@ -145,6 +146,21 @@ def test_macros_come_in_by_import_and_include_nothing_twice(tmp_path: Path) -> N
     with rendering_from(tmp_path):
         assert render("top.j2", None, "sm_90a").endswith("\nabab\n")
         assert [path.name for path in template_files("top.j2")] == ["top.j2", "m.j2"]
+
+
+def test_the_fingerprint_follows_every_file(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    first, second = tmp_path / "a.j2", tmp_path / "parts" / "b.j2"
+    with rendering_from(tmp_path):
+        seen = []
+        for path, text in ((first, "1"), (second, "2"), (second, "22"), (first, "1")):
+            path.write_text(text)
+            os.utime(path, ns=(0, len(seen)))
+            seen.append(template_fingerprint())
+        assert len(set(seen)) == 4, "a new file, another size, another time"
+        assert template_fingerprint() == seen[-1]
+        second.rename(tmp_path / "parts" / "c.j2")
+        assert template_fingerprint() not in seen
 
 
 def test_the_opening_comment_names_template_spec_and_target() -> None:

@@ -52,13 +52,15 @@ class Rates:
     """Floating-point operations a clock of one multiprocessor's tensor cores, fp16 or bf16 in, fp32 out.
 
     mma_sync: m16n8k16. wgmma: by the instruction's columns, operand A in registers, two warpgroups; wgmma_alone: one.
-    sustained: part of the highest clock that the power limit leaves to a kernel that keeps wgmma busy.
+    sustained: part of the highest clock that the power limit leaves to a kernel that keeps wgmma busy; rested: the same
+    where the card rests between short runs of it.
     """
 
     mma_sync: float
     wgmma: Mapping[int, float]
     wgmma_alone: Mapping[int, float]
     sustained: float
+    rested: float
 
 
 #: The card that the rates were read on. [driver 580.159, device attributes]
@@ -82,9 +84,10 @@ _HOPPER = Rates(
     wgmma=_per_clock({8: 299, 16: 595, 32: 962, 64: 965, 128: 917, 192: 917, 256: 877}),
     wgmma_alone=_per_clock({8: 175, 16: 334, 32: 560, 64: 708, 128: 773, 192: 804, 256: 824}),
     sustained=0.84,  # some 1660 of 1980 MHz: 1530 to 1700 under wgmma [docs/performance/marlin_wgmma.md]
+    rested=0.96,
 )
 #: GeForce accumulates fp32 at half of the tensor cores' rate. [NVIDIA RTX Blackwell white paper; not measured]
-_BLACKWELL_RTX = Rates(mma_sync=512, wgmma={}, wgmma_alone={}, sustained=1.0)
+_BLACKWELL_RTX = Rates(mma_sync=512, wgmma={}, wgmma_alone={}, sustained=1.0, rested=1.0)
 
 
 def rates(target: Target) -> Rates:

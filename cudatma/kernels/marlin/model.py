@@ -52,6 +52,9 @@ _LATENCY_US = 1.0
 #: With fewer warps mma.sync does not reach its rate: 559 of 628 TFLOP/s with four. [H200]
 _MMA_WARPS, _FEW_WARPS = 8, 559 / 628
 
+#: Fewer tokens are measured on a card that rests between. [docs/performance/method.md]
+_SUSTAINED_FROM = 256
+
 #: Bytes a clock that a multiprocessor's shared memory reads or writes: 32 banks of 4.
 _SMEM_BYTES_PER_CLOCK = 128
 
@@ -128,7 +131,7 @@ def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target,
         MEMORY: memory_bytes / min(card.memory_bytes_per_us, in_flight / _LATENCY_US),
         L2: shares.stages * stage_bytes / card.l2_bytes_per_us,
         SMEM: shares.stages * _smem_bytes(spec) / (_SMEM_BYTES_PER_CLOCK * card.sm_clock_mhz),
-        TENSOR: shares.stages * operations / _tensor_rate(spec, shares, target, card),
+        TENSOR: shares.stages * operations / _tensor_rate(spec, shares, target, card, m),
         ISSUE: shares.stages * _instructions(layer, spec) / (_ISSUE_SLOTS * _ISSUE_EFFICIENCY * card.sm_clock_mhz),
     }
     together = sum(time**_OVERLAP for time in streams.values()) ** (1 / _OVERLAP)
@@ -178,11 +181,12 @@ def _weight_bytes(layer: Layer) -> int:
     return layer.k * layer.n // 2 + groups * layer.n * (3 if layer.has_zeros else 2)
 
 
-def _tensor_rate(spec: AnyMarlinSpec, shares: _Shares, target: Target, card: Card) -> float:
+def _tensor_rate(spec: AnyMarlinSpec, shares: _Shares, target: Target, card: Card, m: int) -> float:
     """Operations a microsecond of one multiprocessor."""
     known = rates(target)
     if isinstance(spec, WgmmaSpec):
-        rate = _interpolated(known.wgmma, spec.block_m) * known.sustained
+        power = known.sustained if m >= _SUSTAINED_FROM else known.rested
+        rate = _interpolated(known.wgmma, spec.block_m) * power
         if spec.consumer_warps // 4 * shares.residents == 1:  # too slow for the power limit to matter
             rate = min(rate, _interpolated(known.wgmma_alone, spec.block_m))
         return rate * card.sm_clock_mhz

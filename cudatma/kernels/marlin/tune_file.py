@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cudatma.build import installed_nvrtc
+from cudatma.build import installed_nvrtc, remembered
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning
 from cudatma.filelock import locked
 from cudatma.kernels.marlin.card import Card
@@ -33,7 +33,7 @@ from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.quantization.packed import LAYOUT_VERSION
-from cudatma.render import template_files
+from cudatma.render import template_files, template_fingerprint
 from cudatma.target import Target
 
 SCHEMA = 1
@@ -109,7 +109,11 @@ def _card_part(key: Mapping[str, Any]) -> tuple[Any, ...]:
 @lru_cache(maxsize=1)
 def templates_digest() -> str:
     """12 hexadecimal digits over all that the kernels' sources are made of, comment lines left out, and what only
-    ``debug=True`` renders."""
+    ``debug=True`` renders. Raises CacheError: for files that did not change it is remembered."""
+    return str(remembered({"digest of the Marlin templates, 1": template_fingerprint()}, _templates_digest))
+
+
+def _templates_digest() -> str:
     total = hashlib.sha256()
     files = {path for kernel in _KERNELS.values() for path in template_files(kernel.template)}
     for path in sorted(path for path in files if not path.name.startswith(_ONLY_DEBUG)):
