@@ -30,7 +30,8 @@ _LEAST_OF_SEVERAL = 48
 _FEW_TOKENS = 64
 #: What dumps show of a form, beside its most: the last eight of them are alone where results leave by sixteens.
 _DUMPED_TOKENS = 40
-#: A cluster's sums take room from the ring: a shorter one stands still, unless its part of the depth is as short.
+#: Tables of small groups, and a cluster's sums, take room from the ring: a shorter one stands still (a third slower at
+#: 128 x 64 x 256 and two stages), unless the depth is as short. [H200]
 _LEAST_STAGES = 3
 #: With more accumulators a thread, setmaxnreg has to make room; and with so many where two blocks of channels are
 #: stacked, whose weights take registers too. ptxas spills otherwise.
@@ -110,11 +111,16 @@ def best_tiles(layer: Layer, m: int, target: Target, multiprocessors: int, count
 
 
 def _in_order(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[WgmmaSpec]]:
+    """The fastest first, as the formula says, which knows nothing of rings: those that are too short come last."""
+    short = []
     for form, block_m, blocks_k in _ranked(layer.k, layer.n, m, multiprocessors):
         spec = _shortened(replace(_spec(form, block_m, layer, m), blocks_k=blocks_k), target)
         enough = min(_LEAST_STAGES, ceil_div(ceil_div(layer.k, form.block_k), blocks_k))
-        if blocks_k == 1 or (spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes):
+        if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes:
             yield Choice(spec, 1)
+        elif blocks_k == 1:
+            short.append(Choice(spec, 1))
+    yield from short
 
 
 def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, int, int]]:
