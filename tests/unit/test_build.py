@@ -147,6 +147,21 @@ def test_everything_that_decides_is_in_the_key(
     turn(7)
 
 
+def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path))
+    found: list[int] = []
+
+    def find() -> list[int]:
+        found.append(len(found))
+        return found[-1:]
+
+    assert [build.remembered({"of": name}, find) for name in ("a", "a", "b", "a")] == [[0], [0], [1], [0]]
+    assert found == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        build.remembered({"of": "c"}, lambda: 1 // 0)
+    assert build.remembered({"of": "c"}, find) == [2], "nothing is kept of what failed"
+
+
 def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
     @dataclass
     class Loose:
