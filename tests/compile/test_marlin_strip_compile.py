@@ -46,8 +46,9 @@ def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
     kernel = compiled(spec, target)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
-    # Two addresses of bf16's instance for 32 tokens, which sm_90a leaves to wgmma, are kept in local memory.
-    spills = 16 if spec.is_bf16 and spec.block_m == 32 and spec.strips_per_warp == 1 else 0
+    # Addresses of bf16's instance for 32 tokens are kept in local memory on sm_90a, which leaves these to wgmma.
+    rare = target == "sm_90a" and spec.is_bf16 and spec.block_m == 32 and spec.strips_per_warp == 1
+    spills = 16 if rare else 0
     assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= spills
     assert used.registers * spec.threads * spec.blocks_per_sm <= 65536
     maps = 1 + (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros

@@ -68,8 +68,7 @@ def test_it_is_near_the_committed_measurements() -> None:
         errors[(layer, cell["m"])] = abs(of_rule(layer, cell["m"]).us / cell["us"] - 1)
     assert len(errors) >= 100
     assert statistics.median(errors.values()) < 0.06
-    # Of one warpgroup the other streams hide behind its own pauses: 29 % too much at 14336 x 4096, M = 128.
-    assert max(errors.values()) < 0.3, max(errors, key=lambda cell: errors[cell])
+    assert max(errors.values()) < 0.25, max(errors, key=lambda cell: errors[cell])
 
 
 @pytest.mark.parametrize(
@@ -245,4 +244,4 @@ def test_one_warpgroup_alone_is_slower() -> None:
     alone = next(c for c in found if c.spec.consumer_warps == 4 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     two = next(c for c in found if c.spec.consumer_warps == 8 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     times = [predict(LARGE, 128, choice, SM90A, H200).streams["tensor cores"] for choice in (alone, two)]
-    assert times[0] > 1.1 * times[1], "708 TFLOP/s where the power limit leaves two 811"
+    assert times[0] > 1.2 * times[1]

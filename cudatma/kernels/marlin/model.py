@@ -135,8 +135,10 @@ def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target,
         ISSUE: shares.stages * _instructions(layer, spec) / (_ISSUE_SLOTS * _ISSUE_EFFICIENCY * card.sm_clock_mhz),
     }
     together = sum(time**_OVERLAP for time in streams.values()) ** (1 / _OVERLAP)
+    # One warpgroup leaves the tensor cores pauses of its own, in which the other streams go on.
+    streams[TENSOR] = max(streams[TENSOR], shares.stages * _alone_us(spec, operations, shares, target, card))
     streams[PRODUCER] = shares.chain * _PRODUCER_US
-    loop_us = max(together, streams[PRODUCER])
+    loop_us = max(together, streams[TENSOR], streams[PRODUCER])
     epilogue_us = shares.tiles * _EPILOGUE_US
     partials_us = _partials_us(spec, work, shares)
     outside_us = _LAUNCH_US + epilogue_us + partials_us
@@ -186,14 +188,18 @@ def _tensor_rate(spec: AnyMarlinSpec, shares: _Shares, target: Target, card: Car
     known = rates(target)
     if isinstance(spec, WgmmaSpec):
         power = known.sustained if m >= _SUSTAINED_FROM else known.rested
-        rate = _interpolated(known.wgmma, spec.block_m) * power
-        if spec.consumer_warps // 4 * shares.residents == 1:  # too slow for the power limit to matter
-            rate = min(rate, _interpolated(known.wgmma_alone, spec.block_m))
-        return rate * card.sm_clock_mhz
+        return _interpolated(known.wgmma, spec.block_m) * power * card.sm_clock_mhz
     rate = known.mma_sync * card.sm_clock_mhz
     if spec.consumer_warps * shares.residents < _MMA_WARPS:
         rate *= _FEW_WARPS
     return rate * _PORTABLE_MMA if isinstance(spec, MarlinSpec) else rate
+
+
+def _alone_us(spec: AnyMarlinSpec, operations: int, shares: _Shares, target: Target, card: Card) -> float:
+    """What one consumer warpgroup by itself needs for so many; too slow for the power limit to matter. 0: it is not."""
+    if not isinstance(spec, WgmmaSpec) or spec.consumer_warps // 4 * shares.residents > 1:
+        return 0.0
+    return operations / (_interpolated(rates(target).wgmma_alone, spec.block_m) * card.sm_clock_mhz)
 
 
 def _interpolated(table: Mapping[int, float], columns: int) -> float:
