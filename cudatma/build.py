@@ -175,7 +175,7 @@ def compile(
     elif text.endswith((".cu", ".cuh")) and "\n" not in text:
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
-    rendered = render(text, spec, chosen, is_source=True, **_debug_option(debug))
+    rendered = render(text, spec, chosen, is_source=True, debug=debug)
     layout = _smem_layout(spec)
     return _have(_Order({"source": rendered}, lambda: rendered, chosen, name, tuple(options), layout))
 
@@ -205,14 +205,11 @@ def _from_template(
     template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
 ) -> _Order:
     files = _file_digests(template)
-    asked = _debug_option(debug)
-    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)} | asked
-    return _Order(facts, lambda: render(template, spec, chosen, **asked), chosen, entry, options, _smem_layout(spec))
-
-
-def _debug_option(debug: bool) -> dict[str, bool]:
-    """What render() and the key get besides; nothing where it is off, so that keys stay what they were."""
-    return {"debug": True} if debug else {}
+    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
+    facts |= {"debug": True} if debug else {}  # keys stay what they were without
+    return _Order(
+        facts, lambda: render(template, spec, chosen, debug=debug), chosen, entry, options, _smem_layout(spec)
+    )
 
 
 def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:

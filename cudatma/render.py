@@ -103,8 +103,8 @@ def template_root() -> Path:
     )
 
 
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
+@lru_cache(maxsize=4)
+def _environment(root: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
         block_start_string="/*%",
         block_end_string="%*/",
@@ -120,14 +120,22 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
         extensions=[IncludeOnce],
-        loader=jinja2.FileSystemLoader(template_root()),
+        loader=jinja2.FileSystemLoader(root),
     )
     environment.filters = {name: environment.filters[name] for name in _FILTERS}
     environment.globals = {name: environment.globals[name] for name in _GLOBALS}
     return environment
 
 
-def render(template: str, spec: Any, target: str | Target, *, is_source: bool = False, debug: bool = False) -> str:
+def render(
+    template: str,
+    spec: Any,
+    target: str | Target,
+    *,
+    is_source: bool = False,
+    debug: bool = False,
+    root: Path | None = None,
+) -> str:
     """The CUDA source of a template for a spec and a target.
 
     template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
@@ -135,19 +143,20 @@ def render(template: str, spec: Any, target: str | Target, *, is_source: bool = 
     lines stand in the opening comment: what each stage holds.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
     see docs/debugging.md. Without it nothing of that is in the text.
+    root: another folder of templates, as those of another version; None: template_root().
     The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
     """
-    chosen = get_target(target)
+    chosen, folder = get_target(target), root or template_root()
     name = _SOURCE_NAME if is_source else template
     token = _included.set({name})
     try:
-        environment = _environment()
+        environment = _environment(folder)
         loaded = environment.from_string(template) if is_source else environment.get_template(template)
         body = loaded.render(spec=spec, target=chosen, debug=bool(debug))
     except TemplateError:
         raise
     except Exception as error:  # whatever an expression of the template raised
-        raise TemplateError(_explain(name, error)) from error
+        raise TemplateError(_explain(name, error, folder)) from error
     finally:
         _included.reset(token)
     opening = _opening_comment(name, spec, chosen, debug)
@@ -208,12 +217,11 @@ def _template_path(name: str, user: str) -> Path:
     return path
 
 
-def _explain(name: str, error: Exception) -> str:
+def _explain(name: str, error: Exception, root: Path) -> str:
     """``template:line: reason``; the line is that of the innermost template the error passed through."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"{error.name or name}:{error.lineno}: {error.message}"
     place = name
-    root = template_root()
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         if path.is_relative_to(root):

@@ -94,7 +94,7 @@ def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> R
     if (check_target := getattr(job.spec, "check_target", None)) is not None:
         check_target(job.target)
     path = folder / job.name
-    source = render(job.entry.template, job.spec, job.target, **({"debug": True} if debug else {}))
+    source = render(job.entry.template, job.spec, job.target, debug=debug)
     _file(path, "cu").write_text(source)
     try:
         made = compile_source(source, job.target, name=f"{job.name}.cu")

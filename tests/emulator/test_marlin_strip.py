@@ -10,7 +10,7 @@ import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.marlin import emulated, problem
+from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
 
@@ -191,8 +191,7 @@ EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 @pytest.mark.parametrize("name", EARLY)
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(problem, "_EARLY_STAGES", stages)
-    monkeypatch.setattr(problem, "_EARLY_STAGES_FEW", stages)
+    monkeypatch.setattr(StripSpec, "early_stages", lambda spec, weight_bytes: stages)
 
     def programmatic(*arguments: Any, **_: Any) -> None:
         fill_problem(*arguments, programmatic=True)

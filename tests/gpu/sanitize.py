@@ -1,6 +1,7 @@
-"""A few small Marlin GEMMs for the sanitizers: every feed, shared tiles, tails, dependent launches.
+"""A few small Marlin GEMMs for the sanitizers: every feed, shared tiles, tails, clusters, dependent launches.
 
 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py      (or racecheck, synccheck, initcheck)
+compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --part 3/8      (which is slow: parts, side by side)
 
 Every array has a cudaMalloc of its own, so that memcheck knows where it ends; references are computed on the host, so
 that the tools see few kernels but these.
@@ -8,7 +9,10 @@ that the tools see few kernels but these.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,38 @@ from marlin_operands import FEEDS, POISON, TOLERANCE, Options
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.tuning import pinned
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import pack
 
 #: (K, N): tails in every dimension; tiles that several blocks share, both small.
 SHAPES = ((333, 77), (1000, 192))
 TOKENS = (1, 17, 100)
+FP16 = ("float16", 128, False)
 CASES = (
     *(Options(feed=feed) for feed in FEEDS),
     Options("bfloat16", 32, False, bias=True),
     Options("float16", -1, False),
     Options("bfloat16", 64, True, act_order=True),
 )
+#: What the rules choose for other layers only: spec, M, K, N.
+SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
+    "strips of one token": (StripSpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
+    "strips, three blocks divide the depth": (StripSpec(*FP16, 16, 3, 128, 2, 3, blocks_k=3), 27, 712, 200),
+    "strips, two of a warp, two blocks": (
+        StripSpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2, strips_per_warp=2), 8, 1000, 192,
+    ),
+    "multicast": (WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, steps=1, in_flight=3), 200, 712, 400),
+    "multicast, 256 tokens": (
+        WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
+    ),
+    "results by TMA": (WgmmaSpec(*FP16, 64, 128, 2, 1, 4, store_tokens=32), 100, 400, 400),
+    "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
+    "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, steps=1, in_flight=3), 128, 712, 400),
+    "depth divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, blocks_k=3), 75, 1024, 200),
+}  # fmt: skip
 RNG = np.random.default_rng(4)
 
 
@@ -67,6 +92,12 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
 
 
+def run_spec(spec: AnyMarlinSpec, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
+    """The same with a given kernel."""
+    with pinned(Choice(spec, spec.blocks_per_sm)):
+        return run_case(k, n, m, Options(), space)
+
+
 def run_chain(space: MarlinWorkspace) -> str:
     """Three GEMMs, each launched while the one before it may still run."""
     weights = [host_weight(512, 512, Options()).to_device() for _ in range(3)]
@@ -79,23 +110,40 @@ def run_chain(space: MarlinWorkspace) -> str:
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 
 
-def main() -> int:
-    import cupy
-
-    cupy.cuda.set_allocator(None)
-    space = MarlinWorkspace(0)
-    problems = {
-        f"M={m} K={k} N={n} {options}": run_case(k, n, m, options, space)
+def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
+    """What to run, by name."""
+    named: dict[str, Callable[[], str]] = {
+        f"M={m} K={k} N={n} {options}": functools.partial(run_case, k, n, m, options, space)
         for k, n in SHAPES
         for m in TOKENS
         for options in CASES
     }
-    problems["chain"] = run_chain(space)
-    found = {case: problem for case, problem in problems.items() if problem}
-    for case, problem in found.items():
-        print(f"FAILED {case}: {problem}")
-    print(f"{len(problems)} cases, {len(found)} failures")
-    return 1 if found else 0
+    named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}
+    return named | {"chain": functools.partial(run_chain, space)}
+
+
+def part_of(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text}: write PART/PARTS, as 1/8")
+    return int(part), int(parts)
+
+
+def main() -> int:
+    import cupy
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="every N-th case, from the I-th on")
+    part, parts = parser.parse_args().part
+    cupy.cuda.set_allocator(None)
+    mine = list(cases(MarlinWorkspace(0)).items())[part - 1 :: parts]
+    failures = 0
+    for case, run in mine:
+        problem = run()
+        failures += bool(problem)
+        print(f"FAILED {case}: {problem}" if problem else f"right: {case}", flush=True)
+    print(f"{len(mine)} cases, {failures} failures")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

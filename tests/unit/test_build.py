@@ -61,7 +61,7 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "kernel.cu.j2").write_text(TEMPLATE)
     real = build.render
 
-    def render(template: str, spec: Any, target: Any, *, is_source: bool = False) -> str:
+    def render(template: str, spec: Any, target: Any, *, is_source: bool = False, debug: bool = False) -> str:
         return real(template if is_source else (folder / template).read_text(), spec, target, is_source=True)
 
     monkeypatch.setattr(build, "render", render)

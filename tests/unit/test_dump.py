@@ -61,7 +61,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers the kernel; its template is the text above."""
     real = render_module.render
 
-    def render(template: str, spec: Any, target: Target, *, is_source: bool = False) -> str:
+    def render(template: str, spec: Any, target: Target, *, is_source: bool = False, debug: bool = False) -> str:
         return real(SOURCE, spec, target, is_source=True) if template == "tiny" else real(template, spec, target)
 
     monkeypatch.setattr(render_module, "render", render)
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_source_that_does_not_compile_is_left_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_module, "render", lambda *_: 'extern "C" __global__ void tiny_64() { no_such(); }')
+    monkeypatch.setattr(render_module, "render", lambda *_, **__: 'extern "C" __global__ void tiny_64() { no_such(); }')
     with pytest.raises(CompileError, match="tiny_64_sm_90a") as caught:
         dump_kernels.main(["tiny", "--target", "sm_90a", "--out", str(tmp_path)])
     assert "no_such" in caught.value.log

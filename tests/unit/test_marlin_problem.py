@@ -319,6 +319,23 @@ def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: in
         assert problem.early_stages == wanted
 
 
+@pytest.mark.parametrize(
+    ("block_m", "blocks_k", "k", "n", "early"),
+    [
+        (16, 1, 8192, 28672, 2),
+        (16, 1, 4096, 12288, 1),  # 24 MiB of weights
+        (16, 2, 8192, 28672, 1),  # never measured
+        (24, 1, 8192, 28672, 1),
+        (8, 2, 8192, 28672, 2),  # as strips do
+    ],
+)
+def test_tiles_of_wgmma_ask_early_too(block_m: int, blocks_k: int, k: int, n: int, early: int) -> None:
+    spec, problem = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, blocks_k=blocks_k), ProblemStruct()
+    plan = schedule(spec, block_m, n, k, 132)
+    fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=True)
+    assert problem.early_stages == early
+
+
 def test_clusters_that_divide_the_depth() -> None:
     """A cluster a tile, whatever is resident; all blocks have stages, and nothing goes through the workspace."""
     strip = StripSpec("float16", 128, False, 8, 1, 512, 4, 3, blocks_k=3)

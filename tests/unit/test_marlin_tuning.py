@@ -74,7 +74,7 @@ def test_it_is_for_these_sizes_and_feeds_alone(fresh: Path) -> None:
 
 
 def test_the_users_file_comes_before_a_shipped_table(fresh: Path) -> None:
-    shipped = tuning.SHIPPED / "h200.json"
+    shipped = tuning.shipped_file("h200", LAYER.k, LAYER.n)
     store_cell(shipped, tune_key(H200), cell(64, replace(WGMMA, stages=4)))
     store_cell(shipped, tune_key(H200), cell(1, STRIP))
     assert decided(64) == ("shipped", replace(WGMMA, stages=4))
@@ -125,7 +125,7 @@ def test_it_serves_the_same_numbers_of_tokens_alike(fresh: Path) -> None:
 
 
 def test_a_layers_own_cell_comes_before_one_alike_and_the_users_before_a_shipped_one(fresh: Path) -> None:
-    key, shipped = tune_key(H200), tuning.SHIPPED / "h200.json"
+    key, shipped = tune_key(H200), tuning.shipped_file("h200", LAYER.k, LAYER.n)
     store_cell(shipped, key, cell(64, replace(WGMMA, stages=3)))
     assert alike(has_zeros=True) == ("shipped", replace(WGMMA, stages=3, has_zeros=True))
     store_cell(fresh, key, cell(64, replace(WGMMA, stages=4)))
@@ -211,7 +211,7 @@ def test_stale_cells_are_ignored_with_a_warning_once(fresh: Path, change: dict[s
 
 def test_a_shipped_table_serves_other_minor_versions_and_never_warns() -> None:
     key = tune_key(H200)
-    shipped = tuning.SHIPPED / "h200.json"
+    shipped = tuning.shipped_file("h200", LAYER.k, LAYER.n)
     store_cell(shipped, replace(key, nvrtc="13.4"), cell(64))
     store_cell(shipped, replace(key, nvrtc="12.9"), cell(1, STRIP))
     store_cell(shipped, replace(key, templates="0" * 12), cell(256))
@@ -381,7 +381,7 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_none_turns_the_shipped_tables_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_cell(tuning.SHIPPED / "h200.json", tune_key(H200), cell(64))
+    store_cell(tuning.shipped_file("h200", LAYER.k, LAYER.n), tune_key(H200), cell(64))
     assert decided(64)[0] == "shipped"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     assert decided(64)[0] == "rule"
@@ -515,17 +515,28 @@ def test_the_digest_is_remembered_for_files_that_did_not_change(
     tune_file.templates_digest.cache_clear()
 
 
-def test_the_shipped_tables_can_be_read() -> None:
+def test_the_shipped_tables_can_be_read_and_hold_for_the_templates() -> None:
     folder = Path(tune_file.__file__).with_name("tuned")
-    files = sorted(folder.glob("*.json"))
-    assert files
+    files = sorted(folder.glob("*/*.json"))
+    assert len(files) >= 90
     for path in files:
-        content = json.loads(path.read_text())
-        assert content["schema"] == tune_file.SCHEMA
-        for section in content["sections"]:
+        for section in tune_file.read_sections(path):
             key = TuneKey(**section["key"])
+            assert key.templates == tune_file.templates_digest(), "tools/tuned_tables.py carries cells over"
             for raw in section["cells"]:
-                parse_cell(raw, get_target(key.target))
+                found = parse_cell(raw, get_target(key.target))
+                assert path.name == f"{found.layer.k}x{found.layer.n}.json"
+
+
+def test_a_first_call_reads_the_file_of_its_layer_alone() -> None:
+    key, other = tune_key(H200), tuning.shipped_file("h200", LAYER.k, LAYER.n + 64)
+    store_cell(tuning.shipped_file("h200", LAYER.k, LAYER.n), key, cell(64))
+    other.write_text("this would be reported")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decided(64) == ("shipped", WGMMA)
+    with pytest.warns(TuneFileWarning, match=other.name):
+        decide(replace(LAYER, n=LAYER.n + 64), 64, SM90A, 132, Feeds(), H200)
 
 
 def test_a_cell_whose_clusters_have_too_few_stages_is_refused() -> None:

@@ -11,18 +11,12 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
-from cudatma.target import KIB
 
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
 #: Tokens of a band where a choice names none: what was measured. raster.py has a model.
 _BAND_TOKENS = 2048
-
-#: Stages whose weights a dependent launch asks for before it waits. With more, the first activations stand behind too
-#: many weights; two for tiles of fewer than 8 tokens, and of 8 where a layer has so many bytes.
-#: docs/performance/marlin_strip.md
-_EARLY_STAGES, _EARLY_STAGES_FEW, _FEW_TOKENS, _LONG_BYTES = 1, 2, 8, 27 * 1024 * KIB
 
 
 class DivisorStruct(ctypes.Structure):
@@ -186,8 +180,7 @@ def fill_problem(
     problem.stream_tiles = plan.stream_tiles
     problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
     problem.shares = plan.shares
-    few = spec.block_m < _FEW_TOKENS or (spec.block_m == _FEW_TOKENS and k * n // 2 >= _LONG_BYTES)
-    problem.early_stages = (_EARLY_STAGES_FEW if few else _EARLY_STAGES) if programmatic else 0
+    problem.early_stages = spec.early_stages(k * n // 2) if programmatic else 0
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
     problem.scale_offset = int(offset) << 16 | int(offset)
     problem.scale_back = 2.0**scale_exponent

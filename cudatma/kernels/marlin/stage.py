@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError
-from cudatma.target import Target
+from cudatma.target import KIB, Target
 
 GROUP_SIZES = (32, 64, 128, -1)
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
 MAX_BOX = 256
 #: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
 MAX_BLOCKS_K = 8
+
+
+#: Weights of so many bytes are long: two stages asked for early delay the first activations less than they win. [H200]
+LONG_BYTES = 27 * 1024 * KIB
 
 
 class StagedTile:
@@ -126,6 +130,11 @@ class StagedTile:
     def zero_slot_bytes(self) -> int:
         """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
         return -(-self.zero_stage_bytes // 128) * 128
+
+    def early_stages(self, weight_bytes: int) -> int:
+        """Stages whose weights a dependent launch asks for before it waits for the one before it: with more, the first
+        activations stand behind too many weights. [docs/performance/marlin_strip.md, "Chains of dependent launches"]"""
+        return 2 if self.block_m < 8 or (self.block_m == 8 and weight_bytes >= LONG_BYTES) else 1
 
     @property
     def partial_bytes(self) -> int:

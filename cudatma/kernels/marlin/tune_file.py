@@ -141,17 +141,14 @@ def user_file() -> Path | None:
     )
 
 
-def read_cells(
-    path: Path, card: Card, target: Target, *, shipped: bool = False, shape: tuple[int, int] | None = None
-) -> tuple[list[Cell], list[str]]:
+def read_cells(path: Path, card: Card, target: Target, *, shipped: bool = False) -> tuple[list[Cell], list[str]]:
     """The usable cells of a file for a card, and what of it is not used and why, as lines of text.
 
     shipped: a table of cudatma's own, which also serves other minor versions of NVRTC, and whose cells for other
-    versions are nobody's fault. shape: the cells of this (K, N) alone; None: all. Never raises for what the file holds;
-    a file that is not there holds nothing.
+    versions are nobody's fault. Never raises for what the file holds; a file that is not there holds nothing.
     """
     try:
-        sections = shipped_sections(path) if shipped else _sections(path)
+        sections = read_sections(path)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:
@@ -170,8 +167,6 @@ def read_cells(
                 problems.append(f"{len(section['cells'])} cells measured with {differences}: run cudatma tune again")
             continue
         for index, raw in enumerate(section["cells"]):
-            if shape is not None and (raw.get("k"), raw.get("n")) != shape:
-                continue
             try:
                 cells.append(parse_cell(raw, target))
             except (CudaTmaError, KeyError, TypeError, ValueError) as error:
@@ -228,13 +223,7 @@ def _typed(raw: Any, name: str, kind: type) -> Any:
     return value
 
 
-@lru_cache(maxsize=8)
-def shipped_sections(path: Path) -> list[dict[str, Any]]:
-    """The sections of a file that nobody changes while this process lives, not to be changed. Raises as _sections()."""
-    return _sections(path)
-
-
-def _sections(path: Path) -> list[dict[str, Any]]:
+def read_sections(path: Path) -> list[dict[str, Any]]:
     """The sections of a file. ValueError, with the reason, for what is no such file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or "schema" not in content:
@@ -265,21 +254,30 @@ def store_cell(path: Path, key: TuneKey, cell: Cell) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
         try:
-            sections = _sections(path)
+            sections = read_sections(path)
         except FileNotFoundError:
             sections = []
         except ValueError as error:
             sections = []
             _set_aside(path, error)
-        mine = next((section for section in sections if section["key"] == asdict(key)), None)
-        if mine is None:
-            mine = {"key": asdict(key), "cells": []}
-            sections.append(mine)
-        new = cell.as_json()
-        names = ("k", "n", "m", *_LAYER_FIELDS)
-        mine["cells"] = [old for old in mine["cells"] if any(old.get(name) != new[name] for name in names)]
-        mine["cells"].append(new)
-        _replace(path, json.dumps({"schema": SCHEMA, "sections": sections}, indent=1) + "\n")
+        put_cell(sections, asdict(key), cell.as_json())
+        write_sections(path, sections)
+
+
+def put_cell(sections: list[dict[str, Any]], key: dict[str, Any], raw: dict[str, Any]) -> None:
+    """Put a cell's JSON into the section of this key, in place of one for the same layer and tokens."""
+    mine = next((section for section in sections if section["key"] == key), None)
+    if mine is None:
+        mine = {"key": key, "cells": []}
+        sections.append(mine)
+    names = ("k", "n", "m", *_LAYER_FIELDS)
+    mine["cells"] = [old for old in mine["cells"] if any(old.get(name) != raw[name] for name in names)]
+    mine["cells"].append(raw)
+
+
+def write_sections(path: Path, sections: list[dict[str, Any]]) -> None:
+    """A whole file at once: written aside and renamed. Raises OSError."""
+    _replace(path, json.dumps({"schema": SCHEMA, "sections": sections}, indent=1) + "\n")
 
 
 def _set_aside(path: Path, why: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Tuned configurations at a first call: the user's file, then the table that ships, each read once a process.
+"""Tuned configurations at a first call: the user's file, then a table that ships, each file read once a process.
 
 A cell was measured for one layer at one number of tokens. It serves others of the same layer (K, N, group size, zero
 points, dtype) by nearest(): the same tile then has the same number of tokens' tiles, so that the work is the same.
@@ -23,7 +23,7 @@ from cudatma.kernels.marlin.card import Card, card_of
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, shipped_sections, user_file
+from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, user_file
 from cudatma.target import Target, get_target
 
 SHIPPED = Path(__file__).with_name("tuned")
@@ -72,8 +72,7 @@ def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Car
     known = _card_here(target.name, multiprocessors) if card is None else card
     if known is None:
         return None
-    shape = layer.k, layer.n
-    files = [(_cells(path, known, shipped, shape if shipped else None), path, shipped) for path, shipped in _files()]
+    files = [(_cells(path, known, shipped), path, shipped) for path, shipped in _files(layer.k, layer.n)]
     for cells, path, shipped in files:
         if (cell := nearest(cells.get(layer, ()), m)) is not None:
             return Found(cell, path, shipped)
@@ -120,24 +119,29 @@ def _serves(cell: Cell, m: int) -> bool:
     return min(here, there) >= _MANY_TILES and cell.m <= m < 2 * cell.m
 
 
-def _files() -> list[tuple[Path, bool]]:
+def shipped_file(table: str, k: int, n: int) -> Path:
+    """Of a table that ships (``"h200"``) the file of one (K, N), alone: a first call reads no other."""
+    return SHIPPED / table / f"{k}x{n}.json"
+
+
+def _files(k: int, n: int) -> list[tuple[Path, bool]]:
     try:
         path = user_file()
     except ArgumentError as error:
         _warn(str(error))
         path = None
-    return ([] if path is None else [(path, False)]) + [(one, True) for one in _shipped()]
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> list[Path]:
-    return sorted(SHIPPED.glob("*.json"))
+    return ([] if path is None else [(path, False)]) + [(one, True) for one in _shipped(k, n)]
 
 
 @lru_cache(maxsize=256)
-def _cells(path: Path, card: Card, shipped: bool, shape: tuple[int, int] | None) -> dict[Layer, list[Cell]]:
-    """The cells of a file by layer, or those of one (K, N); read once."""
-    cells, problems = read_cells(path, card, get_target(card.target), shipped=shipped, shape=shape)
+def _shipped(k: int, n: int) -> list[Path]:
+    return sorted(SHIPPED.glob(shipped_file("*", k, n).relative_to(SHIPPED).as_posix()))
+
+
+@lru_cache(maxsize=256)
+def _cells(path: Path, card: Card, shipped: bool) -> dict[Layer, list[Cell]]:
+    """The cells of a file by layer; read once."""
+    cells, problems = read_cells(path, card, get_target(card.target), shipped=shipped)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         _warn(f"{path}: not used: {problems[0]}{more}")
@@ -169,5 +173,5 @@ def _card_here(target: str, multiprocessors: int) -> Card | None:
 
 def forget() -> None:
     """Read the files anew at the next look: after tuning, and in tests."""
-    for cached in (_cells, _shipped, _warn, _card_here, shipped_sections):
+    for cached in (_cells, _shipped, _warn, _card_here):
         cached.cache_clear()

@@ -19,9 +19,10 @@ from cudatma.target import Target
 
 #: Up to so many tokens strips are faster: few columns are half of wgmma's rate, and the weight's bytes decide.
 _OTHERS_TOKENS = 16
-#: The same for layers of so many channels a multiprocessor, seven strips of a block: at 16 tokens 3 to 8 % faster than
-#: strips (217 to 434 channels), at 8 tokens 1 to 7 % slower. With 78 and 93 channels it is 5 and 10 % slower. [H200]
-_OTHERS_TOKENS_WIDE, _WIDE_CHANNELS = 8, 193
+#: The same for layers of so many channels a multiprocessor, five strips of a block: at 16 tokens 1 to 16 % faster than
+#: strips (19 layers of 136 to 559 channels), at 8 tokens 1 to 7 % slower. At 26 layers of 54 to 124 channels it is 4 %
+#: slower to 1 % faster. [H200]
+_OTHERS_TOKENS_WIDE, _WIDE_CHANNELS = 8, 130
 #: Tokens of a tile: fine where they are few, so that little of the last one is empty.
 _SIZES = (*range(8, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer tokens are for one of them alone.

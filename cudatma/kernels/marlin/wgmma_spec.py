@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, MAX_BOX, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, LONG_BYTES, MAX_BLOCKS_K, MAX_BOX, StagedTile
 from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, Tile, division_clocks, stage_clocks
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
@@ -231,6 +231,12 @@ class WgmmaSpec(StagedTile):
     @property
     def producer_registers(self) -> int:
         return PRODUCER_REGISTERS
+
+    def early_stages(self, weight_bytes: int) -> int:
+        """Two for up to 16 tokens and long layers too, whose depth no cluster divides: 0 to 4 % faster. [H200]"""
+        if self.block_m <= 16 and self.blocks_k == 1 and weight_bytes >= LONG_BYTES:
+            return 2
+        return StagedTile.early_stages(self, weight_bytes)
 
     @property
     def warp_tiles(self) -> int:

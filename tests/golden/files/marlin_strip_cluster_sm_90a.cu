@@ -969,8 +969,8 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 column, u32 first, u32 rank, u32 lane) {
     const u32 owner = column % BLOCKS_K, base = smem + CLUSTER_REDUCTION + column / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
                       + first * N8 * FRAGMENT_BYTES + lane * 16;
+    barrier_cluster_wait();   // the owner has begun, and its barrier is there
     if (rank != owner) {
-        barrier_cluster_wait();   // the owner has begun, and its barrier is there
         const u32 place = rank - (rank > owner);
         const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES, owner);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
