@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tools.model_layers import MODELS, Shape, model_shapes
+from tools.model_layers import BENCHMARKED, MODELS, Shape, model_shapes
 
 #: (K, N) of the layers that everything is measured on.
 FIVE: tuple[Shape, ...] = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
@@ -15,8 +15,8 @@ LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
 
 def all_shapes() -> tuple[Shape, ...]:
-    """The five, then what each model adds, in the order of MODELS: the most important first."""
-    return tuple(dict.fromkeys((*FIVE, *(shape for name in MODELS for shape in model_shapes(name)))))
+    """The five, then what each benchmarked model adds: the most important first."""
+    return tuple(dict.fromkeys((*FIVE, *(shape for name in BENCHMARKED for shape in model_shapes(name)))))
 
 
 def uses(shape: Shape) -> list[str]:

@@ -43,6 +43,7 @@ EXAMPLES = """examples:
   cudatma tune --model llama3-8b
   cudatma tune --shape 4096x14336 --shape 14336x4096 --tokens 1,16,64 --dtype bfloat16
   cudatma tune --model qwen2.5-7b --group-size 64 --zeros --candidates 24 --seconds 10
+  cudatma tune --model llama3-70b --tensor-parallel 4
   cudatma tune --model llama3-70b --dry-run --target sm_90a --multiprocessors 132
   cudatma tune --model llama3-70b --compile-only --target sm_90a --multiprocessors 132
 """
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
     (a candidate that trapped) and whatever a missing card or compiler does.
     """
     options = _parser().parse_args(argv)
-    shapes = shapes_of(options.shape, options.model)
+    shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     if not shapes:
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
     imagined = options.target is not None or options.multiprocessors is not None
@@ -222,7 +223,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
-    add("--model", choices=MODELS, action="append", default=[], help="the layers of a model, repeatable")
+    help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
+    add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
+    help_cards = (
+        "cards that share a model: the layers of one of them, qkv and gate_up by N, o and down by K (default: 1)"
+    )
+    add("--tensor-parallel", type=_at_least_one, default=1, metavar="CARDS", help=help_cards)
     add(
         "--tokens",
         type=parse_tokens,

@@ -57,9 +57,10 @@ def plan(
     return tasks
 
 
-def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str]) -> list[tuple[int, int]]:
-    """Those named one by one, then those of the models; each once."""
-    return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model))]))
+def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], cards: int = 1) -> list[tuple[int, int]]:
+    """Those named one by one, then those of the models, divided among so many cards; each once. Raises ArgumentError
+    where a model's layers cannot be divided so."""
+    return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, cards))]))
 
 
 def parse_shape(text: str) -> tuple[int, int]:

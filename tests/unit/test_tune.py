@@ -294,9 +294,26 @@ def test_the_models_layers() -> None:
         shapes = model_shapes(name)
         assert len(set(shapes)) == 4
         hidden = shapes[0][0]
-        assert shapes[1] == (hidden, hidden)
+        assert shapes[1][1] == hidden
         assert shapes[2] == (hidden, 2 * shapes[3][0])
         assert shapes[3][1] == hidden
+        assert all(width % 64 == 0 for shape in shapes for width in shape)
+    assert model_shapes("qwen3-32b")[:2] == ((5120, 10240), (8192, 5120)), "heads that are wider than hidden / heads"
+
+
+def test_layers_divided_among_cards() -> None:
+    """Megatron-LM's way: the first of two layers by its outputs, the second by its inputs."""
+    assert model_shapes("llama3-70b", 8) == ((8192, 1280), (1024, 8192), (8192, 7168), (3584, 8192))
+    assert tune_plan.shapes_of([(1, 2)], ["llama3-70b"], 2)[:2] == [(1, 2), (8192, 5120)]
+    with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
+        model_shapes("qwen3-14b", 3)
+    assert caught.value.field == "--tensor-parallel"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_named_models_layers_ship_tuned(name: str) -> None:
+    for k, n in model_shapes(name):
+        assert tuning.shipped_file("h200", k, n).is_file(), f"{name}: {k} x {n}"
 
 
 def test_nothing_is_said_where_nothing_is_wrong() -> None:
