@@ -346,13 +346,18 @@ def test_every_form_has_three_stages() -> None:
 
 
 def test_who_is_served() -> None:
-    """From 17 tokens on, whatever the layer; from 9 where a block would have seven strips."""
+    """From 17 tokens on, whatever the layer; from 9 where a block would have five strips."""
     assert [name for name, target in TARGETS.items() if wgmma_serves(64, target, Feeds())] == ["sm_90a"]
     assert [m for m in (1, 16, 17, 32, 33) if wgmma_serves(m, SM90A, Feeds())] == [17, 32, 33]
     assert not wgmma_serves(64, SM90A, Feeds(activation="plain"))
     assert not wgmma_serves(64, SM90A, Feeds(scale="cp_async"))
     wide = Layer(8192, 28672, 128, False, "float16")
-    for layer, least in ((wide, 9), (replace(wide, n=25_000), 17), (Layer(64, 8, 128, False, "float16"), 17)):
+    for layer, least in (
+        (wide, 9),
+        (replace(wide, n=17_160), 9),
+        (replace(wide, n=17_152), 17),
+        (Layer(64, 8, 128, False, "float16"), 17),
+    ):
         assert isinstance(choose(layer, least - 1, SM90A, 132, Feeds()).spec, StripSpec)
         assert isinstance(choose(layer, least, SM90A, 132, Feeds()).spec, WgmmaSpec)
 
