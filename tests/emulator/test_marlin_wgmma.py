@@ -8,8 +8,9 @@ import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
+from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.layer import Layer
-from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.problem import fill_problem, schedule
 from cudatma.kernels.marlin.wgmma_config import _FORMS, _fitting, _Form, _spec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -83,6 +84,23 @@ def test_products_are_right_and_clean(name: str) -> None:
     out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, schedules=SCHEDULES)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 16])
+@pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
+def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
+    monkeypatch.setattr(WgmmaSpec, "early_stages", lambda spec, weight_bytes: stages)
+
+    def programmatic(*arguments: Any, **_: Any) -> None:
+        fill_problem(*arguments, programmatic=True)
+
+    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    m, k, n, processors, of = CASES[name]
+    x, w, _ = operands(m, k, n, of)
+    out, report = run_marlin(x, w, spec=of, processors=processors, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
 
 #: Every form that the rules choose from, with its least tokens and with its most.
