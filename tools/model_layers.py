@@ -82,8 +82,8 @@ def model_shapes(name: str, cards: int = 1) -> tuple[Shape, ...]:
     """
     shapes = []
     for part, (k, n) in MODELS[name].projections.items():
-        if (k if part in _BY_DEPTH else n) % cards:
-            raise ArgumentError("--tensor-parallel", cards, f"a divisor of {k if part in _BY_DEPTH else n}",
-                                f"{name}'s {part} is {k} x {n}")  # fmt: skip
+        divided = k if part in _BY_DEPTH else n
+        if divided % cards:
+            raise ArgumentError("cards", cards, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
         shapes.append((k // cards, n) if part in _BY_DEPTH else (k, n // cards))
     return tuple(dict.fromkeys(shapes))

@@ -1,7 +1,7 @@
 """The tuned configurations that ship: put a tuner's cells among them, or carry them over to changed templates.
 
-A cell holds for the kernel that was measured. When templates change, those whose kernel's source did not change at all
-(comment lines apart) are carried over; the others are dropped, and named for the tuner.
+A cell holds for the machine code that was measured. When templates change, cells whose kernels compile to the same
+instructions as before are carried over; the others are dropped, and named for the tuner.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from pathlib import Path
 
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    __package__ = "tools"
 
 import argparse
-from collections import Counter
+import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from cudatma.compiler import compile_source
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.tune_file import parse_cell, put_cell, read_sections, templates_digest, write_sections
 from cudatma.kernels.marlin.tuning import SHIPPED, shipped_file
+from cudatma.prebuild import usable_cores
 from cudatma.quantization.scale_range import FORMS
 from cudatma.render import render
 from cudatma.target import Target, get_target
+
+from .sass import disassemble
 
 EXAMPLES = """examples:
   python tools/tuned_tables.py add h200 tuned.json ...        cells for today's templates, in place of older ones
@@ -50,41 +55,69 @@ def add(table: str, files: Sequence[Path]) -> str:
 
 
 def carry(table: str, before: Path) -> str:
-    """Move cells of other templates to today's where their kernel's source is the same; drop the rest.
+    """Move cells of other templates to today's where their kernel's code is the same; drop the rest.
 
-    before: the folder of the templates that the cells were measured with. Raises TemplateError.
+    before: the folder of the templates that the cells were measured with. Nothing is written before all are looked at.
+    Raises TemplateError, CompileError, DriverError (no NVRTC), ArgumentError (no disassembler), OSError.
     """
-    now, kept, dropped = templates_digest(), 0, []
-    for path in sorted((SHIPPED / table).glob("*.json")):
-        sections: list[dict[str, Any]] = []
-        for section in read_sections(path):
-            key, target = section["key"] | {"templates": now}, get_target(section["key"]["target"])
+    now = templates_digest()
+    tables = {path: read_sections(path) for path in sorted((SHIPPED / table).glob("*.json"))}
+    old = {
+        _kernel(section, raw)
+        for sections in tables.values()
+        for section in sections
+        for raw in section["cells"]
+        if section["key"]["templates"] != now
+    }
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC and the disassembler run side by side
+        same = dict(zip(old, pool.map(lambda kernel: is_same(kernel[0], kernel[1], before), old), strict=True))
+    kept, dropped = 0, []
+    for path, sections in tables.items():
+        carried: list[dict[str, Any]] = []
+        # Today's cells last, in place of what is carried over for the same layer and tokens.
+        for section in sorted(sections, key=lambda section: section["key"]["templates"] == now):
             for raw in section["cells"]:
-                if section["key"]["templates"] == now or is_same(parse_cell(raw, target).choice.spec, target, before):
-                    put_cell(sections, key, raw)
-                    kept += 1
+                if section["key"]["templates"] == now or same[_kernel(section, raw)]:
+                    put_cell(carried, section["key"] | {"templates": now}, raw)
                 else:
                     dropped.append(raw)
-        _write(path, sections)
-    lines = [f"{kept} cells carried over, {len(dropped)} dropped"]
-    by_tokens = Counter(raw["m"] for raw in dropped)
-    for m in sorted(by_tokens):
+        kept += sum(len(section["cells"]) for section in carried)
+        _write(path, carried)
+    lines = [f"{kept} cells kept, {len(dropped)} dropped"]
+    for m in sorted({raw["m"] for raw in dropped}):
         shapes = " ".join(f"--shape {raw['k']}x{raw['n']}" for raw in dropped if raw["m"] == m)
         lines.append(f"cudatma tune --tokens {m} {shapes}")
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=4096)
+def _kernel(section: dict[str, Any], raw: dict[str, Any]) -> tuple[AnyMarlinSpec, Target]:
+    target = get_target(section["key"]["target"])
+    return parse_cell(raw, target).choice.spec, target
+
+
 def is_same(spec: AnyMarlinSpec, target: Target, before: Path) -> bool:
-    """Whether a kernel's source, in each form that weights may have, is what the templates of ``before`` make of it."""
-    specs = dict.fromkeys(resolve_fused(spec, form) for form in ("none", *FORMS))
-    return all(_code(one, target, None) == _code(one, target, before) for one in specs)
+    """Whether a kernel, in each form that weights may have, is what the templates of ``before`` make of it: by its
+    source, or else by its instructions, encodings included."""
+    for one in dict.fromkeys(resolve_fused(spec, form) for form in ("none", *FORMS)):
+        sources = [render(one.template, one, target, root=root) for root in (None, before)]
+        if _code(sources[0]) != _code(sources[1]) and len({_instructions(text, target) for text in sources}) > 1:
+            return False
+    return True
 
 
-def _code(spec: AnyMarlinSpec, target: Target, root: Path | None) -> list[str]:
-    """Lines of a kernel's source, without those that are comments."""
-    lines = map(str.strip, render(spec.template, spec, target, root=root).splitlines())
-    return [line for line in lines if line and not line.startswith("//")]
+def _code(source: str) -> list[str]:
+    """Lines of a source, without those that are comments."""
+    return [line for line in map(str.strip, source.splitlines()) if line and not line.startswith("//")]
+
+
+def _instructions(source: str, target: Target) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compile_source(source, target).cubin)
+        file.flush()
+        found = disassemble(Path(file.name))
+    if found.text is None:
+        raise ArgumentError("disassembler", "none", "nvdisasm or cuobjdump", found.note)
+    return found.text
 
 
 def _write(path: Path, sections: list[dict[str, Any]]) -> None:

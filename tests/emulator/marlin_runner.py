@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from ptx_of import ptx_of_template
 
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
+from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.problem import fill_problem, schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
@@ -28,6 +30,15 @@ def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeig
     w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
     dtype = np.dtype(w.scales.dtype)
     return rng.normal(size=(m, k)).astype(dtype), w, rng.normal(size=n).astype(dtype)
+
+
+def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on run_marlin() does as programmatic dependent launches do."""
+
+    def programmatic(*arguments: Any, **_: Any) -> None:
+        fill_problem(*arguments, programmatic=True)
+
+    monkeypatch.setattr(emulated, "fill_problem", programmatic)
 
 
 def run_marlin(

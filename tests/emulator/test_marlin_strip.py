@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
+from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.strip_spec import StripSpec
 
 SCHEDULES = 20
@@ -192,11 +190,7 @@ EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
     monkeypatch.setattr(StripSpec, "early_stages", lambda spec, weight_bytes: stages)
-
-    def programmatic(*arguments: Any, **_: Any) -> None:
-        fill_problem(*arguments, programmatic=True)
-
-    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    launch_programmatically(monkeypatch)
     m, k, n, of = EARLY[name]
     x, w, _ = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, processors=1, schedules=SCHEDULES)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
+from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
-from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.layer import Layer
-from cudatma.kernels.marlin.problem import fill_problem, schedule
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_config import _FORMS, _fitting, _Form, _spec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -91,11 +90,7 @@ def test_products_are_right_and_clean(name: str) -> None:
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
     monkeypatch.setattr(WgmmaSpec, "early_stages", lambda spec, weight_bytes: stages)
-
-    def programmatic(*arguments: Any, **_: Any) -> None:
-        fill_problem(*arguments, programmatic=True)
-
-    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    launch_programmatically(monkeypatch)
     m, k, n, processors, of = CASES[name]
     x, w, _ = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, processors=processors, schedules=SCHEDULES)

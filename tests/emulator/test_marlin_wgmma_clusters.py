@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
+from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.problem import fill_problem
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 
 SCHEDULES = 20
@@ -51,11 +49,7 @@ def test_products_are_right_and_clean(name: str) -> None:
 @pytest.mark.parametrize("name", ["2_blocks", "3_blocks_of_5_fragments"])
 def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch of clusters."""
-
-    def programmatic(*arguments: Any, **_: Any) -> None:
-        fill_problem(*arguments, programmatic=True)
-
-    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    launch_programmatically(monkeypatch)
     m, k, n, of = CASES[name]
     x, w, _ = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, schedules=SCHEDULES)

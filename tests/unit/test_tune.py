@@ -307,12 +307,12 @@ def test_layers_divided_among_cards() -> None:
     assert tune_plan.shapes_of([(1, 2)], ["llama3-70b"], 2)[:2] == [(1, 2), (8192, 5120)]
     with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
         model_shapes("qwen3-14b", 3)
-    assert caught.value.field == "--tensor-parallel"
+    assert caught.value.field == "cards"
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_named_models_layers_ship_tuned(name: str) -> None:
-    for k, n in model_shapes(name):
+@pytest.mark.parametrize(("name", "cards"), [*((name, 1) for name in MODELS), *(("llama3-70b", c) for c in (2, 4, 8))])
+def test_every_named_models_layers_ship_tuned(name: str, cards: int) -> None:
+    for k, n in model_shapes(name, cards):
         assert tuning.shipped_file("h200", k, n).is_file(), f"{name}: {k} x {n}"
 
 

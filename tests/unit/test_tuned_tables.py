@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,23 +16,24 @@ from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Cell, TuneKey, read_sections, store_cell, tune_key
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.render import template_root
+from cudatma.target import get_target
 from tools import tuned_tables
+from tools.sass import find_program
 
 LAYER = Layer(4096, 4096, 128, False, "float16")
 STRIP = StripSpec("float16", 128, False, 16, 3, 512, 4, 3)
 CLUSTER = replace(STRIP, blocks_k=2)
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
 OLD = "0" * 12
+SM90A = get_target("sm_90a")
 
 
 @pytest.fixture(autouse=True)
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shipped"
     for module in (tuning, tuned_tables):
         monkeypatch.setattr(module, "SHIPPED", folder)
-    tuned_tables.is_same.cache_clear()
-    yield folder
-    tuned_tables.is_same.cache_clear()
+    return folder
 
 
 def cell(m: int, spec: AnyMarlinSpec, layer: Layer = LAYER) -> Cell:
@@ -88,31 +88,63 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     assert not shipped.exists()
 
 
-def test_cells_of_unchanged_kernels_are_carried_over(
-    tmp_path: Path, key: TuneKey, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The part that only clusters of strips include is another one; a comment that all have is, too."""
-    before = tmp_path / "before"
-    shutil.copytree(template_root(), before)
-    finish = before / "parts" / "marlin_strip_finish.cuh.j2"
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """The part that only clusters of strips include lacks an instruction; a comment that all have is another one."""
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the instructions cannot be compared")
+    folder = tmp_path / "before"
+    shutil.copytree(template_root(), folder)
+    finish = folder / "parts" / "marlin_strip_finish.cuh.j2"
     text = finish.read_text()
     assert text.count("barrier_cluster_wait();") == 1
     finish.write_text("// another comment\n" + text.replace("barrier_cluster_wait();", ""))
+    return folder
+
+
+def test_cells_of_unchanged_kernels_are_carried_over(
+    before: Path, key: TuneKey, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tuning.shipped_file("h200", 4096, 4096)
-    for one in (cell(1, STRIP), cell(16, CLUSTER), cell(64, WGMMA)):
+    for one in (cell(1, STRIP), cell(16, CLUSTER), cell(64, WGMMA), cell(128, WGMMA)):
         store_cell(path, replace(key, templates=OLD), one)
     store_cell(path, key, cell(128, CLUSTER))  # measured since
     alone = tuning.shipped_file("h200", 2048, 4096)
     store_cell(alone, replace(key, templates=OLD), cell(8, CLUSTER, replace(LAYER, k=2048)))
     assert run("carry", "h200", before) == 0
     said = capsys.readouterr().out
-    assert "3 cells carried over, 2 dropped" in said
+    assert "3 cells kept, 2 dropped" in said
     assert "cudatma tune --tokens 8 --shape 2048x4096\n" in said
     assert "cudatma tune --tokens 16 --shape 4096x4096\n" in said
     assert of(path) == {(key.templates, m): kernel for m, kernel in ((1, "strip"), (64, "wgmma"), (128, "strip"))}
     assert not alone.exists(), "nothing of it is left"
     assert run("carry", "h200", before) == 0
-    assert "3 cells carried over, 0 dropped" in capsys.readouterr().out
+    assert "3 cells kept, 0 dropped" in capsys.readouterr().out
+
+
+def test_other_text_of_the_same_instructions_is_no_change(before: Path, key: TuneKey) -> None:
+    """As a function that moves to another file, or a comment behind a statement."""
+    finish = before / "parts" / "marlin_strip_finish.cuh.j2"
+    now = (template_root() / "parts" / finish.name).read_text()
+    finish.write_text(now.replace("barrier_cluster_wait();", "barrier_cluster_wait();   // said otherwise\n\n"))
+    assert tuned_tables.is_same(CLUSTER, SM90A, before)
+    path = tuning.shipped_file("h200", 4096, 4096)
+    store_cell(path, replace(key, templates=OLD), cell(16, CLUSTER))
+    assert run("carry", "h200", before) == 0
+    assert of(path) == {(key.templates, 16): "strip"}
+
+
+def test_nothing_is_written_where_one_kernel_cannot_be_compared(
+    before: Path, key: TuneKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (before / "parts" / "marlin_strip_finish.cuh.j2").write_text("this is no CUDA")
+    kept, other = tuning.shipped_file("h200", 1024, 4096), tuning.shipped_file("h200", 4096, 4096)
+    store_cell(kept, replace(key, templates=OLD), cell(64, WGMMA, replace(LAYER, k=1024)))
+    store_cell(other, replace(key, templates=OLD), cell(16, STRIP))
+    assert run("carry", "h200", before) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert of(kept) == {(OLD, 64): "wgmma"}
+    assert of(other) == {(OLD, 16): "strip"}
 
 
 def test_a_folder_that_is_none_changes_nothing(

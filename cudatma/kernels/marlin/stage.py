@@ -13,8 +13,6 @@ GROUP_SIZES = (32, 64, 128, -1)
 MAX_BOX = 256
 #: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
 MAX_BLOCKS_K = 8
-
-
 #: Weights of so many bytes are long: two stages asked for early delay the first activations less than they win. [H200]
 LONG_BYTES = 27 * 1024 * KIB
 

@@ -3,7 +3,8 @@
 Its numbers are fitted to 191 cells (25 layers of 2 to 235 MB, M = 16 to 1024, some 20 tiles each, whole, divided, in
 clusters): above all to their order, loosely to their times. The tile that it puts first is 0.8 % behind the fastest of
 all on average, 9 % at most. [docs/performance/marlin_wgmma.md, "Which tile"; there too what it does at 90 cells of
-other layers, after which only ``_SHARING`` was changed.] It knows nothing of power. model.py predicts; this compares.
+other layers, after which only ``_SHARING`` was changed, and at 75 layers.] It knows nothing of power. model.py
+predicts; this compares.
 """
 
 from __future__ import annotations

@@ -721,6 +721,9 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
 // ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
+// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
@@ -741,9 +744,6 @@ struct SlotAddresses {
         scales = kept(smem + SCALES + at * 2);
         zeros = kept(smem + ZEROS + at);
     }
-
-    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
-    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 
     // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
     // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.

@@ -1114,6 +1114,9 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], cons
         : "memory");
 }
 
+// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
@@ -1126,9 +1129,6 @@ struct SlotAddresses {
         scales = 0;
         zeros = 0;
     }
-
-    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
-    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 };
 
 // What a thread holds of the weights.

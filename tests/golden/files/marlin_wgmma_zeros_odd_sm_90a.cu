@@ -1019,6 +1019,9 @@ __device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const
         : "memory");
 }
 
+// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
@@ -1031,9 +1034,6 @@ struct SlotAddresses {
         scales = kept(smem + SCALES + place * 2);
         zeros = kept(smem + ZEROS + place);
     }
-
-    // Through a shuffle: ptxas would otherwise compute the address anew in each stage.
-    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, laneid()); }
 };
 
 // What a thread holds of the weights.

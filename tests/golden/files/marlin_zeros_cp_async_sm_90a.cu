@@ -772,8 +772,10 @@ __device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
     return channel0 / 64 * 64 + 8 * (lane >> 2) + 2 * (channel0 % 64 / 16);
 }
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance. The values pass through a shuffle so
-// that ptxas keeps them: it would rather compute them anew from the thread number in every stage.
+// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
+// Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 
@@ -781,15 +783,14 @@ struct SlotAddresses {
         const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
         const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + warp.token0 + row) * 128 + ((chunk ^ token) << 4));
+        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + warp.token0 + row) * 128 + ((chunk ^ token) << 4),
+                           threadIdx.x % 32);
         weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                       warp.channel0 % 64 * 32 + lane * 16);
+                       warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
         const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
-        scales = kept(smem + SCALES + at * 2);
-        zeros = kept(smem + ZEROS + at);
+        scales = kept(smem + SCALES + at * 2, threadIdx.x % 32);
+        zeros = kept(smem + ZEROS + at, threadIdx.x % 32);
     }
-
-    __device__ __forceinline__ static u32 kept(u32 value) { return __shfl_sync(0xffffffffu, value, threadIdx.x % 32); }
 };
 
 // Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
