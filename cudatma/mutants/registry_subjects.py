@@ -51,7 +51,6 @@ _WGMMA: dict[str, dict[str, Any]] = {
 _STRIP: dict[str, dict[str, Any]] = {
     "even": {"strips": 2, "warps_k": 2},
     "odd_zeros": {"strips": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
-    "wide": {"strips": 3, "warps_k": 2, "strips_per_warp": 2, "scale_on": "weight"},
     # Tiles of four tokens, which the mma's columns repeat.
     "few_tokens": {"block_m": 4, "strips": 1, "warps_k": 2, "deep_box": True},
     # Two columns of warps for three blocks, whose parts of the depth are 5, 5 and 6 stages: each ring wraps twice.

@@ -24,8 +24,8 @@ from cudatma.target import get_target
 
 PROCESSORS = 4
 KINDS: dict[str, Callable[[AnyMarlinSpec], bool]] = {
-    "wide strips, two blocks": lambda s: isinstance(s, StripSpec) and s.strips_per_warp == 2 == s.blocks_per_sm,
-    "wide strips, a cluster": lambda s: isinstance(s, StripSpec) and s.strips_per_warp == 2 == s.blocks_k,
+    "strips, two blocks": lambda s: isinstance(s, StripSpec) and s.blocks_per_sm == 2,
+    "strips, a cluster": lambda s: isinstance(s, StripSpec) and s.blocks_k == 2,
     "depth among warpgroups, cluster": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups_k == 2 == s.cluster,
     "three warpgroups": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 3 and s.block_m == 24,
     "four warpgroups": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 4 and s.block_m == 24,

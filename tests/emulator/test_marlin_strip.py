@@ -32,26 +32,8 @@ CASES = {
     "bf16_zeros_64": (8, 392, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, strips=5)),
     "zeros_32": (7, 328, 130, spec(group_size=32, has_zeros=True, strips=3, block_k=256, warps_k=4)),
     "column_zeros": (9, 304, 98, spec(group_size=-1, has_zeros=True, block_m=16, strips=1, dtype="bfloat16")),
-    "on_weights": (6, 264, 72, spec(group_size=32, scale_on="weight", has_zeros=True, strips=3, warps_k=2)),
+    "column_zeros_short": (7, 264, 192, spec(strips=3, group_size=-1, has_zeros=True, block_k=256, warps_k=4)),
 }
-#: Two strips a warp: whole rows only; a lone strip at either end of a block, whose warps take turns on the schedulers
-#: (1 and 2 parts of the depth a turn) or need not; its upper half the last of all channels; both ways of scaling.
-CASES |= {
-    f"pairs_{name}": (m, k, n, spec(strips_per_warp=2, **fields))
-    for name, (m, k, n, fields) in {
-        "whole_rows": (5, 640, 200, {"strips": 4, "warps_k": 2}),
-        "16_on_weights": (13, 384, 120, {"block_m": 16, "scale_on": "weight"}),
-        "32_tokens": (29, 520, 96, {"block_m": 32, "strips": 3, "warps_k": 2}),
-        "32_on_weights": (27, 256, 230, {"block_m": 32, "strips": 7, "scale_on": "weight", "dtype": "bfloat16"}),
-        "odd_zeros": (3, 392, 260, {"strips": 7, "group_size": 64, "has_zeros": True, "warps_k": 2, "stages": 3}),
-        "odd_32_on_weights": (
-            9, 328, 160, {"strips": 5, "group_size": 32, "has_zeros": True, "block_m": 16, "scale_on": "weight"},
-        ),
-        "column_zeros": (
-            7, 264, 192, {"strips": 3, "group_size": -1, "has_zeros": True, "block_k": 256, "warps_k": 4},
-        ),
-    }.items()
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,21 +46,17 @@ def test_products_are_right_and_clean(name: str) -> None:
 
 
 #: A cluster divides the depth: evenly or not, into a stage each, into rings that wrap; columns of warps for each of its
-#: blocks, for some, of several, more for one than for another; with a lone strip, whose sums are fewer.
+#: blocks, for some, of several, more for one than for another.
 CLUSTERS = {
     "2_columns_for_2": (5, 1096, 200, spec(strips=4, warps_k=2, blocks_k=2)),
     "1_column_for_4": (8, 1024, 64, spec(strips=1, blocks_k=4, deep_box=True)),
     "3_columns_for_8": (3, 2184, 290, spec(strips=3, stages=2, blocks_k=8)),
     "a_stage_each": (4, 264, 96, spec(strips=2, blocks_k=3)),
-    "3_columns_for_2_on_weights": (
-        6, 776, 130,
-        spec(group_size=32, scale_on="weight", has_zeros=True, strips=3, warps_k=2, blocks_k=2),
-    ),
+    "3_columns_for_2_zeros": (6, 776, 130, spec(group_size=32, has_zeros=True, strips=3, warps_k=2, blocks_k=2)),
     "two_token_tiles": (19, 896, 160, spec(block_m=16, strips=3, blocks_k=3, warps_k=2)),
     "32_tokens_bf16_zeros": (
         29, 768, 96, spec(block_m=32, dtype="bfloat16", has_zeros=True, group_size=64, blocks_k=6),
     ),
-    "pairs_and_a_lone_strip": (7, 1032, 230, spec(strips_per_warp=2, strips=7, warps_k=2, blocks_k=3)),
     "column": (9, 1304, 98, spec(group_size=-1, has_zeros=True, block_m=16, strips=1, blocks_k=2)),
 }  # fmt: skip
 
@@ -117,12 +95,6 @@ DEEP = {
     "two_token_tiles": CASES["two_token_tiles"],
     "32_tokens_16_blocks": (29, 1088, 96, spec(block_m=32, block_k=1024, warps_k=4)),
     "bf16_zeros_64": (8, 448, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, strips=5)),
-    "pairs_on_weights": (
-        13,
-        384,
-        230,
-        spec(block_m=16, strips_per_warp=2, strips=7, scale_on="weight", dtype="bfloat16"),
-    ),
 }
 
 
@@ -154,8 +126,6 @@ FEW = {
     ),
     "5_in_tiles_of_2": (5, 512, 96, spec(block_m=2, block_k=256, warps_k=2, strips=3)),
     "cluster": (1, 2112, 96, spec(block_m=1, block_k=512, warps_k=2, strips=3, blocks_k=3)),
-    "pairs": (4, 640, 230, spec(block_m=4, strips_per_warp=2, strips=7, warps_k=2)),
-    "on_weights": (1, 512, 72, spec(block_m=2, block_k=256, group_size=32, scale_on="weight", has_zeros=True)),
 }  # fmt: skip
 
 
@@ -179,7 +149,7 @@ def test_one_box_takes_whole_blocks_of_depths() -> None:
     assert caught.value.field == "block_k"
 
 
-EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "pairs_column_zeros", "32_tokens")}
+EARLY = {name: CASES[name] for name in ("odd_strips", "ring_deeper_than_k", "column_zeros_short", "32_tokens")}
 EARLY["cluster"] = CLUSTERS["2_columns_for_2"]
 EARLY["few_tokens"] = (2, 640, 96, spec(block_m=4, strips=3, stages=3))
 EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))

@@ -57,8 +57,6 @@ def test_both_targets_run_the_same_kernel(name: str) -> None:
 STRIPS = {
     "odd_zeros": StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
     "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
-    # Warps of 64 channels and some of 32, scales multiplied into the weights.
-    "wide": StripSpec("float16", 64, True, 16, 3, 256, 4, 2, strips_per_warp=2, scale_on="weight"),
     # A stage's activations in one box.
     "deep_box": StripSpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
     # The same for one token, which the mma's columns repeat.
@@ -67,10 +65,10 @@ STRIPS = {
 
 
 #: Where there are clusters, whose blocks divide the depth: as the rules have it for (4096, 1024) at M = 1; three
-#: columns of warps for two blocks, one column with a lone strip.
+#: strips for two blocks.
 CLUSTERS = {
     "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
-    "cluster_columns": StripSpec("bfloat16", 64, True, 16, 5, 256, 2, 3, strips_per_warp=2, blocks_k=2),
+    "cluster_columns": StripSpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),
 }
 
 

@@ -43,7 +43,7 @@ CASES: dict[str, tuple[StripSpec | WgmmaSpec, int, int, int]] = {
     "strip_2": (strip(8, 4, 256, 2, 2), 5, 4096, 392),
     "strip_3_uneven": (strip(16, 3, 128, 2, 3), 27, 1416, 1000),
     "strip_8_one_column": (strip(8, 1, 128, 2, 8), 1, 3080, 64),
-    "strip_5_lone": (strip(32, 5, 128, 2, 5, strips_per_warp=2), 29, 2000, 800),
+    "strip_5_odd": (strip(32, 5, 128, 2, 5), 29, 2000, 800),
     "strip_4_deep_box": (strip(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
     "wgmma_2": (wgmma(64, 128, 2, warpgroups=2), 61, 2048, 300),
     "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),

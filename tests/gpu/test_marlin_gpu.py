@@ -72,7 +72,7 @@ DEEP_JOBS = [
     (StripSpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
     (StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
     (StripSpec("float16", -1, False, 32, 2, 512, 2, 3, deep_box=True), 4160, 8136),
-    (StripSpec("bfloat16", 64, False, 16, 3, 128, 2, 4, strips_per_warp=2, deep_box=True), 64, 300),
+    (StripSpec("bfloat16", 64, False, 16, 3, 128, 2, 4, deep_box=True), 64, 300),
 ]
 
 

@@ -319,7 +319,6 @@ NAMES = {
     "ncu",
     "plot",
     "read_floor",
-    "strip_code",
 }
 
 

@@ -195,7 +195,7 @@ def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
     # Six stages' work: a ring of five comes round. And where shared memory is full, there is no deeper one.
     assert rings(strip, replace(SQUARE, k=6 * 512), 1) == [1, -1]
     assert rings(strip, replace(SQUARE, k=5 * 512), 1) == [-1]
-    full = next(c for c in candidates(LARGE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x224x256_k1_s3_b2_w64"))
+    full = next(c for c in candidates(LARGE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x224x256_k1_s3_b2"))
     assert rings(full, LARGE, 1) == [-1]
     for m, fewer in ((64, [-1]), (512, [-1, -2])):  # three stages, of which two must stay, and six
         rule = choose_untuned(LARGE, m, SM90A, 132, Feeds())

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin import strip_config
 from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves, tile_tokens
-from cudatma.kernels.marlin.strip_spec import SCALE_ON, StripSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
@@ -36,8 +35,7 @@ BASE: dict[str, Any] = {
     [
         ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("strips", 0), ("strips", 9), ("block_k", 64),
         ("warps_k", 3), ("warps_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
-        ("blocks_per_sm", 3), ("strips_per_warp", 3), ("scale_on", "epilogue"),
-        ("deep_box", 1), ("blocks_k", 0), ("blocks_k", 9),
+        ("blocks_per_sm", 3), ("deep_box", 1), ("blocks_k", 0), ("blocks_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
@@ -49,14 +47,9 @@ def test_rules(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("named", "fields"),
     [
-        ("strips_per_warp", {"strips": 1, "strips_per_warp": 2}),
-        ("scale_on", {"group_size": -1, "scale_on": "weight"}),
+        ("at most 16 warps", {"strips": 5, "warps_k": 4}),
         ("deep_box", {"block_m": 4}),  # boxes of 64 depths bring the mma's eight tokens
         ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
-        # 17 warps leave a thread 96 registers, 10 warps 168, two blocks of 9 as many as 18.
-        ("96", {"strips": 7, "warps_k": 4, "strips_per_warp": 2, "block_m": 16}),
-        ("168", {"strips": 8, "warps_k": 2, "strips_per_warp": 2, "block_m": 32}),
-        ("96", {"strips": 8, "strips_per_warp": 2, "block_m": 16, "blocks_per_sm": 2}),
     ],
 )
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
@@ -101,19 +94,19 @@ def test_blocks_of_a_cluster_tell_entries_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strips", "strips_per_warp", "block_m", "blocks_k", "size"),
+    ("strips", "block_m", "blocks_k", "size"),
     [
-        # Owned columns x others x fragments (two of a strip, for each 8 tokens) x 512 bytes.
-        (1, 1, 8, 4, 1 * 3 * 2 * 512),
-        (3, 1, 8, 2, 2 * 1 * 2 * 512),  # three columns for two blocks: two and one
-        (3, 1, 16, 8, 1 * 7 * 4 * 512),  # some blocks have none
-        (7, 2, 8, 3, 2 * 2 * 4 * 512),  # four columns, of two strips each, for three blocks
-        (8, 1, 32, 2, 4 * 1 * 8 * 512),
-        (8, 1, 32, 1, 0),
+        # Owned strips x others x fragments (two of a strip, for each 8 tokens) x 512 bytes.
+        (1, 8, 4, 1 * 3 * 2 * 512),
+        (3, 8, 2, 2 * 1 * 2 * 512),  # three strips for two blocks: two and one
+        (3, 16, 8, 1 * 7 * 4 * 512),  # some blocks have none
+        (7, 8, 3, 3 * 2 * 2 * 512),
+        (8, 32, 2, 4 * 1 * 8 * 512),
+        (8, 32, 1, 0),
     ],
 )
-def test_sums_of_a_cluster_by_hand(strips: int, strips_per_warp: int, block_m: int, blocks_k: int, size: int) -> None:
-    fields = {**BASE, "strips": strips, "strips_per_warp": strips_per_warp, "block_m": block_m, "warps_k": 1}
+def test_sums_of_a_cluster_by_hand(strips: int, block_m: int, blocks_k: int, size: int) -> None:
+    fields = {**BASE, "strips": strips, "block_m": block_m, "warps_k": 1}
     of = StripSpec(**fields, blocks_k=blocks_k)
     layout = {name: held for name, _, held in of.smem_layout()}
     assert layout["cluster_reduction"] == size
@@ -122,22 +115,19 @@ def test_sums_of_a_cluster_by_hand(strips: int, strips_per_warp: int, block_m: i
 
 
 @given(
-    strips=st.integers(1, 8), strips_per_warp=st.sampled_from((1, 2)), block_m=st.sampled_from((8, 16, 32)),
-    blocks_k=st.integers(1, 8), group_size=st.sampled_from((128, -1)),
+    strips=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), blocks_k=st.integers(1, 8),
+    group_size=st.sampled_from((128, -1)),
 )  # fmt: skip
-def test_each_column_is_owned_once_and_all_others_sums_have_room(
-    strips: int, strips_per_warp: int, block_m: int, blocks_k: int, group_size: int
+def test_each_strip_is_owned_once_and_all_others_sums_have_room(
+    strips: int, block_m: int, blocks_k: int, group_size: int
 ) -> None:
-    """Columns of warps are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
-    assume(strips_per_warp <= strips)
-    fields = {**BASE, "strips": strips, "strips_per_warp": strips_per_warp, "block_m": block_m, "warps_k": 1}
+    """Strips are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
+    fields = {**BASE, "strips": strips, "block_m": block_m, "warps_k": 1}
     of = StripSpec(**{**fields, "group_size": group_size}, blocks_k=blocks_k)
-    columns = range(0, strips, strips_per_warp)  # by their first strip
-    owned = [[column for index, column in enumerate(columns) if index % blocks_k == rank] for rank in range(blocks_k)]
-    assert sorted(column for mine in owned for column in mine) == list(columns)
-    column_bytes = strips_per_warp * 32 * block_m * 4  # fp32 sums, of whole strips
-    assert of.column_bytes == column_bytes
-    most = max(map(len, owned)) * (blocks_k - 1) * column_bytes
+    owned = [[strip for strip in range(strips) if strip % blocks_k == rank] for rank in range(blocks_k)]
+    assert sorted(strip for mine in owned for strip in mine) == list(range(strips))
+    assert of.column_bytes == 32 * block_m * 4
+    most = max(map(len, owned)) * (blocks_k - 1) * of.column_bytes
     assert {name: size for name, _, size in of.smem_layout()}["cluster_reduction"] == most
 
 
@@ -147,31 +137,6 @@ def test_clusters_need_a_card_that_has_them() -> None:
     with pytest.raises(TargetError, match="blocks_k > 1"):
         narrow.check_target(SM120A)
     replace(narrow, blocks_k=1).check_target(SM120A)
-
-
-def test_two_strips_a_warp() -> None:
-    """A warp has a row of 64 channels; the last one's half row, where there is one, goes round the schedulers."""
-    even, odd = (StripSpec(**{**BASE, "strips": strips, "strips_per_warp": 2}) for strips in (4, 7))
-    assert (even.warps_n, even.consumer_warps, even.has_lone_strip) == (2, 4, False)
-    assert (odd.warps_n, odd.consumer_warps, odd.has_lone_strip) == (4, 8, True)
-    assert replace(odd, scale_on="weight", warps_k=4).sums == 16
-    assert (odd.sums, replace(odd, group_size=-1).sums, StripSpec(**BASE).sums) == (32, 16, 16)
-
-
-@pytest.mark.parametrize("strips", [3, 7])
-@pytest.mark.parametrize("warps_k", [2, 4])
-def test_turns(strips: int, warps_k: int) -> None:
-    """As the kernel computes it: each warp has a place of its own, and whole turns load all schedulers alike."""
-    of = StripSpec(**{**BASE, "strips": strips, "strips_per_warp": 2, "warps_k": warps_k, "block_k": 512})
-    assert of.takes_turns
-    places, load = set(), [0] * 4
-    for warp in range(of.consumer_warps):
-        part = warp // of.warps_n
-        position = (warp + part // of.parts_per_turn) % of.warps_n * 2
-        places.add((part, position))
-        load[warp % 4] += 1 if position == strips - 1 else 2
-    assert len(places) == of.consumer_warps
-    assert max(load) - min(load) == (0 if of.consumer_warps % (4 * of.warps_n) == 0 else 1)
 
 
 def test_shared_memory_is_checked_against_the_target() -> None:
@@ -191,15 +156,10 @@ def test_shared_memory_is_checked_against_the_target() -> None:
     strips=st.integers(1, 8),
     block_k=st.sampled_from((128, 256, 512, 1024)),
     warps_k=st.sampled_from((1, 2, 4, 8, 16)),
-    strips_per_warp=st.sampled_from((1, 2)),
 )
-def test_expected_bytes_are_those_of_the_boxes(
-    warps_k: int, strips: int, block_k: int, strips_per_warp: int, **fields: Any
-) -> None:
+def test_expected_bytes_are_those_of_the_boxes(warps_k: int, strips: int, block_k: int, **fields: Any) -> None:
     """What the full barrier counts is what the maps' loads bring, and every slot is aligned for TMA."""
     assume(strips * warps_k <= 16 and block_k // 64 % warps_k == 0)
-    if strips >= strips_per_warp and strips * warps_k <= 4:  # so few warps that registers are no question
-        fields["strips_per_warp"] = strips_per_warp
     of = StripSpec(strips=strips, block_k=block_k, warps_k=warps_k, stages=2, **fields)
     depth = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
@@ -232,21 +192,12 @@ def test_expected_bytes_are_those_of_the_boxes(
 @given(
     k=st.integers(1, 40000), n=st.integers(1, 200000), m=st.integers(1, 32), processors=st.integers(1, 300),
     group_size=st.sampled_from(GROUP_SIZES), has_zeros=st.booleans(), target=st.sampled_from((SM90A, SM120A)),
-    strips_per_warp=st.sampled_from((1, 2)), scale_on=st.sampled_from(SCALE_ON),
 )  # fmt: skip
 def test_every_layer_gets_a_ring_that_fits(
-    k: int, n: int, m: int, processors: int, group_size: int, has_zeros: bool, target: Any, strips_per_warp: int,
-    scale_on: str,
-) -> None:  # fmt: skip
-    """Whatever the table of variants says."""
+    k: int, n: int, m: int, processors: int, group_size: int, has_zeros: bool, target: Any
+) -> None:
     layer = Layer(k, n, group_size, has_zeros, "float16")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strip_config, "_VARIANTS", ((32, strips_per_warp, scale_on),))
-        choice = choose_strip(layer, m, target, processors)
-    spec = choice.spec
-    assert spec.strips_per_warp <= strips_per_warp
-    as_wanted = group_size != -1 and spec.strips_per_warp == strips_per_warp
-    assert spec.scale_on == (scale_on if as_wanted else "accumulator")
+    spec = choose_strip(layer, m, target, processors).spec
     assert k % 64 == 0 or not spec.deep_box
     spec.check_target(target)
     work = schedule(spec, m, n, k, processors)
@@ -315,19 +266,6 @@ def test_few_channels_are_divided_and_many_are_not() -> None:
         whole = choose_strip(many, m, SM90A, 132).spec
         assert (whole.strips, whole.blocks_k) == (7, 1)
     assert choose_strip(few, 1, SM120A, 132).spec.blocks_k == 1
-
-
-def test_a_table_of_variants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row decides for its tokens, where a block has two strips; the rows that ship choose what was measured."""
-    wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    shipped = {m: choose_strip(wide, m, SM90A, 132).spec for m in (1, 16, 32)}
-    assert {(spec.strips_per_warp, spec.scale_on) for spec in shipped.values()} == {(1, "accumulator")}
-    rows = ((8, 1, "accumulator"), (16, 2, "accumulator"), (32, 2, "weight"))
-    monkeypatch.setattr(strip_config, "_VARIANTS", rows)
-    chosen = {m: choose_strip(wide, m, SM90A, 132).spec for m in (1, 16, 32)}
-    assert chosen[1] == shipped[1]
-    assert [(chosen[m].strips_per_warp, chosen[m].scale_on) for m in (16, 32)] == [(2, "accumulator"), (2, "weight")]
-    assert choose_strip(narrow, 16, SM90A, 132).spec.strips_per_warp == 1  # a block has one strip
 
 
 def test_a_ring_holds_what_has_to_be_under_way_and_no_more() -> None:

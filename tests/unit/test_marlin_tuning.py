@@ -151,8 +151,7 @@ FOR_TWO = WgmmaSpec("float16", 128, False, 48, 128, 2, 1, 5, blocks_per_sm=2)
         # Shared memory of a block; that of two blocks on a multiprocessor.
         (cell(64, FULL), {"group_size": 32, "has_zeros": True}),
         (cell(64, FOR_TWO, blocks=2), {"group_size": 32, "has_zeros": True}),
-        # Whole-column scales never multiply weights; the portable kernel's ways to scale go with its groups.
-        (cell(8, replace(STRIP, scale_on="weight")), {"group_size": -1}),
+        # The portable kernel's ways to scale go with its groups.
         (
             cell(8, MarlinSpec("float16", 128, False, 8, 128, 256, 1, 4, 1, 3, scale_on="accumulator")),
             {"dtype": "bfloat16"},

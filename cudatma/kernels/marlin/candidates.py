@@ -94,9 +94,9 @@ def variants(
             band, policy = least_traffic(spec, m, layer.n, layer.k, clusters)
             yield replace(choice, spec=replace(spec, weight_policy=policy), band=band)
         yield from _changed(choice, _other_rings(spec, layer), target)
-    elif isinstance(spec, StripSpec):  # the ring is known to matter; scales are not
+    elif isinstance(spec, StripSpec):
         boxes = [{"deep_box": not spec.deep_box}] if layer.k % 64 == 0 else []
-        yield from _changed(choice, (*boxes, *_other_rings(spec, layer), *_SCALES), target)
+        yield from _changed(choice, (*boxes, *_other_rings(spec, layer)), target)
     else:
         yield from _changed(choice, (*_SCALES, *_other_rings(spec, layer)), target)
 
@@ -136,8 +136,8 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         for block_k in (1024, 512, 256, 128)
         for block_m in dict.fromkeys((tile_tokens(layer, m, block_k), *_token_tiles(_STRIP_BLOCK_M, m)))
     )
-    shapes = itertools.product(tiles, _strip_ways(layer.n, target, multiprocessors), (8, 4, 2, 1), (1, 2), (1, 2))
-    for (block_m, block_k), (strips, blocks_k), warps_k, strips_per_warp, blocks in shapes:
+    shapes = itertools.product(tiles, _strip_ways(layer.n, target, multiprocessors), (8, 4, 2, 1), (1, 2))
+    for (block_m, block_k), (strips, blocks_k), warps_k, blocks in shapes:
         stage_bytes = max(STRIP_CHANNELS * strips * block_k // 2, block_m * block_k * 2)
         if stage_bytes > _STRIP_STAGE_BYTES or block_k * blocks_k >= 2 * max(64, layer.k):
             continue
@@ -146,9 +146,8 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
         if blocks_k > 1 and (blocks > 1 or not _at_once(layer, m, block_m, strips, blocks_k, multiprocessors)):
             continue  # a cluster that waits for others takes twice as long
         fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
-        fields |= {"strips_per_warp": strips_per_warp, "deep_box": has_deep_box(layer, block_m, strips)}
-        fields |= {"blocks_k": blocks_k}
-        sums = strips_per_warp * max(MMA_TOKENS, block_m) * (1 if layer.group_size == -1 else 2)
+        fields |= {"deep_box": has_deep_box(layer, block_m, strips), "blocks_k": blocks_k}
+        sums = max(MMA_TOKENS, block_m) * (1 if layer.group_size == -1 else 2)
         depth = ceil_div(layer.k, blocks_k)
         yield from _deepest(StripSpec, fields, target, sums, ring_stages(depth, strips, block_k))
 

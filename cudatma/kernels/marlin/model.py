@@ -217,7 +217,7 @@ def _interpolated(table: Mapping[int, float], columns: int) -> float:
 def _instructions(layer: Layer, spec: AnyMarlinSpec) -> float:
     """Of one stage, for all consumer warps of a block."""
     weights = spec.block_n * spec.block_k / 32
-    on_weight = isinstance(spec, WgmmaSpec) or spec.scale_on == "weight"
+    on_weight = isinstance(spec, WgmmaSpec) or (isinstance(spec, MarlinSpec) and spec.scale_on == "weight")
     if isinstance(spec, WgmmaSpec) and spec.is_fused:
         for_weight = _FUSED[spec.fused]
     else:
@@ -242,7 +242,7 @@ def _activation_readers(spec: AnyMarlinSpec) -> float:
     """How often a stage's activations are read: once by the warps, or the wgmmas, of each of these channel groups."""
     if isinstance(spec, WgmmaSpec):
         return spec.block_n / 64
-    return spec.block_n / (spec.warp_n if isinstance(spec, MarlinSpec) else STRIP_CHANNELS * spec.strips_per_warp)
+    return spec.block_n / (spec.warp_n if isinstance(spec, MarlinSpec) else STRIP_CHANNELS)
 
 
 def _smem_bytes(spec: AnyMarlinSpec) -> float:

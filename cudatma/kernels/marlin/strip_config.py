@@ -25,20 +25,12 @@ _LEAST_STAGES, _MAX_STAGES = 3, 12
 #: Bytes of weights that a block's ring has under way. More delay the first stage, and win nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
 _DEPTHS = (1024, 512, 256, 128)
-#: (most tokens, strips of a warp, what scales multiply). Others lose on an H200, and are the tuner's to try: another
-#: number chooses warps of 64 channels, wherever a block has two strips. docs/performance/marlin_strip.md, "Warps of 64
-#: channels"
-_VARIANTS: tuple[tuple[int, int, str], ...] = (
-    (8, 1, "accumulator"),
-    (16, 1, "accumulator"),
-    (2**31 - 1, 1, "accumulator"),
-)
 #: Most bytes of weights (for depths of more than _SHORT_DEPTH), and of activations, in one stage: a stage is what the
 #: last warps work on when all has arrived.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_DEPTH = 28 * KIB, 32 * KIB, 256
 #: A cluster's block takes at least two stages of its part of the depth, unless they are as short as that.
 _SHORT_PART = 512
-#: Consumer warps of a block; where each takes an eighth of a stage's depth, of two strips, or of one.
+#: Consumer warps of a block; where each takes an eighth of a stage's depth.
 _MOST_WARPS, _MOST_DEEP_WARPS = 12, 8
 #: With so many tokens and depths of a group, a group's sums beside those of the whole depth leave no registers for two
 #: blocks whose warps divide the depth: ptxas spills 250 to 440 bytes of a thread. One that did took 76 us at (3584,
@@ -57,7 +49,12 @@ def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, fee
 
 def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[StripSpec]:
     """The spec for ``m`` tokens on a card that strip_serves(). Deterministic; looks at no device."""
-    return _choose(layer, m, target, multiprocessors, _VARIANTS)
+    found = strip_ways(layer, m, target, multiprocessors)
+    if not found:
+        raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
+    best = found[0]
+    best.spec.check_target(target)
+    return best
 
 
 def ring_stages(k: int, strips: int, block_k: int) -> int:
@@ -81,30 +78,12 @@ def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
     return max(least_tokens(block_k), 1 << (m - 1).bit_length())
 
 
-def _choose(
-    layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
-) -> Choice[StripSpec]:
-    """The same with another table than _VARIANTS."""
-    found = _one_of_each_way(layer, m, target, multiprocessors, variants)
-    if not found:
-        raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
-    best = found[0]
-    best.spec.check_target(target)
-    return best
-
-
 def strip_ways(layer: Layer, m: int, target: Target, multiprocessors: int) -> list[Choice[StripSpec]]:
     """The rules' choice for each number of blocks that may divide the depth, the fastest first, as strip_times.py
     says."""
-    return _one_of_each_way(layer, m, target, multiprocessors, _VARIANTS)
-
-
-def _one_of_each_way(
-    layer: Layer, m: int, target: Target, multiprocessors: int, variants: tuple[tuple[int, int, str], ...]
-) -> list[Choice[StripSpec]]:
     found: list[tuple[float, Choice[StripSpec]]] = []
     for way in _ways(layer.n, target, multiprocessors):
-        if (choice := _fitting(way, layer, m, target, variants)) is not None:
+        if (choice := _fitting(way, layer, m, target)) is not None:
             shape = (choice.spec.block_m, way.strips, choice.spec.block_k, way.blocks_k)
             found.append((strip_us(layer.k, layer.n, *shape, way.waves), choice))
     return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
@@ -131,58 +110,38 @@ def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
             yield _Way(each, blocks_k, 1)
 
 
-def _fitting(
-    way: _Way, layer: Layer, m: int, target: Target, variants: tuple[tuple[int, int, str], ...]
-) -> Choice[StripSpec] | None:
+def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> Choice[StripSpec] | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
     budget, depth = target.smem_share_bytes(blocks), ceil_div(layer.k, way.blocks_k)
 
-    def with_ring(block_k: int, warps_k: int, strips_per_warp: int, scale_on: str) -> StripSpec | None:
-        """None where no ring fits, or two strips leave a thread too few registers."""
+    def with_ring(block_k: int, warps_k: int) -> StripSpec | None:
+        """None where no ring fits."""
         block_m, wanted = tile_tokens(layer, m, block_k), ring_stages(depth, way.strips, block_k)
-        policy = weight_policy(m, block_m)
-        try:
-            spec = StripSpec(
-                layer.dtype, layer.group_size, layer.has_zeros, block_m, way.strips, block_k, warps_k, wanted, policy,
-                blocks, strips_per_warp, scale_on, has_deep_box(layer, block_m, way.strips), way.blocks_k,
-            )  # fmt: skip
-        except ArgumentError:
-            if strips_per_warp == 1:
-                raise
-            return None
+        spec = StripSpec(
+            layer.dtype, layer.group_size, layer.has_zeros, block_m, way.strips, block_k, warps_k, wanted,
+            weight_policy(m, block_m), blocks, has_deep_box(layer, block_m, way.strips), way.blocks_k,
+        )  # fmt: skip
         rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
-    for strips_per_warp, scale_on in _variants(layer, way.strips, m, variants):
-        for block_k, warps_k in _divisions(layer, way, m, strips_per_warp, blocks):
-            enough = min(_LEAST_STAGES, ceil_div(depth, block_k))
-            chosen = with_ring(block_k, warps_k, strips_per_warp, scale_on)
-            if chosen is not None and chosen.stages >= max(2, enough):
-                return Choice(chosen, blocks)
+    for block_k, warps_k in _divisions(layer, way, m, blocks):
+        enough = min(_LEAST_STAGES, ceil_div(depth, block_k))
+        chosen = with_ring(block_k, warps_k)
+        if chosen is not None and chosen.stages >= max(2, enough):
+            return Choice(chosen, blocks)
     return None
 
 
-def _variants(layer: Layer, strips: int, m: int, table: tuple[tuple[int, int, str], ...]) -> list[tuple[int, str]]:
-    """(strips of a warp, what scales multiply), as the table says, and behind it what always works."""
-    _, strips_per_warp, scale_on = next(row for row in table if m <= row[0])
-    wanted = (strips_per_warp, scale_on if layer.group_size != -1 else "accumulator")
-    return list(dict.fromkeys(([wanted] if strips_per_warp <= strips else []) + [(1, "accumulator")]))
-
-
-def _divisions(layer: Layer, way: _Way, m: int, strips_per_warp: int, blocks: int) -> list[tuple[int, int]]:
+def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, int]]:
     """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
-
-    Fewer where blocks meet as well. A warp of two strips has twice the instructions to hide them, and wants the
-    registers of two: 8 will do.
-    """
+    Fewer where blocks meet as well."""
     found = []
     tokens = tile_tokens(layer, m, _DEPTHS[0])
     whole_depth = blocks > 1 and tokens >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
     for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
-        most = _MOST_DEEP_WARPS if warps_k == 8 or strips_per_warp > 1 else _MOST_WARPS
-        if ceil_div(way.strips, strips_per_warp) * warps_k > most:
+        if way.strips * warps_k > (_MOST_DEEP_WARPS if warps_k == 8 else _MOST_WARPS):
             continue
         for block_k in _DEPTHS:
             depth = ceil_div(layer.k, way.blocks_k)
@@ -213,21 +172,4 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
     cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS, Feeds())]
-    specs = [choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases]
-    return list(dict.fromkeys(specs + _wide_specs(target)))
-
-
-def _wide_specs(target: Target) -> list[StripSpec]:
-    """Warps of 64 channels: whole rows, and a lone strip among them; each way to scale, each number of tokens."""
-    large, square = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 8192, 32, True, "bfloat16")
-    cases = (
-        (large, 16, "accumulator"),
-        (replace(large, n=12288), 32, "weight"),
-        (square, 16, "weight"),
-        (replace(square, group_size=-1), 8, "accumulator"),
-    )
-    return [
-        _choose(layer, m, target, _PROCESSORS, ((m, 2, scale_on),)).spec
-        for layer, m, scale_on in cases
-        if target.has("mma_sync") and target.has("tma")
-    ]
+    return list(dict.fromkeys(choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases))

@@ -21,13 +21,7 @@ STRIP_CHANNELS = 32
 MAX_STRIPS = 8
 #: Columns of an mma.
 MMA_TOKENS = 8
-#: What the group's scales multiply.
-SCALE_ON = ("accumulator", "weight")
 _MAX_WARPS = 16
-#: Of a multiprocessor, each with its own registers. Warps are dealt out to them in turn. [public microbenchmarks]
-_SCHEDULERS, _SCHEDULER_REGISTERS, _MAX_REGISTERS = 4, 16384, 255
-#: What a warp of two strips wants beside its sums and the activations of a 64-deep block: weights, scales, addresses.
-_WORKING_REGISTERS = 44
 _SCALE_ROW = 64
 #: Rows of 128 bytes, of 64 depths of a token each, after which the 128-byte swizzle begins anew.
 _SWIZZLE_ROWS = 8
@@ -48,10 +42,7 @@ class StripSpec(StagedTile):
     block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
     stages of whole turns of the swizzle (``least_tokens()``).
     strips: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
-    strips_per_warp: 1, or 2: a warp then computes a whole 64-channel row of packed weights from one read of the
-    activations. warps_k: warps that work on the same channels and divide the depth of a stage.
-    scale_on: ``"accumulator"`` multiplies fp32 sums once a group (whole-column scales: once, at the end), ``"weight"``
-    the dequantised weights, which are rounded once more, and needs no second set of sums.
+    A warp computes one strip. warps_k: warps that work on the same strip and divide the depth of a stage.
     deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
     each of its 64-deep blocks is a box.
     blocks_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column of
@@ -68,8 +59,6 @@ class StripSpec(StagedTile):
     stages: int
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
-    strips_per_warp: int = 1
-    scale_on: str = "accumulator"
     deep_box: bool = False
     blocks_k: int = 1
 
@@ -89,9 +78,7 @@ class StripSpec(StagedTile):
             "warps_k": (1, 2, 4, 8, 16),
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2),
-            "strips_per_warp": (1, 2),
             "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
-            "scale_on": ("accumulator",) if self.group_size == -1 else SCALE_ON,
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -100,11 +87,8 @@ class StripSpec(StagedTile):
             raise ArgumentError("deep_box", self.deep_box, "a bool")
         if type(self.stages) is not int or not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
-        if self.strips_per_warp > self.strips:
-            why = "no warp would have both; give the block more strips"
-            raise ArgumentError("strips_per_warp", self.strips_per_warp, f"at most strips = {self.strips}", why)
         if self.consumer_warps > _MAX_WARPS:
-            raise ArgumentError("warps_n * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
+            raise ArgumentError("strips * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
         if self.block_k // 64 % self.warps_k:
             why = "each warp takes whole 64-deep blocks"
             raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
@@ -114,14 +98,6 @@ class StripSpec(StagedTile):
         if self.block_m < (least := least_tokens(self.block_k)):
             why = "each stage begins where the 128-byte swizzle begins anew, after eight rows of 64 depths"
             raise ArgumentError("block_m", self.block_m, f"at least {least} for block_k = {self.block_k}", why)
-        wanted = self.sums + self.columns + _WORKING_REGISTERS  # 64 depths of a token take a register
-        if self.strips_per_warp > 1 and wanted > self.registers:
-            raise ArgumentError(
-                "warps_n * warps_k * blocks_per_sm",
-                self.consumer_warps * self.blocks_per_sm,
-                f"so few that a thread has {wanted} registers",
-                f"it has {self.registers}, or ptxas would spill; take fewer warps, fewer tokens or scale_on weight",
-            )
 
     # What a reader of the generated source finds as named constants.
 
@@ -131,11 +107,9 @@ class StripSpec(StagedTile):
         zeros = "_zeros" if self.has_zeros else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}_k{self.warps_k}_s{self.stages}"
         blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
-        warp = "_w64" if self.strips_per_warp > 1 else ""
-        scaled = "_sw" if self.scale_on == "weight" else ""
         box = "_d" if self.deep_box else ""
         cluster = f"_c{self.blocks_k}" if self.blocks_k > 1 else ""
-        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{warp}{scaled}{box}{cluster}"
+        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{box}{cluster}"
 
     @property
     def block_n(self) -> int:
@@ -152,45 +126,19 @@ class StripSpec(StagedTile):
         return self.strips % 2 == 1
 
     @property
-    def warps_n(self) -> int:
-        """Warps side by side. With two strips a warp, each takes a 64-channel row, the last one maybe half a row."""
-        return -(-self.strips // self.strips_per_warp)
-
-    @property
-    def has_lone_strip(self) -> bool:
-        """Among warps of two strips there are some with one, which have half as much to do."""
-        return self.strips_per_warp > 1 and self.has_half_row
-
-    @property
-    def takes_turns(self) -> bool:
-        """Without turns, all warps with a lone strip would share one scheduler, and the others have more to do."""
-        return self.has_lone_strip and _SCHEDULERS % self.warps_n == 0
-
-    @property
-    def parts_per_turn(self) -> int:
-        """Parts of the depth whose warps make up one on each scheduler: behind them the columns move on by a warp."""
-        return _SCHEDULERS // self.warps_n
-
-    @property
     def columns(self) -> int:
         """Of the mma: fewer tokens than it has are repeated in the others, which nobody stores."""
         return max(MMA_TOKENS, self.block_m)
 
     @property
     def sums(self) -> int:
-        """fp32 sums that a consumer thread keeps: those of the group at hand too, where they are what is scaled."""
-        sets = 2 if self.has_stage_scales and self.scale_on == "accumulator" else 1
-        return sets * STRIP_CHANNELS * self.strips_per_warp * self.columns // 32
-
-    @property
-    def registers(self) -> int:
-        """Registers that a thread can have with all warps of blocks_per_sm blocks on one multiprocessor."""
-        warps = -(-self.threads // 32 * self.blocks_per_sm // _SCHEDULERS)
-        return min(_MAX_REGISTERS, _SCHEDULER_REGISTERS // (32 * warps) // 8 * 8)
+        """fp32 sums that a consumer thread keeps: of the whole depth, and of the group at hand, not yet scaled."""
+        sets = 2 if self.has_stage_scales else 1
+        return sets * STRIP_CHANNELS * self.columns // 32
 
     @property
     def consumer_warps(self) -> int:
-        return self.warps_n * self.warps_k
+        return self.strips * self.warps_k
 
     @property
     def producer_warps(self) -> int:
@@ -217,7 +165,7 @@ class StripSpec(StagedTile):
     @property
     def column_bytes(self) -> int:
         """Sums of the warps that divide a depth, which meet in the block's shared memory and then in the cluster's."""
-        return 2 * self.strips_per_warp * self.columns // 8 * _FRAGMENT_BYTES
+        return 2 * self.columns // 8 * _FRAGMENT_BYTES
 
     @property
     def partial_bytes(self) -> int:
@@ -225,12 +173,11 @@ class StripSpec(StagedTile):
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        strip = 2 * self.columns // 8 * _FRAGMENT_BYTES
-        owned = -(-self.warps_n // self.blocks_k)
+        owned = -(-self.strips // self.blocks_k)
         cluster = (self.blocks_k - 1) * owned * self.column_bytes
         barrier = 8 if self.blocks_k > 1 else 0
         return (
-            ("depth_reduction", (self.warps_k - 1) * self.strips * strip),
+            ("depth_reduction", (self.warps_k - 1) * self.strips * self.column_bytes),
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )

@@ -4,32 +4,30 @@
 //   group_size = 64
 //   has_zeros = True
 //   block_m = 16
-//   strips = 5
+//   strips = 3
 //   block_k = 256
 //   warps_k = 2
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
-//   strips_per_warp = 2
-//   scale_on = 'accumulator'
 //   deep_box = False
 //   blocks_k = 2
-// 6 warps consume, 1 produce; a block takes 111416 B.
+// 6 warps consume, 1 produce; a block takes 76344 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle
-//    20480 B  weights 160 x 256 int4, packed layout 1
-//     1536 B  scales 4 x 192 bfloat16
-//      768 B  zero points 4 x 192 uint8
+//    12288 B  weights 96 x 256 int4, packed layout 1
+//     1024 B  scales 4 x 128 bfloat16
+//      512 B  zero points 4 x 128 uint8
 // Shared memory, by offset
 //        0  activations, 24576 B
-//    24576  weights, 61440 B
-//    86016  scales, 4608 B
-//    90624  zeros, 2304 B
-//    92928  depth_reduction, 10240 B
-//   103168  cluster_reduction, 8192 B
-//   111360  cluster_barrier, 8 B
-//   111368  full_barriers, 24 B
-//   111392  empty_barriers, 24 B
+//    24576  weights, 36864 B
+//    61440  scales, 3072 B
+//    64512  zeros, 1536 B
+//    66048  depth_reduction, 6144 B
+//    72192  cluster_reduction, 4096 B
+//    76288  cluster_barrier, 8 B
+//    76296  full_barriers, 24 B
+//    76320  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -627,42 +625,40 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 STRIPS = 5;        // strips of 32 channels (two rows of mmas) that a block computes
-constexpr u32 WHOLE_ROWS = 2;   // 64-channel rows of packed weights that lie in them as a whole
+constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 STRIPS_PER_WARP = 2;   // that a warp computes from one read of the activations
-constexpr u32 WARPS_N = 3;      // warps side by side
-constexpr u32 WARPS_K = 2;      // warps that work on the same channels and divide each stage's depth
+constexpr u32 WARPS_K = 2;      // warps that work on the same strip and divide each stage's depth
 constexpr u32 BLOCKS_K = 2;        // blocks of the cluster, which work on the same channels and divide the depth
-constexpr u32 COLUMN_BYTES = 4096;   // sums of the warps of one column
+constexpr u32 COLUMN_BYTES = 2048;   // sums of a strip
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 6;
 constexpr u32 GROUP_SIZE = 64;   // depths that share a scale; 0: the whole column
 
-constexpr u32 FRAGMENTS = 2 * STRIPS_PER_WARP;  // 16-channel fragments of a warp
+constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
 constexpr u32 N8 = 2;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
 constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
-constexpr u32 SCALE_ROW = 192;  // channels of a stage's row of scales: whole 64-channel rows
+constexpr u32 SCALE_ROW = 128;  // channels of a stage's row of scales: whole 64-channel rows
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 WEIGHT_STAGE_BYTES = 20480;
-constexpr u32 SCALE_STAGE_BYTES = 1536;
-constexpr u32 ZERO_SLOT_BYTES = 768;
-constexpr u32 TRANSACTION_BYTES = 30976;   // what TMA brings into one stage
+constexpr u32 WEIGHT_STAGE_BYTES = 12288;
+constexpr u32 SCALE_STAGE_BYTES = 1024;
+constexpr u32 ZERO_SLOT_BYTES = 512;
+constexpr u32 TRANSACTION_BYTES = 22016;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 86016;
-constexpr u32 ZEROS = 90624;
-constexpr u32 DEPTH_REDUCTION = 92928;
-constexpr u32 CLUSTER_REDUCTION = 103168;
-constexpr u32 CLUSTER_BARRIER = 111360;
-constexpr u32 FULL_BARRIERS = 111368;
-constexpr u32 EMPTY_BARRIERS = 111392;
+constexpr u32 SCALES = 61440;
+constexpr u32 ZEROS = 64512;
+constexpr u32 DEPTH_REDUCTION = 66048;
+constexpr u32 CLUSTER_REDUCTION = 72192;
+constexpr u32 CLUSTER_BARRIER = 76288;
+constexpr u32 FULL_BARRIERS = 76296;
+constexpr u32 EMPTY_BARRIERS = 76320;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -792,7 +788,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
+// ---- Consumer: one warp, its strip, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -803,7 +799,7 @@ struct SlotAddresses {
     u32 activations, weights, scales, zeros;
     u32 block_bytes;                            // from one 64-deep block of weights to the next
 
-    // position: of the warp's first strip among those in shared memory. strip: the same one, counted over the whole weight.
+    // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
     __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
         // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
@@ -824,10 +820,9 @@ struct SlotAddresses {
     __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
 };
 
-template <u32 F>
-__device__ __forceinline__ void clear(float (&acc)[F][N8][4]) {
+__device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < F; ++c)
+    for (u32 c = 0; c < FRAGMENTS; ++c)
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
 }
@@ -846,35 +841,22 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
             b[step][n + 1][1] = r[3];
         }
 }
-__device__ __forceinline__ void load_words(u32 (&words)[1], u32 smem) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(smem) : "memory");
+// four: the zero points of channels g, g + 8 of the strip's first fragment and of its second.
+__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 four) {
+    zeros[0] = zero_point(four & 0xff, four >> 8 & 0xff);
+    zeros[1] = zero_point(four >> 16 & 0xff, four >> 24);
 }
-__device__ __forceinline__ void load_words(u32 (&words)[2], u32 smem) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(smem) : "memory");
-}
-__device__ __forceinline__ void load_words(u32 (&words)[4], u32 smem) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(smem) : "memory");
-}
-// four: the zero points of a strip's channels g, g + 8 of its first fragment and of its second.
-__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 strip, u32 four) {
-    zeros[2 * strip] = zero_point(four & 0xff, four >> 8 & 0xff);
-    zeros[2 * strip + 1] = zero_point(four >> 16 & 0xff, four >> 24);
-}
-template <u32 F>
 __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 smem) {
-    u32 words[F / 2];
-    load_words(words, smem);
-#pragma unroll
-    for (u32 s = 0; s < F / 2; ++s) set_zero_points(zeros, s, words[s]);
+    u32 four;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
+    set_zero_points(zeros, four);
 }
 // A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
-template <u32 F>
-__device__ __forceinline__ void scale_sums(Accumulators& acc, float (&sums)[F][N8][4], u32 smem) {
-    u32 pairs[F];   // of channels g (low half) and g + 8 (high half)
-    load_words(pairs, smem);
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
+    u32 pairs[FRAGMENTS];   // of channels g (low half) and g + 8 (high half)
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
-    for (u32 c = 0; c < F; ++c) {
+    for (u32 c = 0; c < FRAGMENTS; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
@@ -886,20 +868,19 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, float (&sums)[F][N
     }
     clear(sums);
 }
-// This warp's part of one stage, for F fragments of 16 channels.
-template <u32 F>
+// This warp's part of one stage.
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
                                                u32 stage) {
     const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
     const u32 scales = slots.scales + stage * SCALE_STAGE_BYTES;
-    float sums[F][N8][4];   // of the group at hand, not yet scaled
+    Accumulators sums;   // of the group at hand, not yet scaled
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[F];   // one word for each 16-deep step
+        uint4 packed[FRAGMENTS];   // one word for each 16-deep step
 #pragma unroll
-        for (u32 c = 0; c < F; ++c)
+        for (u32 c = 0; c < FRAGMENTS; ++c)
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
@@ -909,9 +890,9 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         for (u32 step = 0; step < 4; ++step) {
             const u32 done = i * 64 + step * 16;   // depths of this warp's part
             if (done % GROUP_SIZE == 0)
-                load_zero_points<F>(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
+                load_zero_points(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
-            for (u32 c = 0; c < F; ++c) {
+            for (u32 c = 0; c < FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], step), zeros[c]);
 #pragma unroll
@@ -922,7 +903,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         }
     }
 }
-// ---- Result: the warps of the same strips add up, and store -----------------------------------------------------------
+// ---- Result: the warps of the same strip add up, and store -------------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
@@ -941,9 +922,9 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 // Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
-// this warp has fragments. position: of the warp's first strip among those in shared memory. fragments: that it multiplied.
-__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 fragments,
-                                             u32 part, u32 lane) {
+// this warp has fragments. position: of the warp's strip among those in shared memory.
+__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 part,
+                                             u32 lane) {
     constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
     const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
 #pragma unroll
@@ -954,14 +935,13 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             if (part == owner) {
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
-            } else if (c < fragments) {
+            } else {
                 leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
             }
         }
     }
     bar_sync(1, 32 * CONSUMER_WARPS);   // the others' sums are there
     if (part >= OWNERS) return false;
-    if (part * OWN >= fragments) return true;   // a lone strip has fewer: nothing to add, nothing to store
     const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
 #pragma unroll
     for (u32 place = 0; place < WARPS_K - 1; ++place)
@@ -971,10 +951,10 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
-// A column of warps belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
+// A strip belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
 // order of their ranks. first: the warp's first fragment. Returns whether this warp goes on.
-__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 column, u32 first, u32 rank, u32 lane) {
-    const u32 owner = column % BLOCKS_K, base = smem + CLUSTER_REDUCTION + column / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
+__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 position, u32 first, u32 rank, u32 lane) {
+    const u32 owner = position % BLOCKS_K, base = smem + CLUSTER_REDUCTION + position / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
                       + first * N8 * FRAGMENT_BYTES + lane * 16;
     // The owner too: racecheck never ends where some of those that have arrived do not wait.
     barrier_cluster_wait();   // the owner has begun, and its barrier is there
@@ -1007,10 +987,10 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's first
-// strip. first: the fragment that own begins with.
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's strip.
+// first: the fragment that own begins with.
 __device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 fragments, u32 lane) {
+                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 lane) {
     const u32 group = lane >> 2, begin = channel0 + 16 * first;
     if (__builtin_expect(bias != nullptr, 0)) {
 #pragma unroll
@@ -1043,8 +1023,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
-                if (first + c < fragments)
-                    store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
+                store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
     }
 }
 }  // namespace cudatma
@@ -1053,7 +1032,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
 extern "C" __global__ void __launch_bounds__(224, 1)
-marlin_strip_bf16_g64_zeros_16x160x256_k2_s3_w64_c2(
+marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
@@ -1090,9 +1069,9 @@ marlin_strip_bf16_g64_zeros_16x160x256_k2_s3_w64_c2(
         }
         mbarrier_init(smem + CLUSTER_BARRIER, 1);
         fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        // Of each column of warps that is this block's, the others' sums.
+        // Of each strip that is this block's, the others' sums.
         constexpr u32 SENDERS = BLOCKS_K - 1;
-        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (WARPS_N + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
+        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (STRIPS + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
         // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
         // every stage's weights, and the first mma waits for the whole ring.
@@ -1128,10 +1107,8 @@ marlin_strip_bf16_g64_zeros_16x160x256_k2_s3_w64_c2(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 part = warp_index / WARPS_N;
-    const u32 position = warp_index % WARPS_N * STRIPS_PER_WARP;
+    const u32 part = warp_index / STRIPS, position = warp_index % STRIPS;
     const u32 strip = strips.at(position), channel0 = strip * 32;
-    const u32 fragments = position == STRIPS - 1 ? 2 : FRAGMENTS;
     const SlotAddresses slots(smem, strips, position, strip, part, lane);
     Accumulators acc;
     clear(acc);
@@ -1146,10 +1123,7 @@ marlin_strip_bf16_g64_zeros_16x160x256_k2_s3_w64_c2(
         __syncwarp();
         if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * previous);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        if (fragments == 2)
-            multiply_stage<2>(acc, zero_points, slots, stage);
-        else
-            multiply_stage<FRAGMENTS>(acc, zero_points, slots, stage);
+        multiply_stage(acc, zero_points, slots, stage);
         previous = stage;
         if (++stage == STAGES) {
             stage = 0;
@@ -1157,9 +1131,9 @@ marlin_strip_bf16_g64_zeros_16x160x256_k2_s3_w64_c2(
         }
     }
     OwnSums own;
-    const u32 own_first = part * OWN;   // of the strips' fragments
-    if (!reduce_depth(own, acc, smem, position, fragments, part, lane)) return;
-    if (!reduce_cluster(own, smem, warp_index % WARPS_N, own_first, rank, lane)) return;
+    const u32 own_first = part * OWN;   // of the strip's fragments
+    if (!reduce_depth(own, acc, smem, position, part, lane)) return;
+    if (!reduce_cluster(own, smem, position, own_first, rank, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, fragments, lane);
+    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, lane);
 }

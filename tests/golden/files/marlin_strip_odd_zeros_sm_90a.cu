@@ -10,8 +10,6 @@
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
-//   strips_per_warp = 1
-//   scale_on = 'accumulator'
 //   deep_box = False
 //   blocks_k = 1
 // 12 warps consume, 1 produce; a block takes 89136 B.
@@ -557,17 +555,15 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes
+constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 STRIPS_PER_WARP = 1;   // that a warp computes from one read of the activations
-constexpr u32 WARPS_N = 3;      // warps side by side
-constexpr u32 WARPS_K = 4;      // warps that work on the same channels and divide each stage's depth
+constexpr u32 WARPS_K = 4;      // warps that work on the same strip and divide each stage's depth
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 12;
 constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
 
-constexpr u32 FRAGMENTS = 2 * STRIPS_PER_WARP;  // 16-channel fragments of a warp
+constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
 constexpr u32 N8 = 2;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
@@ -718,7 +714,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, its strips, a part of each stage's depth ---------------------------------------------------
+// ---- Consumer: one warp, its strip, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -729,7 +725,7 @@ struct SlotAddresses {
     u32 activations, weights, scales, zeros;
     u32 block_bytes;                            // from one 64-deep block of weights to the next
 
-    // position: of the warp's first strip among those in shared memory. strip: the same one, counted over the whole weight.
+    // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
     __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
         // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
@@ -750,10 +746,9 @@ struct SlotAddresses {
     __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
 };
 
-template <u32 F>
-__device__ __forceinline__ void clear(float (&acc)[F][N8][4]) {
+__device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < F; ++c)
+    for (u32 c = 0; c < FRAGMENTS; ++c)
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
 }
@@ -772,35 +767,22 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
             b[step][n + 1][1] = r[3];
         }
 }
-__device__ __forceinline__ void load_words(u32 (&words)[1], u32 smem) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(smem) : "memory");
+// four: the zero points of channels g, g + 8 of the strip's first fragment and of its second.
+__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 four) {
+    zeros[0] = zero_point(four & 0xff, four >> 8 & 0xff);
+    zeros[1] = zero_point(four >> 16 & 0xff, four >> 24);
 }
-__device__ __forceinline__ void load_words(u32 (&words)[2], u32 smem) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(smem) : "memory");
-}
-__device__ __forceinline__ void load_words(u32 (&words)[4], u32 smem) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(smem) : "memory");
-}
-// four: the zero points of a strip's channels g, g + 8 of its first fragment and of its second.
-__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 strip, u32 four) {
-    zeros[2 * strip] = zero_point(four & 0xff, four >> 8 & 0xff);
-    zeros[2 * strip + 1] = zero_point(four >> 16 & 0xff, four >> 24);
-}
-template <u32 F>
 __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 smem) {
-    u32 words[F / 2];
-    load_words(words, smem);
-#pragma unroll
-    for (u32 s = 0; s < F / 2; ++s) set_zero_points(zeros, s, words[s]);
+    u32 four;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
+    set_zero_points(zeros, four);
 }
 // A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
-template <u32 F>
-__device__ __forceinline__ void scale_sums(Accumulators& acc, float (&sums)[F][N8][4], u32 smem) {
-    u32 pairs[F];   // of channels g (low half) and g + 8 (high half)
-    load_words(pairs, smem);
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
+    u32 pairs[FRAGMENTS];   // of channels g (low half) and g + 8 (high half)
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
-    for (u32 c = 0; c < F; ++c) {
+    for (u32 c = 0; c < FRAGMENTS; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
@@ -812,20 +794,19 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, float (&sums)[F][N
     }
     clear(sums);
 }
-// This warp's part of one stage, for F fragments of 16 channels.
-template <u32 F>
+// This warp's part of one stage.
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
                                                u32 stage) {
     const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
     const u32 scales = slots.scales + stage * SCALE_STAGE_BYTES;
-    float sums[F][N8][4];   // of the group at hand, not yet scaled
+    Accumulators sums;   // of the group at hand, not yet scaled
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[F];   // one word for each 16-deep step
+        uint4 packed[FRAGMENTS];   // one word for each 16-deep step
 #pragma unroll
-        for (u32 c = 0; c < F; ++c)
+        for (u32 c = 0; c < FRAGMENTS; ++c)
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
@@ -835,9 +816,9 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         for (u32 step = 0; step < 4; ++step) {
             const u32 done = i * 64 + step * 16;   // depths of this warp's part
             if (done % GROUP_SIZE == 0)
-                load_zero_points<F>(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
+                load_zero_points(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
-            for (u32 c = 0; c < F; ++c) {
+            for (u32 c = 0; c < FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], step), zeros[c]);
 #pragma unroll
@@ -848,7 +829,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         }
     }
 }
-// ---- Result: the warps of the same strips add up, and store -----------------------------------------------------------
+// ---- Result: the warps of the same strip add up, and store -------------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
@@ -867,9 +848,9 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 // Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
-// this warp has fragments. position: of the warp's first strip among those in shared memory. fragments: that it multiplied.
-__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 fragments,
-                                             u32 part, u32 lane) {
+// this warp has fragments. position: of the warp's strip among those in shared memory.
+__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 part,
+                                             u32 lane) {
     constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
     const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
 #pragma unroll
@@ -880,14 +861,13 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             if (part == owner) {
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
-            } else if (c < fragments) {
+            } else {
                 leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
             }
         }
     }
     bar_sync(1, 32 * CONSUMER_WARPS);   // the others' sums are there
     if (part >= OWNERS) return false;
-    if (part * OWN >= fragments) return true;   // a lone strip has fewer: nothing to add, nothing to store
     const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
 #pragma unroll
     for (u32 place = 0; place < WARPS_K - 1; ++place)
@@ -907,10 +887,10 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's first
-// strip. first: the fragment that own begins with.
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's strip.
+// first: the fragment that own begins with.
 __device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 fragments, u32 lane) {
+                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 lane) {
     const u32 group = lane >> 2, begin = channel0 + 16 * first;
     if (__builtin_expect(bias != nullptr, 0)) {
 #pragma unroll
@@ -943,8 +923,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
-                if (first + c < fragments)
-                    store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
+                store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
     }
 }
 }  // namespace cudatma
@@ -1019,10 +998,8 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 part = warp_index / WARPS_N;
-    const u32 position = warp_index % WARPS_N * STRIPS_PER_WARP;
+    const u32 part = warp_index / STRIPS, position = warp_index % STRIPS;
     const u32 strip = strips.at(position), channel0 = strip * 32;
-    constexpr u32 fragments = FRAGMENTS;
     const SlotAddresses slots(smem, strips, position, strip, part, lane);
     Accumulators acc;
     clear(acc);
@@ -1037,7 +1014,7 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
         __syncwarp();
         if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * previous);
         mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-            multiply_stage<FRAGMENTS>(acc, zero_points, slots, stage);
+        multiply_stage(acc, zero_points, slots, stage);
         previous = stage;
         if (++stage == STAGES) {
             stage = 0;
@@ -1045,8 +1022,8 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
         }
     }
     OwnSums own;
-    const u32 own_first = part * OWN;   // of the strips' fragments
-    if (!reduce_depth(own, acc, smem, position, fragments, part, lane)) return;
+    const u32 own_first = part * OWN;   // of the strip's fragments
+    if (!reduce_depth(own, acc, smem, position, part, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, fragments, lane);
+    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, lane);
 }
