@@ -43,7 +43,6 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "plain": {"block_k": 128},
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
-    "store": {"block_k": 128, "store_tokens": 8},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
     # Tokens for two of three blocks, whose parts of the depth are 8 stages each.
     "depth_cluster": {"block_k": 128, "blocks_k": 3},

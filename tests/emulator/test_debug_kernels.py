@@ -26,7 +26,7 @@ SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_s
 CHOSEN = (
     "marlin/tma",
     "marlin_wgmma/cluster",
-    "marlin_wgmma/store",
+    "marlin_wgmma/plain",
     "marlin_strip/even",
     "marlin_strip/cluster",
     "tile_copy/2d",

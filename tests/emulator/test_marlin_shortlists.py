@@ -28,8 +28,6 @@ KINDS: dict[str, Callable[[AnyMarlinSpec], bool]] = {
     "strips, a cluster": lambda s: isinstance(s, StripSpec) and s.blocks_k == 2,
     "depth among warpgroups, cluster": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups_k == 2 == s.cluster,
     "three warpgroups": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 3 and s.block_m == 24,
-    "four warpgroups": lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 4 and s.block_m == 24,
-    "one warpgroup, two blocks": lambda s: isinstance(s, WgmmaSpec) and s.consumer_warps == 4 and s.blocks_per_sm == 2,
     "depth among warps, three blocks": lambda s: isinstance(s, MarlinSpec) and s.warps_k == 2 and s.blocks_per_sm == 3,
 }
 

@@ -37,8 +37,7 @@ CASES = {
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
     "depth_divided": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, steps=1, in_flight=3)),
-    "depth_in_four": (13, 640, 200, 3, spec(warpgroups_k=4, block_k=256, steps=1, in_flight=3)),
-    "depth_in_four_32": (21, 520, 72, 2, spec(warpgroups_k=4, block_k=256, block_m=24, group_size=32, has_zeros=True)),
+    "depth_divided_32": (21, 520, 72, 2, spec(warpgroups_k=2, block_k=256, block_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
         512,
@@ -53,7 +52,7 @@ CASES = {
         4,
         spec(warpgroups_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
-    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, steps=4, in_flight=0)),
+    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, steps=4, block_k=128)),
     "column_zeros": (
         9,
         512,

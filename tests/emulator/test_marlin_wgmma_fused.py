@@ -32,7 +32,7 @@ CASES = {
     "stream_k_large": (13, 384, 136, 2, spec(), LARGE),
     "whole_tiles_wide": (13, 384, 72, 1, spec(), WIDE),
     "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3), WIDE_LARGE),
-    "group_32_large": (9, 232, 72, 2, spec(group_size=32, steps=4, in_flight=0), LARGE),
+    "group_32_large": (9, 232, 72, 2, spec(group_size=32, steps=4, block_k=128), LARGE),
     "multicast_setmaxnreg": (
         13,
         256,
@@ -42,18 +42,18 @@ CASES = {
         SMALL,
     ),
     "depth_divided_large": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, steps=1, in_flight=3), LARGE),
-    "store_stream_k_large": (40, 256, 72, 3, spec(block_m=32, store_tokens=16), LARGE),
+    "32_tokens_stream_k_large": (40, 256, 72, 3, spec(block_m=32), LARGE),
     "store_32_depth_divided": (
         100,
         256,
         72,
         1,
-        spec(block_m=64, warpgroups_k=2, block_k=128, group_size=64, steps=1, store_tokens=32),
+        spec(block_m=64, warpgroups_k=2, block_k=128, group_size=64, steps=1),
         WIDE,
     ),
     "bf16_stream_k": (13, 384, 136, 2, spec(dtype="bfloat16"), BF16_SMALL),
     "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, stack=2), BF16_LARGE),
-    "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, steps=4, in_flight=0), BF16_SMALL),
+    "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, steps=4, block_k=128), BF16_SMALL),
     "bf16_multicast_depth_divided_large": (
         13,
         640,
@@ -62,7 +62,7 @@ CASES = {
         spec(dtype="bfloat16", group_size=64, cluster=2, warpgroups_k=2, block_k=128, steps=1, in_flight=3),
         BF16_LARGE,
     ),
-    "bf16_store_large": (40, 256, 72, 3, spec(dtype="bfloat16", block_m=32, store_tokens=16), BF16_LARGE),
+    "bf16_32_tokens_large": (40, 256, 72, 3, spec(dtype="bfloat16", block_m=32), BF16_LARGE),
 }
 
 

@@ -87,13 +87,12 @@ def test_the_strip_source(golden: Golden, name: str, target: str) -> None:
     golden(f"marlin_strip_{name}_{target}.cu", render(spec.template, spec, target))
 
 
-#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg; a result that leaves by TMA.
+#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg.
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, steps=4, in_flight=1),
     "wide_multicast": WgmmaSpec(
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),
-    "store": WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 4, store_tokens=16),
     # Scale and offset in one multiply-add, groups that end inside of a 64-deep block; bf16, and whole blocks.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
     # A cluster that divides the depth, as two warpgroups of each of its blocks do.

@@ -49,7 +49,6 @@ SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
     "multicast, 256 tokens": (
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
-    "results by TMA": (WgmmaSpec(*FP16, 64, 128, 2, 1, 4, store_tokens=32), 100, 400, 400),
     "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
     "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, steps=1, in_flight=3), 128, 712, 400),
     "depth divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, blocks_k=3), 75, 1024, 200),

@@ -14,7 +14,6 @@ from marlin_operands import (
     activations,
     bits,
     compare,
-    is_poison,
     make_bias,
     make_weight,
     poisoned,
@@ -42,61 +41,27 @@ if not TARGET.has_wgmma:
 
 cupy = pytest.importorskip("cupy")
 
-SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4, store_tokens=16)
-STORES = {
+SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+TILES = {
     "small": SMALL,
-    "three_buffers_stack": WgmmaSpec("float16", 128, False, 48, 128, 2, 2, 4, store_tokens=16),
-    "wide": WgmmaSpec(
-        "float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232, store_tokens=32
-    ),
-    "wide_multicast": WgmmaSpec(
-        "float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, store_tokens=32
-    ),
-    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, steps=1, in_flight=3, store_tokens=32),
-    "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2, store_tokens=8),
+    "stack": WgmmaSpec("float16", 128, False, 48, 128, 2, 2, 4),
+    "wide": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232),
+    "wide_multicast": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
+    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, steps=1, in_flight=3),
+    "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2),
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec, band: int = 0) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
-    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1, band))
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
     monkeypatch.setattr(plan, "schedule", partial(schedule, eager=True))
 
 
 def launched(weight: Any) -> list[WgmmaSpec]:
     """The instances that a weight's calls have used."""
     return [made.spec for made in weight.packed.attachments.values()]
-
-
-@pytest.mark.parametrize("name", STORES)
-@pytest.mark.parametrize(
-    ("k", "n", "rows", "gap"), [(512, 136, 130, 24), (2048, 4096 + 72, 333, 8), (256, 20000, 700, 0)]
-)
-def test_a_result_by_tma(monkeypatch: pytest.MonkeyPatch, name: str, k: int, n: int, rows: int, gap: int) -> None:
-    """Tails, divided tiles, several tiles a block; all around a window of a larger array nothing is written."""
-    use(monkeypatch, STORES[name])
-    weight, bias = make_weight(k, n), make_bias(n, "float16")
-    x, buffer = activations((rows, k), "float16"), poisoned((rows + 2, n + gap), "float16")
-    out = buffer[:rows, :n]
-    marlin_gemm(x, weight.packed, out, bias)
-    assert launched(weight)[0].store_tokens
-    problem = compare(out, to_float64(x) @ weight.dense + to_float64(bias)).problem("float16")
-    assert not problem, problem
-    assert is_poison(bits(buffer)[:rows, n:])
-    assert is_poison(bits(buffer)[rows:])
-
-
-@pytest.mark.parametrize(("n", "gap"), [(136, 4), (132, 0), (132, 4)])
-def test_rows_off_16_bytes_leave_through_registers(monkeypatch: pytest.MonkeyPatch, n: int, gap: int) -> None:
-    use(monkeypatch, SMALL)
-    weight, x = make_weight(512, n), activations((100, 512), "float16")
-    buffer = poisoned((101, n + gap), "float16")
-    marlin_gemm(x, weight.packed, buffer[:100, :n])
-    assert {spec.store_tokens for spec in launched(weight)} == {0}
-    assert not compare(buffer[:100, :n], to_float64(x) @ weight.dense).problem("float16")
-    assert is_poison(bits(buffer)[:100, n:])
-    assert is_poison(bits(buffer)[100:])
 
 
 def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +94,7 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two arrays in turns: each launch reads what the one before it stored by TMA, and stores over what that one read.
+    """Two arrays in turns: each launch reads what the one before it stored, and stores over what that one read.
 
     Back to back, against the same launches with a wait behind each.
     """
@@ -146,27 +111,6 @@ def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append(bits(a).get())
     assert np.isfinite(results[0].view(np.float16)).all()
     np.testing.assert_array_equal(results[0], results[1])
-
-
-@pytest.mark.parametrize("band", [1, 2, 3, 5, 100])
-def test_bands_of_token_tiles(monkeypatch: pytest.MonkeyPatch, band: int) -> None:
-    """Eleven token tiles, some of them divided among blocks."""
-    use(monkeypatch, SMALL, band)
-    weight, x = make_weight(1024, 3000), activations((700, 1024), "float16")
-    out = poisoned((701, weight.packed.shape[1]), "float16")
-    marlin_gemm(x, weight.packed, out[:700])
-    problem = compare(out[:700], to_float64(x) @ weight.dense, is_poison(out[700:])).problem("float16")
-    assert not problem, problem
-
-
-def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = activations((300, 1024), "float16")
-    found = []
-    for tokens in (0, 8, 16, 32):
-        use(monkeypatch, WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4, store_tokens=tokens))
-        found.append(bits(marlin_gemm(x, make_weight(1024, 4096).packed)).get())
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
 
 
 #: The type, the largest scale, what the smallest is of it, and the fit then.
@@ -206,13 +150,12 @@ def rescaled(k: int, n: int, dtype: str, largest: float, ratio: float, fit: Scal
 
 
 @pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("name", ["plain", *STORES])
+@pytest.mark.parametrize("name", TILES)
 def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str, scales: str) -> None:
     """Tiles that are divided and whole ones, a bias that hides no product, and activations down to subnormal ones."""
     dtype, largest, *_ = SCALES[scales]
     numbers = activation_type(dtype).numpy.type
-    of = replace(SMALL, store_tokens=0) if name == "plain" else STORES[name]
-    use(monkeypatch, replace(of, dtype=dtype))
+    use(monkeypatch, replace(TILES[name], dtype=dtype))
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
         packed, bias = rescaled(k, n, *SCALES[scales]), on_card(on_host(make_bias(n, dtype)) * numbers(largest))
         values = on_host(activations((rows, k), dtype))

@@ -142,7 +142,7 @@ def test_a_layers_own_cell_comes_before_one_alike_and_the_users_before_a_shipped
 
 
 FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, steps=1, in_flight=1)
-FOR_TWO = WgmmaSpec("float16", 128, False, 48, 128, 2, 1, 5, blocks_per_sm=2)
+FOR_TWO = StripSpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ FOR_TWO = WgmmaSpec("float16", 128, False, 48, 128, 2, 1, 5, blocks_per_sm=2)
     [
         # Shared memory of a block; that of two blocks on a multiprocessor.
         (cell(64, FULL), {"group_size": 32, "has_zeros": True}),
-        (cell(64, FOR_TWO, blocks=2), {"group_size": 32, "has_zeros": True}),
+        (cell(8, FOR_TWO, blocks=2), {"group_size": 32, "has_zeros": True}),
         # The portable kernel's ways to scale go with its groups.
         (
             cell(8, MarlinSpec("float16", 128, False, 8, 128, 256, 1, 4, 1, 3, scale_on="accumulator")),

@@ -41,12 +41,11 @@ _STRIP_BLOCK_M, _PORTABLE_BLOCK_M = (8, 16, 32), (8, 16, 32, 64, 128)
 #: Of wgmma: tokens are cut into as few tiles as can be, and up to so many more, none shorter than that.
 _MOST_TOKENS, _MORE_TILES, _LEAST_TOKENS = 256, 7, 64
 #: (warpgroups, warpgroups_k)
-_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 #: Registers that setmaxnreg can give 3 or 2 consumer warpgroups with big tiles; 0 leaves them as they are.
 _CONSUMER_REGISTERS = (0, 152, 232)
 #: (k16 steps of a commit group, groups in flight): the first is taken, which fits any stage; the others are variants.
 _PIPELINES = ((1, 3), (2, 1), (2, 3), (1, 1), (4, 1))
-_STORES = (32, 16)
 #: Of the tiles that the rules rank.
 _RULES_BEST = 8
 _SCALES: tuple[Fields, ...] = ({"scale_on": "accumulator"}, {"scale_on": "weight"})
@@ -87,8 +86,6 @@ def variants(
     if isinstance(spec, WgmmaSpec):
         yield from _changed(choice, ({"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES), target)
         yield from _changed(choice, _other_warpgroups(spec), target)
-        if layer.n % 8 == 0:  # a TMA store takes rows of whole 16-byte pieces
-            yield from _changed(choice, ({"store_tokens": tokens} for tokens in _STORES), target)
         if m > spec.block_m:
             clusters = max(1, multiprocessors * choice.blocks_per_sm // spec.cluster)
             band, policy = least_traffic(spec, m, layer.n, layer.k, clusters)
@@ -145,8 +142,9 @@ def _strips(layer: Layer, m: int, target: Target, multiprocessors: int) -> Itera
             continue  # a block would have no stage
         if blocks_k > 1 and (blocks > 1 or not _at_once(layer, m, block_m, strips, blocks_k, multiprocessors)):
             continue  # a cluster that waits for others takes twice as long
-        fields = _common(layer, m, block_m, blocks) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
+        fields = _common(layer, m, block_m) | {"strips": strips, "block_k": block_k, "warps_k": warps_k}
         fields |= {"deep_box": has_deep_box(layer, block_m, strips), "blocks_k": blocks_k}
+        fields |= {"blocks_per_sm": blocks}
         sums = max(MMA_TOKENS, block_m) * (1 if layer.group_size == -1 else 2)
         depth = ceil_div(layer.k, blocks_k)
         yield from _deepest(StripSpec, fields, target, sums, ring_stages(depth, strips, block_k))
@@ -167,18 +165,16 @@ def _at_once(layer: Layer, m: int, block_m: int, strips: int, blocks_k: int, mul
 
 def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
     clusters = [(1, 1), (2, 1), *((1, blocks_k) for blocks_k in BLOCKS_K[1:])]
-    shapes = itertools.product(
-        _even_tiles(m), (64, 128, 256), _WARPGROUPS, (1, 2), clusters, (1, 2), _CONSUMER_REGISTERS
-    )
-    for block_m, block_k, (warpgroups, warpgroups_k), stack, (cluster, blocks_k), blocks, registers in shapes:
+    shapes = itertools.product(_even_tiles(m), (64, 128, 256), _WARPGROUPS, (1, 2), clusters, _CONSUMER_REGISTERS)
+    for block_m, block_k, (warpgroups, warpgroups_k), stack, (cluster, blocks_k), registers in shapes:
         sums = stack * block_m // 2
-        if registers and (blocks > 1 or sums <= 64):
-            continue  # nobody needs them, or another block has them
+        if registers and sums <= 64:
+            continue  # nobody needs them
         if blocks_k > 1:  # a cluster that waits for others takes twice as long
             tiles = ceil_div(m, block_m) * ceil_div(layer.n, 64 * warpgroups * stack)
-            if blocks > 1 or tiles > clusters_at_once(blocks_k, multiprocessors) or layer.k <= block_k * (blocks_k - 1):
+            if tiles > clusters_at_once(blocks_k, multiprocessors) or layer.k <= block_k * (blocks_k - 1):
                 continue
-        fields = _common(layer, m, block_m, blocks) | {"block_k": block_k, "stack": stack, "cluster": cluster}
+        fields = _common(layer, m, block_m) | {"block_k": block_k, "stack": stack, "cluster": cluster}
         fields |= {"blocks_k": blocks_k}
         fields |= {"warpgroups": warpgroups, "warpgroups_k": warpgroups_k, "consumer_registers": registers}
         fields |= dict(zip(("steps", "in_flight"), _PIPELINES[0], strict=True))
@@ -203,19 +199,18 @@ def _portable(layer: Layer, m: int, target: Target, feeds: Feeds) -> Iterator[Ch
         sums = block_m * block_n // (32 * warps_m * warps_n) * (2 if scale_on == "accumulator" else 1)
         if registers and (blocks > 1 or sums < 128):
             continue
-        fields = _common(layer, m, block_m, blocks) | ways | {"block_n": block_n, "block_k": block_k}
+        fields = _common(layer, m, block_m) | ways | {"block_n": block_n, "block_k": block_k, "blocks_per_sm": blocks}
         fields |= {"warps_m": warps_m, "warps_n": warps_n, "warps_k": warps_k}
         fields |= {"scale_on": scale_on, "consumer_registers": registers}
         yield from _deepest(MarlinSpec, fields, target, 0 if registers else sums)
 
 
-def _common(layer: Layer, m: int, block_m: int, blocks: int) -> Fields:
+def _common(layer: Layer, m: int, block_m: int) -> Fields:
     return {
         "dtype": layer.dtype,
         "group_size": layer.group_size,
         "has_zeros": layer.has_zeros,
         "block_m": block_m,
-        "blocks_per_sm": blocks,
         "weight_policy": weight_policy(m, block_m),
     }
 

@@ -18,7 +18,7 @@ from cudatma.kernels.marlin.config import Feeds, Layer, choose
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import resolve_feeds, resolve_store, scale_exponent_of, tensor_maps
+from cudatma.kernels.marlin.plan import resolve_feeds, scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
 from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
@@ -84,7 +84,7 @@ def prepare(
     packed = [None if array is None else describe(array) for array in (w.qweight, w.scales, w.zeros, w.perm)]
     weight, scales, zeros, perm = packed
     memory = [weight, scales, zeros, x.info, perm, bias, out.info, describe(partials), describe(flags)]
-    maps = tensor_maps(w, x, out, spec, target)[0]
+    maps = tensor_maps(w, x, spec, target)[0]
     arguments = (*maps, *(0 if info is None else info.pointer for info in memory), bytes(problem))
     arrays = tuple(host_bytes(info) for info in memory if info is not None)
     return EmulatedLaunch(spec, work, arguments, arrays, flags, (partials, x, w, out, bias))
@@ -115,9 +115,7 @@ def emulated_gemm(
     if arranged:
         x = _arranged(x, w, target, schedules)
     choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, feeds, batch_invariant=batch_invariant)
-    aligned = out.is_vectorised and out.info.pointer % 16 == 0
-    spec = resolve_store(choice.spec, n, out.pitch_bytes if aligned else 1)
-    spec = resolve_fused(spec, w.scale_fit.form)
+    spec = resolve_fused(choice.spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=choice.divide, band=choice.band)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
     # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.

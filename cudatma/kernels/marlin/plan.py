@@ -44,14 +44,6 @@ def resolve_feeds(feeds: Feeds, w: PackedWeight) -> Feeds:
     return replace(feeds, activation="plain" if w.perm is None else "gather")
 
 
-def resolve_store(spec: AnyMarlinSpec, n: int, pitch_bytes: int) -> AnyMarlinSpec:
-    """The spec, without TMA stores where rows of ``n`` channels, ``pitch_bytes`` apart, have no whole 16-byte pieces:
-    TMA would write over what follows a row's last channels, and takes no such pitch."""
-    if not isinstance(spec, WgmmaSpec) or not spec.store_tokens or (n * 2 % 16 == 0 and pitch_bytes % 16 == 0):
-        return spec
-    return replace(spec, store_tokens=0)
-
-
 def scale_exponent_of(w: PackedWeight, spec: AnyMarlinSpec) -> int:
     """p of 2^-p, which the kernel takes scales times. ArgumentError for a fused one in another form than the
     weight's scales allow: resolve_fused() comes first."""
@@ -69,21 +61,18 @@ def configure(
     device: int,
     feeds: Feeds,
     stream: int | None = None,
-    out_pitch_bytes: int | None = None,
     *,
     batch_invariant: bool = False,
 ) -> tuple[Kernel, AnyMarlinSpec, Schedule]:
     """The kernel for ``m`` tokens, compiled if need be and loaded onto the device, and its schedule.
 
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
-    out_pitch_bytes: from one row of the result to the next; None: dense rows.
     """
     target = detect(device)
     k, n = w.shape
     processors = context.device(device).multiprocessors
     choice = choose(Layer.of(w), m, target, processors, feeds, batch_invariant=batch_invariant)
-    spec = resolve_store(choice.spec, n, n * 2 if out_pitch_bytes is None else out_pitch_bytes)
-    spec = resolve_fused(spec, w.scale_fit.form)
+    spec = resolve_fused(choice.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = processors * min(choice.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, n, k, blocks, divide=choice.divide, band=choice.band)
@@ -132,8 +121,6 @@ class Plan:
         "_lock",
         "_map",
         "_map_address",
-        "_out_map",
-        "_out_map_address",
         "_output",
         "_partials",
         "_plan",
@@ -160,9 +147,7 @@ class Plan:
         if device is None:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         self.device, target = device, detect(device)
-        kernel, spec, self.schedule = configure(
-            w, x.rows, device, feeds, stream, out.pitch_bytes, batch_invariant=batch_invariant
-        )
+        kernel, spec, self.schedule = configure(w, x.rows, device, feeds, stream, batch_invariant=batch_invariant)
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()
@@ -172,7 +157,7 @@ class Plan:
         )
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
-        maps, activation_map, output_map = tensor_maps(w, x, out, spec, target)
+        maps, activation_map = tensor_maps(w, x, spec, target)
         pointers = [w.qweight, w.scales, w.zeros, x.info.pointer, w.perm, 0, out.info.pointer, 0, 0]
         self._plan = kernel.plan(
             self.schedule.blocks,
@@ -187,12 +172,9 @@ class Plan:
         values = self._plan.arguments
         self._x, self._bias, self._output = values[at + 3], values[at + 5], values[at + 6]
         self._partials, self._flags = values[at + 7], values[at + 8]
-        # The maps of activations and result among the arguments, and their host addresses where only the driver may
-        # change them.
+        # The map of activations among the arguments, and its host address where only the driver may change it.
         self._map = None if activation_map is None else values[activation_map]
         self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
-        self._out_map = None if output_map is None else values[output_map]
-        self._out_map_address = addressof(self._out_map) if self._out_map and target.tensormap_knows_allocation else 0
         # What the arguments hold of the last call, beside the pointers that always change.
         self._space = 0
         self._last_bias = 0
@@ -209,11 +191,6 @@ class Plan:
                 replace_address(self._map_address, x)
             else:
                 self._map[0] = x
-            if self._out_map is not None:
-                if self._out_map_address:
-                    replace_address(self._out_map_address, out)
-                else:
-                    self._out_map[0] = out
             if workspace.partials_pointer != self._space or bias != self._last_bias:
                 # The address, not the object: a plan must not keep a workspace, nor free it in the midst of a capture.
                 self._space, self._last_bias, self._bias.value = workspace.partials_pointer, bias, bias
@@ -221,11 +198,8 @@ class Plan:
             self._plan.launch(stream)
 
 
-def tensor_maps(
-    w: PackedWeight, x: Rows, out: Rows, spec: AnyMarlinSpec, target: Target
-) -> tuple[list[Any], int | None, int | None]:
-    """The maps in the order of the kernel's parameters, and the indices of the activations' and of the result's (None
-    if there is none). ArgumentError for a result whose rows a TMA store would overrun: resolve_store() comes first."""
+def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> tuple[list[Any], int | None]:
+    """The maps in the order of the kernel's parameters, and the index of the activations' (None if there is none)."""
     maps: list[Any] = []
     if spec.feed_weight == "tma":
         maps.extend(_weight_maps(w, spec, target))
@@ -235,19 +209,11 @@ def tensor_maps(
             rows = spec.groups_per_stage
             maps.append(create_scale_tma_desc(table, spec.scale_row, rows, whole_column=False, target=target))
     if spec.feed_activation != "tma":
-        return maps, None, None
+        return maps, None
     # Each block of a cluster loads a part of the tokens for all.
     blocks = spec.block_k // 64 if isinstance(spec, StripSpec) and spec.deep_box else 1
     maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, blocks=blocks, target=target))
-    at = len(maps) - 1
-    if not isinstance(spec, WgmmaSpec) or not spec.store_tokens:
-        return maps, at, None
-    if resolve_store(spec, w.shape[1], out.pitch_bytes) is not spec:
-        got = f"{w.shape[1]} channels, {out.pitch_bytes} bytes from row to row"
-        raise ArgumentError("out", got, "rows of whole 16-byte pieces", "a TMA store writes nothing less")
-    box = (spec.store_tokens, spec.staging_pitch_bytes // 2)
-    maps.append(TensorMap.from_array(out.as_matrix(), box, axes=(1, 0), swizzle="128B", target=target))
-    return maps, at, at + 1
+    return maps, len(maps) - 1
 
 
 def _weight_maps(w: PackedWeight, spec: AnyMarlinSpec, target: Target) -> list[TensorMap]:

@@ -15,7 +15,6 @@ from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import resolve_store
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.strip_config import choose_strip
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma
@@ -115,8 +114,7 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    spec = resolve_store(choose(Layer.of(weight), rows.pitch_bytes), n, n * 2)
-    spec = resolve_fused(spec, weight.scale_fit.form)
+    spec = resolve_fused(choose(Layer.of(weight), rows.pitch_bytes), weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)

@@ -197,9 +197,8 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         (replace(small, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
-    by_tma = [(large, 1024, 32), (large, 128, 16), (replace(large, dtype="bfloat16", group_size=-1), 256, 64)]
-    for layer, m, tokens in by_tma:
-        specs.append(_fitting(replace(choose_wgmma(layer, m, target, 132).spec, store_tokens=tokens), target))
+    cases = [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
+    specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
     # Most weights have the one form; the others with tiles that differ most.
     others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *others]))

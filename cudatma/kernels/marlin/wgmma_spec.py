@@ -25,22 +25,17 @@ _MOST_PLAIN_ACCUMULATORS = 96
 #: What a consumer thread wants beside its accumulators: weights, fragments, scales, addresses.
 _WORKING_REGISTERS = 64
 _K16_PER_BLOCK = 4
-#: A token's row of a TMA store: as wide as the 128-byte swizzle, which repeats after eight of them.
-_STORE_ROW_BYTES = 128
-_SWIZZLE_REPEAT_BYTES = 8 * _STORE_ROW_BYTES
-#: Staging buffers of a warpgroup: with four a store has three chunks' time to read its own.
-_LEAST_STORE_BUFFERS, _MOST_STORE_BUFFERS = 2, 4
-#: Of all warpgroups' staging rows, where threads store tiles of so many tokens; half of it for longer tiles.
+#: Of all warpgroups' staging rows, for tiles of so many tokens; half of it for longer tiles.
 _STAGING_BYTES, _SHORT_TOKENS = 20 * KIB, 128
-#: With the producer's they stay within a block's 1024 threads, and have registers to work with.
-_MOST_WARPGROUPS = 4
+#: Four take registers from each other: never the fastest of 91 layers at 13 numbers of tokens by 2 %. [H200]
+_MOST_WARPGROUPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaSpec(StagedTile):
     """One instance of ``kernels/marlin_wgmma.cu.j2``. Every operand comes by TMA.
 
-    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
+    dtype, group_size, has_zeros, weight_policy: as in MarlinSpec.
     block_m, block_k: tokens and depth of a block's tile; it has 64 * warpgroups * stack channels.
     warpgroups: with channels of their own. stack: 64-channel blocks of each.
     warpgroups_k: that share those channels and divide each stage's depth; their sums meet in shared memory.
@@ -49,8 +44,6 @@ class WgmmaSpec(StagedTile):
     steps: 16-deep steps that a commit group of wgmmas takes.
     in_flight: groups that go on while the next one is dequantised.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
-    store_tokens: tokens of a box that leaves by a TMA store, which takes rows of whole 16-byte pieces; 0: threads store
-    the result, whatever its rows.
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
     fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
     in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
@@ -72,12 +65,11 @@ class WgmmaSpec(StagedTile):
     consumer_registers: int = 0
     warpgroups_k: int = 1
     weight_policy: str = "evict_first"
-    blocks_per_sm: int = 1
-    store_tokens: int = 0
     fused: str = "none"
     blocks_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
+    blocks_per_sm: ClassVar[int] = 1
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
     feed_activation: ClassVar[str] = "tma"
@@ -89,16 +81,14 @@ class WgmmaSpec(StagedTile):
         one_of = {
             "group_size": GROUP_SIZES,
             "block_k": (64, 128, 256),
-            "warpgroups": (1, 2, 3, 4),
-            "warpgroups_k": (1, 2, 4),
+            "warpgroups": (1, 2, 3),
+            "warpgroups_k": (1, 2),
             "stack": (1, 2),
             "cluster": (1, 2),
             "steps": (1, 2, 4),
-            "in_flight": (0, 1, 2, 3),
+            "in_flight": (1, 3),
             "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
             "weight_policy": ("evict_first", "evict_normal"),
-            "blocks_per_sm": (1, 2, 3, 4),
-            "store_tokens": (0, 8, 16, 32, 64, 128),
             "fused": ("none", *FORMS),
             "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
         }
@@ -113,7 +103,6 @@ class WgmmaSpec(StagedTile):
         self._check_tile()
         self._check_groups()
         self._check_registers()
-        self._check_store()
         self._check_fused()
 
     def _check_tile(self) -> None:
@@ -122,9 +111,9 @@ class WgmmaSpec(StagedTile):
         if self.block_m % (8 * self.cluster):
             why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
             raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
-        if self.blocks_k > 1 and (self.cluster > 1 or self.store_tokens):
-            why = "a cluster's blocks share activations, or divide the depth; each of the latter stores rows of its own"
-            raise ArgumentError("blocks_k", self.blocks_k, "1 with cluster 2 or store_tokens", why)
+        if self.blocks_k > 1 and self.cluster > 1:
+            why = "a cluster's blocks share activations, or divide the depth"
+            raise ArgumentError("blocks_k", self.blocks_k, "1 with cluster 2", why)
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
             raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
@@ -164,12 +153,6 @@ class WgmmaSpec(StagedTile):
             allowed = f"0, or {least} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
-    def _check_store(self) -> None:
-        if self.store_tokens and (self.block_m % self.store_tokens or self.staging_buffers < _LEAST_STORE_BUFFERS):
-            why = "one buffer is written while another one is read, and every tile begins with the first"
-            allowed = f"0, or a part of block_m = {self.block_m} of which 2 or 3 make a part of it too"
-            raise ArgumentError("store_tokens", self.store_tokens, allowed, why)
-
     def _check_fused(self) -> None:
         if self.fused != "none" and not self.allows(self.fused):
             why = "nibbles are taken for subnormals, and 8 for the zero point; shifted ones leave bf16's"
@@ -206,10 +189,9 @@ class WgmmaSpec(StagedTile):
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
-        store = f"_t{self.store_tokens}" if self.store_tokens else ""
-        store += f"_x{self.blocks_k}" if self.blocks_k > 1 else ""
+        divided = f"_x{self.blocks_k}" if self.blocks_k > 1 else ""
         weights = f"{self.activation.short}_{scales}{zeros}{fused}"
-        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{store}"
+        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{divided}"
 
     @property
     def block_n(self) -> int:
@@ -279,14 +261,9 @@ class WgmmaSpec(StagedTile):
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
-        staging = self.warpgroups * self.staging_buffers * self.staging_bytes
-        # The swizzle counts absolute addresses; of what stands before, only scales and zero points are no multiples.
-        unaligned = self.stages * (self.scale_stage_bytes + self.zero_slot_bytes)
-        gap = -unaligned % _SWIZZLE_REPEAT_BYTES if self.store_tokens else 0
         return (
             ("depth_reduction", sums),
-            ("gap", gap),
-            ("output_staging", staging),
+            ("output_staging", self.warpgroups * self.staging_bytes),
             ("cluster_reduction", (self.blocks_k - 1) * self.own_tokens * self.block_n * 4),
             ("cluster_barrier", 8 if self.blocks_k > 1 else 0),
         )
@@ -299,8 +276,6 @@ class WgmmaSpec(StagedTile):
     @property
     def staging_tokens(self) -> int:
         """Tokens that leave together: many save barriers, as far as stages do not want their room."""
-        if self.store_tokens:
-            return self.store_tokens
         if self.blocks_k > 1:
             return self.own_tokens
         room = _STAGING_BYTES if self.block_m <= _SHORT_TOKENS else _STAGING_BYTES // 2
@@ -309,25 +284,13 @@ class WgmmaSpec(StagedTile):
         return next(fitting, min(16, self.block_m))
 
     @property
-    def staging_chunks(self) -> int:
-        return -(-self.block_m // self.staging_tokens)
-
-    @property
-    def staging_buffers(self) -> int:
-        """Of each warpgroup. By TMA: the most that divide a tile's chunks, so that each tile begins with the first."""
-        if not self.store_tokens:
-            return 1
-        return max(count for count in range(1, _MOST_STORE_BUFFERS + 1) if self.staging_chunks % count == 0)
-
-    @property
     def staging_pitch_bytes(self) -> int:
-        """By TMA: 64 channels in the 128-byte swizzle. Else one token's channels of a warpgroup, and 16 bytes. Either
-        keeps stmatrix free of bank conflicts."""
-        return _STORE_ROW_BYTES if self.store_tokens else 128 * self.stack + 16
+        """One token's channels of a warpgroup, and 16 bytes that keep stmatrix free of bank conflicts."""
+        return 128 * self.stack + 16
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging_tokens * self.staging_pitch_bytes * (self.stack if self.store_tokens else 1)
+        return self.staging_tokens * self.staging_pitch_bytes
 
     @property
     def partial_bytes(self) -> int:

@@ -14,8 +14,6 @@
 //   consumer_registers = 0
 //   warpgroups_k = 2
 //   weight_policy = 'evict_first'
-//   blocks_per_sm = 1
-//   store_tokens = 0
 //   fused = 'none'
 //   blocks_k = 3
 // 8 warps consume, 1 produce; a block takes 197064 B.
@@ -742,7 +740,7 @@ constexpr u32 FULL_BARRIERS = 197000;
 constexpr u32 EMPTY_BARRIERS = 197032;
 constexpr u32 STAGING_TOKENS = 24;   // that leave a warpgroup together: those of one block of the cluster
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
-constexpr u32 STAGING_BYTES = 3456;   // of one buffer
+constexpr u32 STAGING_BYTES = 3456;   // of one warpgroup
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.

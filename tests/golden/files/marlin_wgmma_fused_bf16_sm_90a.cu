@@ -14,8 +14,6 @@
 //   consumer_registers = 0
 //   warpgroups_k = 1
 //   weight_policy = 'evict_first'
-//   blocks_per_sm = 1
-//   store_tokens = 0
 //   fused = 'as_stored'
 //   blocks_k = 1
 // 8 warps consume, 1 produce; a block takes 117824 B.
@@ -666,7 +664,7 @@ constexpr u32 FULL_BARRIERS = 117760;
 constexpr u32 EMPTY_BARRIERS = 117792;
 constexpr u32 STAGING_TOKENS = 64;   // that leave a warpgroup together
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
-constexpr u32 STAGING_BYTES = 9216;   // of one buffer
+constexpr u32 STAGING_BYTES = 9216;   // of one warpgroup
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.

@@ -14,8 +14,6 @@
 //   consumer_registers = 232
 //   warpgroups_k = 1
 //   weight_policy = 'evict_normal'
-//   blocks_per_sm = 1
-//   store_tokens = 0
 //   fused = 'none'
 //   blocks_k = 1
 // 8 warps consume, 4 produce; a block takes 193616 B.
@@ -734,7 +732,7 @@ constexpr u32 FULL_BARRIERS = 193536;
 constexpr u32 EMPTY_BARRIERS = 193576;
 constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
-constexpr u32 STAGING_BYTES = 4608;   // of one buffer
+constexpr u32 STAGING_BYTES = 4608;   // of one warpgroup
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
