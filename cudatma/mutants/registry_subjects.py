@@ -73,7 +73,6 @@ def marlin_spec(variant: str) -> MarlinSpec:
         "block_m": 16,
         "block_n": 64,
         "block_k": 64,
-        "warps_m": 1,
         "warps_n": 2,
         "warps_k": 1,
         "stages": 2,

@@ -18,7 +18,7 @@ from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]
 #: A tile and ring of the portable kernel; three blocks share the tiles of the product below.
-SPEC = MarlinSpec("float16", 128, False, 16, 64, 256, 1, 2, 2, 4)
+SPEC = MarlinSpec("float16", 128, False, 16, 64, 256, 2, 2, 4)
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:

@@ -18,16 +18,16 @@ Golden = Callable[[str, str], None]
 SPECS = {
     # One token, weights streamed by TMA, groups scaled in the accumulators.
     "decode_tma": MarlinSpec(
-        "float16", 128, False, 8, 128, 256, 1, 4, 1, 4, scale_on="accumulator", blocks_per_sm=2
+        "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator", blocks_per_sm=2
     ),
     # Every operand by cp.async, zero points among them, and each stage's depth split over two warps.
     "zeros_cp_async": MarlinSpec(
-        "bfloat16", 32, True, 64, 64, 128, 1, 4, 2, 3,
+        "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
         feed_weight="cp_async", feed_scale="cp_async", feed_activation="cp_async",
     ),
     # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations element by element.
     "wide_column_plain": MarlinSpec(
-        "float16", -1, True, 128, 256, 64, 1, 8, 1, 3,
+        "float16", -1, True, 128, 256, 64, 8, 1, 3,
         feed_activation="plain", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
     ),
 }  # fmt: skip

@@ -72,7 +72,7 @@ def refuses(spec: WgmmaSpec, form: str) -> None:
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    portable = MarlinSpec("float16", 128, False, 16, 64, 128, 1, 2, 1, 3)
+    portable = MarlinSpec("float16", 128, False, 16, 64, 128, 2, 1, 3)
     assert resolve_fused(portable, "as_stored") is portable
 
 

@@ -22,7 +22,7 @@ from cudatma.render import render
 
 SPECS = [
     MarlinSpec("float16", 128, False, *tile, 3)
-    for tile in ((8, 128, 256, 1, 4, 1), (16, 64, 256, 1, 2, 2), (64, 256, 128, 1, 8, 1), (128, 256, 64, 1, 8, 1))
+    for tile in ((8, 128, 256, 4, 1), (16, 64, 256, 2, 2), (64, 256, 128, 8, 1), (128, 256, 64, 8, 1))
 ]
 WGMMA = [
     WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 6),

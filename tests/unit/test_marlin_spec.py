@@ -18,7 +18,7 @@ from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, GROUP_SIZES, Ma
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
-BASE = MarlinSpec("float16", 128, False, 64, 128, 128, 1, 4, 1, 3)
+BASE = MarlinSpec("float16", 128, False, 64, 128, 128, 4, 1, 3)
 
 
 @st.composite
@@ -30,10 +30,9 @@ def specs(draw: st.DrawFn) -> MarlinSpec:
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=group_size,
             has_zeros=draw(st.booleans()),
-            block_m=draw(st.sampled_from((8, 16, 32, 64, 128, 256))),
+            block_m=draw(st.sampled_from((8, 16, 32, 48, 64, 128))),
             block_n=draw(st.sampled_from((64, 128, 256))),
             block_k=draw(st.sampled_from((64, 128, 256))),
-            warps_m=draw(st.sampled_from((1, 2, 4))),
             warps_n=draw(st.sampled_from((1, 2, 4, 8))),
             warps_k=draw(st.sampled_from((1, 2, 4))),
             stages=draw(st.integers(2, 16)),
@@ -60,12 +59,12 @@ def specs(draw: st.DrawFn) -> MarlinSpec:
         ("block_k", 32),
         ("blocks_per_sm", 0),
         ("consumer_registers", 240),
-        ("warps_m", 3),
         ("warps_n", 16),
         ("warps_k", 8),
         ("block_m", 12),
         ("block_m", 0),
-        ("block_m", 264),
+        ("block_m", 256),
+        ("block_m", 40),
         ("stages", 1),
         ("stages", 17),
     ],
@@ -80,13 +79,11 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"block_m": 8, "warps_m": 2}, "warps_m"),
-        ({"block_m": 40}, "warps_m"),
         ({"block_n": 256, "warps_n": 1}, "warps_n"),
         ({"block_n": 64, "warps_n": 8}, "warps_n"),
         ({"block_k": 64, "warps_k": 2}, "warps_k"),
         ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
-        ({"block_m": 128, "warps_m": 4, "warps_n": 4, "warps_k": 2}, "warps_m * warps_n * warps_k"),
+        ({"block_n": 256, "block_k": 256, "warps_n": 8, "warps_k": 4}, "warps_n * warps_k"),
         ({"group_size": -1}, "scale_on"),
     ],
 )
@@ -185,7 +182,7 @@ def test_arrivals_and_threads(spec: MarlinSpec) -> None:
     producers = 32 if spec.all_tma else 128
     assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
     assert spec.full_arrivals >= 1
-    assert spec.threads == 32 * spec.warps_m * spec.warps_n * spec.warps_k + producers <= 1024
+    assert spec.threads == 32 * spec.warps_n * spec.warps_k + producers <= 1024
 
 
 @given(specs())

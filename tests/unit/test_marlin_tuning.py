@@ -153,7 +153,7 @@ FOR_TWO = StripSpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
         (cell(8, FOR_TWO, blocks=2), {"group_size": 32, "has_zeros": True}),
         # The portable kernel's ways to scale go with its groups.
         (
-            cell(8, MarlinSpec("float16", 128, False, 8, 128, 256, 1, 4, 1, 3, scale_on="accumulator")),
+            cell(8, MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")),
             {"dtype": "bfloat16"},
         ),
     ],

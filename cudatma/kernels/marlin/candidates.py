@@ -188,20 +188,18 @@ def _portable(layer: Layer, m: int, target: Target, feeds: Feeds) -> Iterator[Ch
         _token_tiles(_PORTABLE_BLOCK_M, m),
         (64, 128, 256),
         (64, 128, 256),
-        (1, 2),
         (2, 4, 8),
         (1, 2),
         (1, 2, 3),
         (0, 232),
     )
-    for block_m, block_n, block_k, warps_m, warps_n, warps_k, blocks, registers in shapes:
+    for block_m, block_n, block_k, warps_n, warps_k, blocks, registers in shapes:
         scale_on = "epilogue" if layer.group_size == -1 else "accumulator" if block_m <= 32 else "weight"
-        sums = block_m * block_n // (32 * warps_m * warps_n) * (2 if scale_on == "accumulator" else 1)
+        sums = block_m * block_n // (32 * warps_n) * (2 if scale_on == "accumulator" else 1)
         if registers and (blocks > 1 or sums < 128):
             continue
         fields = _common(layer, m, block_m) | ways | {"block_n": block_n, "block_k": block_k, "blocks_per_sm": blocks}
-        fields |= {"warps_m": warps_m, "warps_n": warps_n, "warps_k": warps_k}
-        fields |= {"scale_on": scale_on, "consumer_registers": registers}
+        fields |= {"warps_n": warps_n, "warps_k": warps_k, "scale_on": scale_on, "consumer_registers": registers}
         yield from _deepest(MarlinSpec, fields, target, 0 if registers else sums)
 
 

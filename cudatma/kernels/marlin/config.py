@@ -46,7 +46,6 @@ class _Tile:
     m: int
     n: int
     k: int
-    warps_m: int
     warps_n: int
     warps_k: int
     blocks_per_sm: int = 1
@@ -57,15 +56,15 @@ class _Tile:
 _ACC = "accumulator"
 #: (most tokens, tile for layers that do not fill the card, tile for those that do).
 _TILES: tuple[tuple[int, _Tile, _Tile], ...] = (
-    (8, _Tile(8, 128, 256, 1, 4, 1, 2, _ACC), _Tile(8, 128, 256, 1, 4, 1, 2, _ACC)),
-    (16, _Tile(16, 64, 256, 1, 2, 2, 3, _ACC), _Tile(16, 64, 256, 1, 2, 2, 3, _ACC)),
-    (32, _Tile(32, 64, 256, 1, 2, 2, 2, _ACC), _Tile(32, 256, 128, 1, 8, 1, 1, _ACC)),
-    (64, _Tile(64, 64, 128, 1, 4, 2), _Tile(64, 128, 128, 1, 4, 1, 2)),
-    (128, _Tile(64, 128, 128, 1, 8, 1), _Tile(128, 256, 64, 1, 8, 1, 1, "weight", 232)),
-    (2**31 - 1, _Tile(64, 256, 128, 1, 8, 1), _Tile(128, 256, 64, 1, 8, 1, 1, "weight", 232)),
+    (8, _Tile(8, 128, 256, 4, 1, 2, _ACC), _Tile(8, 128, 256, 4, 1, 2, _ACC)),
+    (16, _Tile(16, 64, 256, 2, 2, 3, _ACC), _Tile(16, 64, 256, 2, 2, 3, _ACC)),
+    (32, _Tile(32, 64, 256, 2, 2, 2, _ACC), _Tile(32, 256, 128, 8, 1, 1, _ACC)),
+    (64, _Tile(64, 64, 128, 4, 2), _Tile(64, 128, 128, 4, 1, 2)),
+    (128, _Tile(64, 128, 128, 8, 1), _Tile(128, 256, 64, 8, 1, 1, "weight", 232)),
+    (2**31 - 1, _Tile(64, 256, 128, 8, 1), _Tile(128, 256, 64, 8, 1, 1, "weight", 232)),
 )
 #: Takes the place of a tile that needs setmaxnreg where the target has none.
-_WITHOUT_SETMAXNREG = _Tile(64, 256, 128, 1, 8, 1)
+_WITHOUT_SETMAXNREG = _Tile(64, 256, 128, 8, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,6 @@ def _with_stages(tile: _Tile, layer: Layer, blocks: int, target: Target, feeds: 
             block_m=tile.m,
             block_n=tile.n,
             block_k=tile.k,
-            warps_m=tile.warps_m,
             warps_n=tile.warps_n,
             warps_k=tile.warps_k,
             stages=stages,

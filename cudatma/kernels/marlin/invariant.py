@@ -65,7 +65,6 @@ def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds:
         block_m=block_m,
         block_n=128 if wide else 64,
         block_k=256 if block_m <= 16 else 128,
-        warps_m=1,
         warps_n=4,
         warps_k=1,
         stages=2,

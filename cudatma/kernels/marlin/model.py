@@ -230,12 +230,7 @@ def _instructions(layer: Layer, spec: AnyMarlinSpec) -> float:
     mmas = channels16 * tokens8 * spec.block_k / 16
     ldmatrix = _activation_readers(spec) * tokens8 * spec.block_k / 32
     sums = 0.0 if on_weight else 4 * channels16 * tokens8 * max(1, spec.groups_per_stage)
-    return weights * for_weight * _weight_readers(spec) + mmas + ldmatrix + sums + for_stage
-
-
-def _weight_readers(spec: AnyMarlinSpec) -> int:
-    """Warps that dequantise the same channels: those that stand beside each other in M."""
-    return spec.warps_m if isinstance(spec, MarlinSpec) else 1
+    return weights * for_weight + mmas + ldmatrix + sums + for_stage
 
 
 def _activation_readers(spec: AnyMarlinSpec) -> float:
@@ -248,7 +243,7 @@ def _activation_readers(spec: AnyMarlinSpec) -> float:
 def _smem_bytes(spec: AnyMarlinSpec) -> float:
     """In and out of shared memory, of one stage."""
     weights, activations = spec.weight_stage_bytes, spec.activation_stage_bytes
-    return weights * (1 + _weight_readers(spec)) + activations * (1 + _activation_readers(spec))
+    return 2 * weights + activations * (1 + _activation_readers(spec))
 
 
 def _partials_us(spec: AnyMarlinSpec, work: Schedule, shares: _Shares) -> float:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BOX, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
 __all__ = ["ACTIVATION_FEEDS", "FEEDS", "GROUP_SIZES", "MarlinSpec"]
@@ -29,8 +29,8 @@ class MarlinSpec(StagedTile):
     group_size: depths that share a scale; -1: one scale a channel.
     has_zeros: zero points are loaded; otherwise the offset is 8.
     block_m, block_n, block_k: tokens, channels and depth of a block's tile.
-    warps_m, warps_n, warps_k: how the consumer warps divide the tile; warps_k > 1 splits each stage's depth and adds
-    the partial sums up in shared memory.
+    warps_n, warps_k: how the consumer warps divide the tile, each with all of its tokens; warps_k > 1 splits each
+    stage's depth and adds the partial sums up in shared memory.
     stages: depth of the ring.
     feed_weight, feed_scale (zero points too), feed_activation: how each operand reaches shared memory.
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
@@ -46,7 +46,6 @@ class MarlinSpec(StagedTile):
     block_m: int
     block_n: int
     block_k: int
-    warps_m: int
     warps_n: int
     warps_k: int
     stages: int
@@ -71,24 +70,19 @@ class MarlinSpec(StagedTile):
             "feed_activation": ACTIVATION_FEEDS,
             "scale_on": ("epilogue",) if self.group_size == -1 else ("accumulator", "weight"),
             "weight_policy": ("evict_first", "evict_normal"),
+            "block_m": (8, 16, 32, 48, 64, 128),
             "block_n": (64, 128, 256),
             "block_k": (64, 128, 256),
             "blocks_per_sm": (1, 2, 3, 4),
             "consumer_registers": (0, 208, 216, 224, 232),
-            "warps_m": (1, 2, 4),
             "warps_n": (1, 2, 4, 8),
             "warps_k": (1, 2, 4),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
                 raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
-        for field in ("block_m", "stages"):
-            if type(getattr(self, field)) is not int:
-                raise ArgumentError(field, getattr(self, field), "an int")
-        if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
-            raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {MAX_BOX}")
-        if self.block_m % self.warps_m or self.warp_m not in (8, 16, 32, 48, 64, 128):
-            raise ArgumentError("warps_m", self.warps_m, "one that leaves a warp 8, 16, 32, 48, 64 or 128 tokens")
+        if type(self.stages) is not int:
+            raise ArgumentError("stages", self.stages, "an int")
         if self.warp_n not in (16, 32, 64):
             raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 channels")
         if (self.block_k // 64) % self.warps_k:
@@ -105,7 +99,7 @@ class MarlinSpec(StagedTile):
                 "setmaxnreg moves registers between whole warpgroups",
             )
         if self.consumer_warps > 16:
-            raise ArgumentError("warps_m * warps_n * warps_k", self.consumer_warps, "at most 16 warps")
+            raise ArgumentError("warps_n * warps_k", self.consumer_warps, "at most 16 warps")
 
     # What a reader of the generated source finds as named constants.
 
@@ -116,13 +110,9 @@ class MarlinSpec(StagedTile):
         feed = feeds.pop() if len(feeds) == 1 else f"w_{self.feed_weight}_s_{self.feed_scale}_x_{self.feed_activation}"
         zeros = "_zeros" if self.has_zeros else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        warps = f"w{self.warps_m}{self.warps_n}{self.warps_k}"
+        warps = f"w1{self.warps_n}{self.warps_k}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         return f"marlin_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
-
-    @property
-    def warp_m(self) -> int:
-        return self.block_m // self.warps_m
 
     @property
     def warp_n(self) -> int:
@@ -130,11 +120,11 @@ class MarlinSpec(StagedTile):
 
     @property
     def warp_tiles(self) -> int:
-        return self.warps_m * self.warps_n
+        return self.warps_n
 
     @property
     def consumer_warps(self) -> int:
-        return self.warps_m * self.warps_n * self.warps_k
+        return self.warps_n * self.warps_k
 
     @property
     def producer_warps(self) -> int:
@@ -186,7 +176,7 @@ class MarlinSpec(StagedTile):
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (
             ("output_staging", self.warp_tiles * self.staging_bytes),
-            ("depth_reduction", (self.warps_k - 1) * self.warp_tiles * self.warp_m * self.warp_n * 4),
+            ("depth_reduction", (self.warps_k - 1) * self.block_m * self.block_n * 4),
         )
 
     @property
@@ -201,7 +191,7 @@ class MarlinSpec(StagedTile):
     @property
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
-        return max(1, 16 // (self.warp_m // 8 * self.warp_n // 16))
+        return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

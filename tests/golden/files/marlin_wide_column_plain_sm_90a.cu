@@ -6,7 +6,6 @@
 //   block_m = 128
 //   block_n = 256
 //   block_k = 64
-//   warps_m = 1
 //   warps_n = 8
 //   warps_k = 1
 //   stages = 3
@@ -620,10 +619,8 @@ namespace cudatma {
 constexpr u32 BLOCK_M = 128;      // tokens of a block's tile (columns of the mma)
 constexpr u32 BLOCK_N = 256;      // channels (rows of the mma)
 constexpr u32 BLOCK_K = 64;      // depth of one stage
-constexpr u32 WARPS_M = 1;
-constexpr u32 WARPS_N = 8;
+constexpr u32 WARPS_N = 8;      // warps side by side, each with all tokens
 constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
-constexpr u32 WARP_M = 128;
 constexpr u32 WARP_N = 32;
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 8;
@@ -634,10 +631,10 @@ constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole colum
 constexpr u32 GROUPS_PER_STAGE = 1;
 
 constexpr u32 CLUSTER = 1;                      // blocks that work on one share
-constexpr u32 WARP_TILES = WARPS_M * WARPS_N;   // parts of a tile with a flag of their own
+constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
 constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp ...
 constexpr u32 C_STRIDE = 16;                    // ... and the channels from one to the next
-constexpr u32 N8 = WARP_M / 8;                  // 8-token fragments of a warp
+constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
@@ -1003,11 +1000,9 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
 // Where a warp stands in the tile.
 struct WarpPosition {
     u32 lane, k;               // k: which part of the stage's depth
-    u32 tile;                  // warp tile, 0 .. WARPS_M * WARPS_N - 1
-    u32 token0, channel0;      // of its corner in the block's tile
+    u32 tile, channel0;        // which part of the block's channels, and its first one
     __device__ __forceinline__ explicit WarpPosition(u32 warp, u32 lane)
-        : lane(lane), k(warp / (WARPS_M * WARPS_N)), tile(warp % (WARPS_M * WARPS_N)),
-          token0(tile / WARPS_N * WARP_M), channel0(tile % WARPS_N * WARP_N) {}
+        : lane(lane), k(warp / WARPS_N), tile(warp % WARPS_N), channel0(tile * WARP_N) {}
 };
 
 // This thread's channels of a 64-channel row in permuted order: C_GROUPS pairs (g, g + 8), side by side.
@@ -1026,7 +1021,7 @@ struct SlotAddresses {
         const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
         const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + warp.token0 + row) * 128 + ((chunk ^ token) << 4),
+        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
                            threadIdx.x % 32);
         weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                        warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
@@ -1173,7 +1168,7 @@ marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_plain(
     while (queue.next(problem, piece)) {
         u32 tile_m, tile_n;
         tile_position(problem, piece.tile, tile_m, tile_n);
-        const u32 token0 = tile_m * BLOCK_M + warp.token0, channel0 = tile_n * BLOCK_N + warp.channel0;
+        const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
         // Whole-column zero points stay in registers for the tile.
 #pragma unroll
         for (u32 c = 0; c < C_GROUPS; ++c) {
