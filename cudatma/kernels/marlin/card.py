@@ -1,13 +1,10 @@
 """What the model of a GEMM's time must know of a card, and of an architecture. Each number says where it comes from.
 
-Per card: what the driver tells (multiprocessors, clocks, width of the memory bus). Per architecture: rates of a
-multiprocessor for each clock, read once on an H200 (docs/performance/model.md) or, where there was no such card, off a
-data sheet.
+Per card: what the driver tells (multiprocessors, clocks, width of the memory bus). Per architecture: the rate of mma.sync.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,8 +14,9 @@ from cudatma.target import Target, detect, get_target
 
 #: Part of the memory bus' rate that one kernel's bulk copies reach: 4.6 of 4.92 TB/s. [H200, the read floor F]
 _MEMORY_EFFICIENCY = 0.94
-#: Bytes a clock that a multiprocessor takes from L2. [NVIDIA Nsight Compute's peak; the fit agrees]
-_L2_BYTES_PER_CLOCK = 64
+#: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
+#: rate [NVIDIA RTX Blackwell white paper; not measured].
+_HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,9 @@ class Card:
         return _MEMORY_EFFICIENCY * 2 * self.memory_clock_mhz * self.memory_bus_bits / 8
 
     @property
-    def l2_bytes_per_us(self) -> float:
-        """From L2, for one multiprocessor."""
-        return float(_L2_BYTES_PER_CLOCK * self.sm_clock_mhz)
+    def mma_sync_flops(self) -> int:
+        """Floating-point operations a clock of one SM by mma.sync, fp16 or bf16 in, fp32 out."""
+        return _HOPPER_MMA_SYNC if get_target(self.target).compute_capability[0] == 9 else _GEFORCE_MMA_SYNC
 
     @property
     def clock_class_mhz(self) -> int:
@@ -47,23 +45,7 @@ class Card:
         return round(self.sm_clock_mhz, -2)
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Floating-point operations a clock of one multiprocessor's tensor cores, fp16 or bf16 in, fp32 out.
-
-    mma_sync: m16n8k16. wgmma: by the instruction's columns, operand A in registers, two warpgroups; wgmma_alone: one.
-    sustained: part of the highest clock that the power limit leaves to a kernel that keeps wgmma busy; rested: the same
-    where the card rests between short runs of it.
-    """
-
-    mma_sync: float
-    wgmma: Mapping[int, float]
-    wgmma_alone: Mapping[int, float]
-    sustained: float
-    rested: float
-
-
-#: The card that the rates were read on. [driver 580.159, device attributes]
+#: The GPU that cost.py was fitted on. [driver 580.159, device attributes]
 H200 = Card("sm_90a", 132, 1980, 3201, 6144)
 #: Clocks and bus of other cards. [their data sheets; nothing here was measured on them]
 _OTHERS = (
@@ -72,27 +54,6 @@ _OTHERS = (
     Card("sm_120a", 188, 2617, 14001, 512),  # RTX PRO 6000
     Card("sm_121a", 48, 2525, 4266, 256),  # GB10
 )
-
-
-def _per_clock(teraflops: Mapping[int, float]) -> dict[int, float]:
-    """TFLOP/s of the whole H200 at its highest clock -> operations a clock of one multiprocessor."""
-    return {n: t * 1e6 / (H200.multiprocessors * H200.sm_clock_mhz) for n, t in teraflops.items()}
-
-
-_HOPPER = Rates(
-    mma_sync=_per_clock({8: 628})[8],
-    wgmma=_per_clock({8: 299, 16: 595, 32: 962, 64: 965, 128: 917, 192: 917, 256: 877}),
-    wgmma_alone=_per_clock({8: 175, 16: 334, 32: 560, 64: 708, 128: 773, 192: 804, 256: 824}),
-    sustained=0.84,  # some 1660 of 1980 MHz: 1530 to 1700 under wgmma [docs/performance/marlin_wgmma.md]
-    rested=0.96,
-)
-#: GeForce accumulates fp32 at half of the tensor cores' rate. [NVIDIA RTX Blackwell white paper; not measured]
-_BLACKWELL_RTX = Rates(mma_sync=512, wgmma={}, wgmma_alone={}, sustained=1.0, rested=1.0)
-
-
-def rates(target: Target) -> Rates:
-    """Those of the architecture; of Hopper's mma.sync for one that has no row."""
-    return _HOPPER if "wgmma" in target.features or target.compute_capability[0] == 9 else _BLACKWELL_RTX
 
 
 def imagined_card(target: str | Target, multiprocessors: int) -> Card:

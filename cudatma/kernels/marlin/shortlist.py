@@ -1,88 +1,93 @@
-"""The candidates that are worth measuring, best first as the model sees them. Pure."""
+"""The configurations that are worth measuring, best first as the cost model sees them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from typing import Any
 
-from cudatma.kernels.marlin.candidates import candidates, rules_best, variants
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, resolve_fused
-from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
-from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.target import Target
+from cudatma.kernels.marlin.choose import candidates
+from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.workspace import has_room
+from cudatma.target import Target, get_target
 
-#: Parts of a short list that go to what the rules think best, and to shapes of tiles; the rest goes to variants of the
-#: best.
-_NEAR, _SHAPES = 1 / 4, 1 / 2
-#: What is predicted to take so much longer than the rules' choice is not worth a place.
+#: Part of a short list that goes to other tiles; the rest goes to variants of the two best.
+_TILES = 2 / 3
+#: What is predicted to take so much longer than the first is not worth a place.
 _HOPELESS = 1.25
+_MAX_STAGES = 12
+#: (k16 steps of a commit group, outstanding groups)
+_PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
+#: (warpgroups, warpgroups_k)
+_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A choice and what the model says of it."""
+class Listed:
+    """A configuration and its predicted cost."""
 
-    choice: Choice[AnyMarlinSpec]
-    prediction: Prediction
+    spec: AnyMarlinSpec
+    cost: Cost
 
     @property
     def label(self) -> str:
-        """The kernel's entry, and what of the choice does not show in it: a name of its own for each of a cell's."""
-        spec, choice = self.choice.spec, self.choice
-        more = f" x{choice.blocks_per_sm}" if choice.blocks_per_sm > 1 else ""
-        more += f", scales on the {spec.scale_on}" if isinstance(spec, MarlinSpec) else ""
-        more += f", band {choice.band}" if choice.band else ""
-        more += ", evict_first" if choice.band and spec.weight_policy == "evict_first" else ""
-        return f"{spec.entry}{more}{'' if choice.divide else ', whole tiles'}"
+        """The kernel's entry, and what of the spec does not show in it: a name of its own for each of a problem's."""
+        blocks = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
+        return f"{self.spec.entry}{blocks}"
 
 
-def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, *, fused: str = "none") -> list[Candidate]:
-    """All shapes of tiles by predicted time, the fastest first; of equals the one that is generated first.
-
-    fused: the form that the weight's scales allow (layer.resolve_fused()).
-    """
-    listed = candidates(layer, m, target, card.multiprocessors, feeds)
-    found = (replace(choice, spec=resolve_fused(choice.spec, fused)) for choice in listed)
-    return sorted(_predicted(found, layer, m, target, card), key=lambda candidate: candidate.prediction.us)
-
-
-def shortlist(
-    layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, rule: Choice[AnyMarlinSpec], limit: int
-) -> list[Candidate]:
-    """``rule`` (what is to be beaten), then up to ``limit`` - 1 others: what the rules think next best, shapes of
-    tiles, one of each family, and variants of the rule's and of the best predicted."""
-    first = next(_predicted([rule], layer, m, target, card))
-    shapes = list(_one_of_each(ranked(layer, m, target, card, feeds)))
-    best = [rule, *(candidate.choice for candidate in shapes[:1] if candidate.choice != rule)]
-    turns = zip_longest(*(variants(choice, layer, m, target, card.multiprocessors) for choice in best))
-    others = list(_predicted((one for turn in turns for one in turn if one is not None), layer, m, target, card))
-    near = list(_predicted(rules_best(layer, m, target, card.multiprocessors, feeds), layer, m, target, card))
-    most_near = max(1, round((limit - 1) * _NEAR))
-    most_shapes = max(1, round((limit - 1) * _SHAPES))
-    # Where there are too few variants, more shapes take their places.
-    wanted = [first, *near[:most_near], *shapes[:most_shapes], *others, *shapes[most_shapes:]]
-    kept: dict[str, Candidate] = {}
-    for candidate in wanted:
-        if candidate.prediction.us <= _HOPELESS * first.prediction.us:
-            kept.setdefault(candidate.label, candidate)
+def shortlist(layer: Layer, m: int, card: Card, limit: int) -> list[Listed]:
+    """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and variants
+    of the two best."""
+    tiles = [Listed(spec, cost) for spec, cost in islice(ranked(candidates(layer, m, card)), limit)]
+    turns = zip_longest(*(variants(one.spec, layer, get_target(card.target)) for one in tiles[:2]))
+    changed = (Listed(one, one.cost(m, layer.n, layer.k, card)) for turn in turns for one in turn if one is not None)
+    most_tiles = max(1, round(limit * _TILES))
+    kept: dict[str, Listed] = {}
+    # Where there are too few variants, more tiles take their places.
+    for one in (*tiles[:most_tiles], *changed, *tiles[most_tiles:]):
+        if one.cost.us <= _HOPELESS * tiles[0].cost.us:
+            kept.setdefault(one.label, one)
     return list(kept.values())[:limit]
 
 
-def _predicted(
-    choices: Iterable[Choice[AnyMarlinSpec]], layer: Layer, m: int, target: Target, card: Card
-) -> Iterator[Candidate]:
-    for choice in choices:
-        yield Candidate(choice, predict(layer, m, choice, target, card))
+def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyMarlinSpec]:
+    """The same tile, otherwise issued or with another ring; each fits the target."""
+    changes: list[Mapping[str, Any]] = []
+    if isinstance(spec, WgmmaSpec):
+        changes += [{"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES]
+        changes += [
+            {"warpgroups": side, "stack": spec.block_n // (64 * side), "warpgroups_k": deep}
+            for side, deep in _WARPGROUPS
+            if spec.block_n % (64 * side) == 0
+        ]
+    if isinstance(spec, StripSpec):
+        if layer.k % 64 == 0:
+            changes.append({"deep_box": not spec.deep_box})
+        # A ring that comes round at least once; more weights under way delay the first stage.
+        deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(ceil_div(layer.k, spec.blocks_k), spec.block_k) - 1))
+        changes += [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
+    else:  # rings are as deep as can be
+        changes += [{"stages": spec.stages - fewer} for fewer in (1, 2)]
+    return _changed(spec, changes, target)
 
 
-def _one_of_each(found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """The first of each family, whose members the model hardly tells apart."""
-    seen = set()
-    for candidate in found:
-        spec, blocks = candidate.choice.spec, candidate.choice.blocks_per_sm
-        family = (kernel_name(spec), spec.block_m, spec.block_n, spec.block_k, spec.launch_cluster, blocks)
-        if family not in seen:
-            seen.add(family)
-            yield candidate
+def _changed(
+    spec: AnyMarlinSpec, changes: Iterable[Mapping[str, Any]], target: Target
+) -> Iterator[AnyMarlinSpec]:
+    for change in changes:
+        with contextlib.suppress(ArgumentError, TargetError):
+            changed: AnyMarlinSpec = replace(spec, **change)
+            changed.check_target(target)
+            fits = changed.smem_bytes <= target.smem_share_bytes(changed.blocks_per_sm)
+            if changed != spec and fits and has_room(changed, changed.blocks_per_sm):
+                yield changed

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.cost import Cost, MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
@@ -58,6 +60,7 @@ class MarlinSpec(StagedTile):
     consumer_registers: int = 0
 
     template: ClassVar[str] = "kernels/marlin_portable.cu.j2"
+    revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
     blocks_k: ClassVar[int] = 1
 
@@ -192,6 +195,11 @@ class MarlinSpec(StagedTile):
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
+
+    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+        """Predicted time of an (m, n, k) problem."""
+        tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.warps_k, self.scale_on == "weight")
+        return mma_sync_cost(MmaSyncTile(*tile), m, n, k, card)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -1,6 +1,6 @@
-"""Which instance of the kernel for few tokens serves a problem: rules, and what of them was measured on an H200.
+"""Configurations of the skinny GEMM that are worth ranking: one for each way to divide N and K among CTAs.
 
-docs/performance/marlin_strip.md holds the measurements.
+docs/performance/marlin_strip.md holds the measurements that the limits come from.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.candidate import LEAST_STAGES, Candidate, cheapest
+from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.layer import Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec, least_tokens
-from cudatma.kernels.marlin.strip_times import strip_us
-from cudatma.target import KIB, Target
+from cudatma.target import KIB, Target, get_target
 
-#: Multiprocessors of the card that dumps are made for: an H200's.
-_PROCESSORS = 132
 #: More tokens than that are bound by mma.sync, not by the weight's bytes.
 _MOST_TOKENS = 32
-#: A ring of fewer stages stands still while one is worked on.
-_LEAST_STAGES, _MAX_STAGES = 3, 12
+_MAX_STAGES = 12
 #: Bytes of weights that a block's ring has under way. More delay the first stage, and win nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
 _DEPTHS = (1024, 512, 256, 128)
@@ -39,30 +36,32 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
-    """Whether this kernel can take ``m`` tokens and fill the card: it has no other feed than TMA."""
-    if not feeds.all_tma or m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
-        return False
-    # Of few channels clusters divide the depth. Without, half of the card would stand by: better to divide tiles.
-    return target.has("cluster") or 2 * ceil_div(layer.n, STRIP_CHANNELS) >= multiprocessors
+def strip_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
+    """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
+    target = get_target(card.target)
+    if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
+        return
+    for way in _ways(layer.n, target, card.multiprocessors):
+        if (spec := _fitting(way, layer, m, target)) is not None:
+            yield Candidate(spec.cost(m, layer.n, layer.k, card), _Always(spec))
 
 
-def choose_strip(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[StripSpec]:
-    """The spec for ``m`` tokens on a card that strip_serves(). Deterministic; looks at no device."""
-    found = strip_ways(layer, m, target, multiprocessors)
-    if not found:
-        raise ArgumentError("target", target.name, "a target whose shared memory holds a ring of this kernel")
-    best = found[0]
-    best.spec.check_target(target)
-    return best
+@dataclass(frozen=True, slots=True)
+class _Always:
+    """A spec that is there already: its ring is as deep as it has to be."""
+
+    spec: StripSpec
+
+    def __call__(self, least_stages: int) -> StripSpec:
+        return self.spec
 
 
 def ring_stages(k: int, strips: int, block_k: int) -> int:
     """Stages of a ring that is as deep as is of use for ``k`` depths; shared memory may hold fewer."""
-    wanted = max(_LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
+    wanted = max(LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
     # Not all of the depth at once either, for the same reason.
     iterations = ceil_div(k, block_k)
-    return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, _LEAST_STAGES), 2))
+    return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, LEAST_STAGES), 2))
 
 
 def has_deep_box(layer: Layer, block_m: int, strips: int) -> bool:
@@ -76,17 +75,6 @@ def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
     if m > MMA_TOKENS // 2 or layer.k % 64:
         return next((size for size in (8, 16) if m <= size), 32)
     return max(least_tokens(block_k), 1 << (m - 1).bit_length())
-
-
-def strip_ways(layer: Layer, m: int, target: Target, multiprocessors: int) -> list[Choice[StripSpec]]:
-    """The rules' choice for each number of blocks that may divide the depth, the fastest first, as strip_times.py
-    says."""
-    found: list[tuple[float, Choice[StripSpec]]] = []
-    for way in _ways(layer.n, target, multiprocessors):
-        if (choice := _fitting(way, layer, m, target)) is not None:
-            shape = (choice.spec.block_m, way.strips, choice.spec.block_k, way.blocks_k)
-            found.append((strip_us(layer.k, layer.n, *shape, way.waves), choice))
-    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +98,7 @@ def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
             yield _Way(each, blocks_k, 1)
 
 
-def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> Choice[StripSpec] | None:
+def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> StripSpec | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
@@ -127,10 +115,10 @@ def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> Choice[StripSpe
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
     for block_k, warps_k in _divisions(layer, way, m, blocks):
-        enough = min(_LEAST_STAGES, ceil_div(depth, block_k))
+        enough = min(LEAST_STAGES, ceil_div(depth, block_k))
         chosen = with_ring(block_k, warps_k)
         if chosen is not None and chosen.stages >= max(2, enough):
-            return Choice(chosen, blocks)
+            return chosen
     return None
 
 
@@ -171,5 +159,6 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(small, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
-    cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS, Feeds())]
-    return list(dict.fromkeys(choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases))
+    card = imagined_card(target, H200.multiprocessors)
+    specs = (cheapest(strip_candidates(layer, m, card)) for layer, m in cases)
+    return list(dict.fromkeys(spec for spec in specs if isinstance(spec, StripSpec)))

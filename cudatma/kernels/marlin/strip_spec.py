@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.cost import Cost, SkinnyTile, skinny_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, StagedTile
 from cudatma.target import Target
 
@@ -63,6 +65,7 @@ class StripSpec(StagedTile):
     blocks_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
+    revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
@@ -181,6 +184,10 @@ class StripSpec(StagedTile):
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )
+
+    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+        """Predicted time of an (m, n, k) problem."""
+        return skinny_cost(SkinnyTile(self.block_m, self.strips, self.block_k, self.blocks_k), m, n, k, card)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -1,126 +1,88 @@
-"""The file of tuned configurations: what it holds, reading it with suspicion, and writing it so that nothing is lost.
+"""Files of tuning entries: what they hold, reading them with suspicion, and writing them so that nothing is lost.
 
 ::
 
-    {"schema": 1, "sections": [{"key": {card and versions}, "cells": [{layer, m, the choice, what was measured}]}]}
+    {"schema": 2, "sections": [{"gpu": {..}, "entries": [{layer, m, kernel, revision, spec, us, rule_us}]}]}
 
-A section holds what was measured on one class of cards with one set of versions; sections of other cards or versions
-stay in the file untouched. docs/tuning.md describes every field.
+A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry holds
+for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
+docs/tuning.md describes every field.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cudatma.build import installed_nvrtc, remembered
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning
 from cudatma.filelock import locked
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
-from cudatma.kernels.marlin.model import kernel_name
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
-from cudatma.quantization.packed import LAYOUT_VERSION
-from cudatma.render import template_files, template_fingerprint
 from cudatma.target import Target
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
-#: Value of the variable that turns every tuned configuration off, the shipped ones too.
+#: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
-_KERNELS: dict[str, type[AnyMarlinSpec]] = {"strip": StripSpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
+KERNELS: dict[str, type[AnyMarlinSpec]] = {"strip": StripSpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
 _LAYER_FIELDS = ("dtype", "group_size", "has_zeros")
-_MOST_BLOCKS = 4
+_PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class TuneKey:
-    """Where measurements hold: class of card (target, multiprocessors, highest clocks in MHz) and versions (of packed
-    weights, of NVRTC, and a digest of the kernels' templates)."""
+class GpuClass:
+    """Where measurements hold: target, number of SMs, and highest clocks in MHz."""
 
     target: str
     multiprocessors: int
     sm_clock_mhz: int
     memory_clock_mhz: int
-    layout: int
-    nvrtc: str
-    templates: str
+
+    @classmethod
+    def of(cls, card: Card) -> GpuClass:
+        return cls(card.target, card.multiprocessors, card.clock_class_mhz, card.memory_clock_mhz)
 
     def __str__(self) -> str:
-        card = f"{self.target}, {self.multiprocessors} multiprocessors, {self.sm_clock_mhz} MHz"
-        versions = f"layout {self.layout}, NVRTC {self.nvrtc}, templates {self.templates}"
-        return f"{card}, memory {self.memory_clock_mhz} MHz; {versions}"
+        return f"{self.target}, {self.multiprocessors} SMs, {self.sm_clock_mhz} MHz, memory {self.memory_clock_mhz} MHz"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One layer at one number of tokens: the fastest choice that gave right results.
+class Entry:
+    """One layer at one M: the fastest configuration that gave right results.
 
-    us: its time. rule_us: that of what choose() takes without tuning. record: all that was measured, as JSON.
+    us: its time. rule_us: that of the configuration that the cost model chooses.
     """
 
     layer: Layer
     m: int
-    choice: Choice[AnyMarlinSpec]
+    spec: AnyMarlinSpec
     us: float
     rule_us: float
-    record: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        spec = {f.name: getattr(self.choice.spec, f.name) for f in fields(self.choice.spec)}
-        choice = {"kernel": kernel_name(self.choice.spec), "spec": spec}
-        choice |= {name: getattr(self.choice, name) for name in ("blocks_per_sm", "band", "divide")}
-        return (
-            asdict(self.layer) | {"m": self.m} | choice | {"us": self.us, "rule_us": self.rule_us} | dict(self.record)
-        )
+        kernel = kernel_name(self.spec)
+        spec = {f.name: getattr(self.spec, f.name) for f in fields(self.spec) if f.name not in _LAYER_FIELDS}
+        return asdict(self.layer) | {
+            "m": self.m, "kernel": kernel, "revision": self.spec.revision, "spec": spec, "us": round(self.us, 3),
+            "rule_us": round(self.rule_us, 3),
+        }  # fmt: skip
 
 
-def tune_key(card: Card) -> TuneKey:
-    """The key of this card with what is installed. Raises DriverError (no NVRTC), CacheError."""
-    nvrtc = ".".join(map(str, installed_nvrtc()))
-    return TuneKey(*_card_values(card), LAYOUT_VERSION, nvrtc, templates_digest())
-
-
-def _card_values(card: Card) -> tuple[str, int, int, int]:
-    return card.target, card.multiprocessors, card.clock_class_mhz, card.memory_clock_mhz
-
-
-#: Parts so named leave no trace in a kernel that is not rendered for debugging.
-_ONLY_DEBUG = "debug"
-
-
-def _card_part(key: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(key.get(name) for name in ("target", "multiprocessors", "sm_clock_mhz", "memory_clock_mhz"))
-
-
-@lru_cache(maxsize=1)
-def templates_digest() -> str:
-    """12 hexadecimal digits over all that the kernels' sources are made of, comment lines left out, and what only
-    ``debug=True`` renders. Raises CacheError: for files that did not change it is remembered."""
-    return str(remembered({"digest of the Marlin templates, 1": template_fingerprint()}, _templates_digest))
-
-
-def _templates_digest() -> str:
-    total = hashlib.sha256()
-    files = {path for kernel in _KERNELS.values() for path in template_files(kernel.template)}
-    for path in sorted(path for path in files if not path.name.startswith(_ONLY_DEBUG)):
-        lines = map(str.strip, path.read_text(encoding="utf-8").splitlines())
-        kept = (line for line in lines if line and (line.startswith("//%") or not line.startswith("//")))
-        total.update("".join(f"{line}\n" for line in kept).encode())
-    return total.hexdigest()[:12]
+def kernel_name(spec: AnyMarlinSpec) -> str:
+    """``"strip"``, ``"wgmma"`` or ``"portable"``."""
+    return next(name for name, kind in KERNELS.items() if type(spec) is kind)
 
 
 def user_file() -> Path | None:
@@ -136,87 +98,70 @@ def user_file() -> Path | None:
         return path
     base = os.environ.get("XDG_DATA_HOME", "")
     # The XDG base directory specification says to ignore relative paths.
-    return (
-        (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.local/share"))) / "cudatma" / "tuned.json"
-    )
+    data = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.local/share"))
+    return data / "cudatma" / "tuned.json"
 
 
-def read_cells(path: Path, card: Card, target: Target, *, shipped: bool = False) -> tuple[list[Cell], list[str]]:
-    """The usable cells of a file for a card, and what of it is not used and why, as lines of text.
+def entries_for(path: Path, card: Card) -> list[dict[str, Any]]:
+    """The entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
 
-    shipped: a table of cudatma's own, which also serves other minor versions of NVRTC, and whose cells for other
-    versions are nobody's fault. Never raises for what the file holds; a file that is not there holds nothing.
+    Raises OSError, ValueError with the reason for what is no such file.
     """
     try:
         sections = read_sections(path)
     except FileNotFoundError:
-        return [], []
-    except (OSError, ValueError) as error:
-        return [], [f"the whole file: {error}"]
-    mine = [section for section in sections if _card_part(section["key"]) == _card_values(card)]
-    if not mine:  # most often; NVRTC's version then is of no interest
-        return [], []
-    try:
-        key = asdict(tune_key(card))
-    except CudaTmaError as error:
-        return [], [f"{len(mine)} sections of this card: {error}"]
-    cells, problems = [], []
-    for section in mine:
-        if differences := _differences(section["key"], key, shipped):
-            if not shipped:
-                problems.append(f"{len(section['cells'])} cells measured with {differences}: run cudatma tune again")
-            continue
-        for index, raw in enumerate(section["cells"]):
-            try:
-                cells.append(parse_cell(raw, target))
-            except (CudaTmaError, KeyError, TypeError, ValueError) as error:
-                problems.append(f"cells[{index}]: {type(error).__name__}: {error}")
-    return cells, problems
+        return []
+    mine = asdict(GpuClass.of(card))
+    return [entry for section in sections if section["gpu"] == mine for entry in section["entries"]]
 
 
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], shipped: bool) -> str:
-    """The versions in which a section differs from what is installed; empty where it can be used."""
-    differ = [name for name in ours if theirs.get(name) != ours[name]]
-    if shipped and "nvrtc" in differ and str(theirs.get("nvrtc")).split(".")[0] == ours["nvrtc"].split(".")[0]:
-        differ.remove("nvrtc")
-    return ", ".join(f"{name} {theirs.get(name)} (here {ours[name]})" for name in differ)
-
-
-def parse_cell(raw: Any, target: Target) -> Cell:
-    """A cell from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
+def parse_entry(raw: Any, target: Target) -> Entry:
+    """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
     layer = Layer(*(_typed(raw, name, kind) for name, kind in
                     (("k", int), ("n", int), ("group_size", int), ("has_zeros", bool), ("dtype", str))))  # fmt: skip
-    m, blocks, band = (_typed(raw, name, int) for name in ("m", "blocks_per_sm", "band"))
-    kernel = _KERNELS.get(_typed(raw, "kernel", str))
+    m, revision = _typed(raw, "m", int), _typed(raw, "revision", int)
+    kernel = KERNELS.get(_typed(raw, "kernel", str))
     if kernel is None:
-        raise ArgumentError("kernel", raw["kernel"], ", ".join(_KERNELS))
-    spec = _parse_spec(kernel, _typed(raw, "spec", dict))
-    for name in _LAYER_FIELDS:
-        if getattr(spec, name) != getattr(layer, name):
-            raise ArgumentError(f"spec.{name}", getattr(spec, name), f"{getattr(layer, name)!r}, as the layer says")
-    if min(layer.k, layer.n, m) < 1 or band < 0 or not 1 <= blocks <= _MOST_BLOCKS:
-        raise ArgumentError("cell", f"k {layer.k}, n {layer.n}, m {m}, band {band}, {blocks} blocks", "sizes from 1 up")
+        raise ArgumentError("kernel", raw["kernel"], ", ".join(KERNELS))
+    if revision != kernel.revision:
+        raise ArgumentError("revision", revision, kernel.revision, f"the kernel changed; {retune_command([raw])}")
+    if min(layer.k, layer.n, m) < 1:
+        raise ArgumentError("entry", f"k {layer.k}, n {layer.n}, m {m}", "sizes from 1 up")
+    spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
     if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
         raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
     if ceil_div(layer.k, spec.block_k) < spec.blocks_k:
         raise ArgumentError("spec.blocks_k", spec.blocks_k, f"at most the stages of k = {layer.k}")
-    if not has_room(spec, blocks):
-        raise ArgumentError("blocks_per_sm", blocks, "blocks whose partial sums fit the workspace")
+    if not has_room(spec, spec.blocks_per_sm):
+        raise ArgumentError("spec.blocks_per_sm", spec.blocks_per_sm, "CTAs whose partial sums fit the workspace")
     spec.check_target(target)
-    choice = Choice(spec, blocks, band, _typed(raw, "divide", bool))
-    return Cell(layer, m, choice, float(raw["us"]), float(raw["rule_us"]))
+    return Entry(layer, m, spec, float(raw["us"]), float(raw["rule_us"]))
 
 
-def _parse_spec(kernel: type[AnyMarlinSpec], raw: Mapping[str, Any]) -> AnyMarlinSpec:
+def retune_command(entries: list[dict[str, Any]]) -> str:
+    """What measures these entries again; entries of any schema, as far as they can be read."""
+    shapes = dict.fromkeys((raw.get("k"), raw.get("n")) for raw in entries)
+    sizes = sorted({raw["m"] for raw in entries if isinstance(raw.get("m"), int)})
+    named = "".join(f" --shape {k}x{n}" for k, n in list(shapes)[:4])
+    more = " ..." if len(shapes) > 4 else ""
+    return f"measure again with: cudatma tune{named}{more} --tokens {','.join(map(str, sizes))}"
+
+
+def _parse_spec(
+    kernel: type[AnyMarlinSpec], raw: Mapping[str, Any], layer_fields: Mapping[str, Any]
+) -> AnyMarlinSpec:
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in fields(kernel)}
-    unknown = sorted(set(raw) - set(kinds))
-    if unknown:
-        raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__}")
-    return kernel(**{name: _typed(raw, name, kinds[name]) for name in raw})
+    if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(layer_fields)):
+        raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the layer does not give")
+    given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(layer_fields)
+    missing = [f.name for f in fields(kernel) if f.name not in given]
+    if missing:
+        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__}")
+    return kernel(**given)
 
 
 def _typed(raw: Any, name: str, kind: type) -> Any:
-    """A value of exactly this type: JSON's true is no number of blocks."""
+    """A value of exactly this type: JSON's true is no number of CTAs."""
     value = raw[name]
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
@@ -227,7 +172,10 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     """The sections of a file. ValueError, with the reason, for what is no such file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or "schema" not in content:
-        raise ValueError("it is no file of tuned configurations")
+        raise ValueError("it is no file of tuning entries")
+    if content["schema"] == 1:
+        cells = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
+        raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(cells)}")
     if content["schema"] != SCHEMA:
         raise ValueError(f"its schema is {content['schema']!r}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
@@ -236,20 +184,26 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     return sections
 
 
+def _listed(value: object, name: str) -> list[dict[str, Any]]:
+    """The objects of a list of an earlier file; whatever else it holds is left out."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 def _is_section(section: object) -> bool:
     return (
         isinstance(section, dict)
-        and isinstance(section.get("key"), dict)
-        and isinstance(section.get("cells"), list)
-        and all(isinstance(cell, dict) for cell in section["cells"])
+        and isinstance(section.get("gpu"), dict)
+        and isinstance(section.get("entries"), list)
+        and all(isinstance(entry, dict) for entry in section["entries"])
     )
 
 
-def store_cell(path: Path, key: TuneKey, cell: Cell) -> None:
-    """Put a cell into the file, in place of an older one for the same layer and tokens; all else stays.
+def store_entry(path: Path, gpu: GpuClass, entry: Entry) -> None:
+    """Put an entry into the file, in place of an older one for the same layer and M; all else stays.
 
-    Written aside and renamed, under a lock, so that many runs may share a file. What cannot be read as a file of tuned
-    configurations is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
+    Written aside and renamed, under a lock, so that many runs may share a file. What cannot be read as a file of tuning
+    entries is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
@@ -260,24 +214,27 @@ def store_cell(path: Path, key: TuneKey, cell: Cell) -> None:
         except ValueError as error:
             sections = []
             _set_aside(path, error)
-        put_cell(sections, asdict(key), cell.as_json())
+        put_entry(sections, asdict(gpu), entry.as_json())
         write_sections(path, sections)
 
 
-def put_cell(sections: list[dict[str, Any]], key: dict[str, Any], raw: dict[str, Any]) -> None:
-    """Put a cell's JSON into the section of this key, in place of one for the same layer and tokens."""
-    mine = next((section for section in sections if section["key"] == key), None)
+def put_entry(sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any]) -> None:
+    """Put an entry's JSON into the section of this GPU, in place of one for the same layer and M."""
+    mine = next((section for section in sections if section["gpu"] == gpu), None)
     if mine is None:
-        mine = {"key": key, "cells": []}
+        mine = {"gpu": gpu, "entries": []}
         sections.append(mine)
-    names = ("k", "n", "m", *_LAYER_FIELDS)
-    mine["cells"] = [old for old in mine["cells"] if any(old.get(name) != raw[name] for name in names)]
-    mine["cells"].append(raw)
+    mine["entries"] = [old for old in mine["entries"] if any(old.get(name) != raw[name] for name in _PROBLEM_FIELDS)]
+    mine["entries"].append(raw)
 
 
 def write_sections(path: Path, sections: list[dict[str, Any]]) -> None:
-    """A whole file at once: written aside and renamed. Raises OSError."""
-    _replace(path, json.dumps({"schema": SCHEMA, "sections": sections}, indent=1) + "\n")
+    """A whole file at once, an entry a line: written aside and renamed. Raises OSError."""
+    parts = []
+    for section in sections:
+        entries = ",\n".join(json.dumps(entry) for entry in section["entries"])
+        parts.append(f'{{"gpu": {json.dumps(section["gpu"])}, "entries": [\n{entries}\n]}}')
+    _replace(path, f'{{"schema": {SCHEMA}, "sections": [\n' + ",\n".join(parts) + "\n]}\n")
 
 
 def _set_aside(path: Path, why: Exception) -> None:
@@ -299,3 +256,20 @@ def _replace(path: Path, text: str) -> None:
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def usable_entries(path: Path, card: Card, target: Target) -> tuple[list[Entry], list[str]]:
+    """All usable entries of a file for a GPU, and what of it is not used and why, as lines of text. Never raises for
+    what the file holds."""
+    try:
+        raws = entries_for(path, card)
+    except (OSError, ValueError) as error:
+        return [], [f"the whole file: {error}"]
+    found, problems = [], []
+    for raw in raws:
+        try:
+            found.append(parse_entry(raw, target))
+        except (CudaTmaError, KeyError, TypeError, ValueError) as error:
+            what = f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            problems.append(f"the entry k {raw.get('k')}, n {raw.get('n')}, m {raw.get('m')}: {what}")
+    return found, problems

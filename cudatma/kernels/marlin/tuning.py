@@ -1,9 +1,9 @@
-"""Tuned configurations at a first call: the user's file, then a table that ships, each file read once a process.
+"""Tuning entries at a first call: the user's file, then the table that ships, each read once a process.
 
-A cell was measured for one layer at one number of tokens. It serves others of the same layer (K, N, group size, zero
-points, dtype) by nearest(): the same tile then has the same number of tokens' tiles, so that the work is the same.
-Where none of a layer's own serves, one of the same K and N does with the layer's type, groups and zero points, as far
-as that fits: the work is divided alike.
+An entry was measured for one layer at one M. It serves other sizes of the same layer (K, N, group size, zero points,
+dtype) by nearest(): the same tile then cuts M into as many tiles, so that the work is the same. Where none of a layer's
+own serves, one of the same K and N does with the layer's type, groups and zero points, as far as that fits: the work is
+divided alike.
 """
 
 from __future__ import annotations
@@ -11,144 +11,146 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from cudatma import context
 from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning
-from cudatma.kernels.marlin.card import Card, card_of
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Cell, read_cells, user_file
+from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
 from cudatma.target import Target, get_target
 
-SHIPPED = Path(__file__).with_name("tuned")
-#: From so many tiles of tokens on, one more or fewer changes little: cells serve up to twice their tokens.
+SHIPPED = Path(__file__).with_name("tuned.json")
+#: From so many tiles of M on, one more or fewer changes little: entries serve up to twice their M.
 _MANY_TILES = 8
-#: How many times as many tokens a cell may have as it serves.
-_MORE_TOKENS = 1.25
-_pinned: ContextVar[Choice[AnyMarlinSpec] | None] = ContextVar("pinned choice of a Marlin GEMM", default=None)
+#: How many times as large an entry's M may be as the one it serves.
+_LARGER_M = 1.25
+_pinned: ContextVar[AnyMarlinSpec | None] = ContextVar("pinned configuration of a Marlin GEMM", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell, and the file that it comes from. shipped: whether that is one of cudatma's own. exact: whether the cell
-    is the layer's own; else one of the same K and N, in another type or other groups, was measured."""
+    """An entry, and the file that it comes from. shipped: whether that is cudatma's own. exact: whether the entry is
+    the layer's own; else one of the same K and N, in another type or other groups, was measured."""
 
-    cell: Cell
+    entry: Entry
     path: Path
     shipped: bool
     exact: bool = True
 
 
 @contextlib.contextmanager
-def pinned(choice: Choice[AnyMarlinSpec]) -> Iterator[None]:
-    """Inside, every choice() of this thread is this one: the tuner runs each candidate as a GEMM would run it."""
-    token = _pinned.set(choice)
+def pinned(spec: AnyMarlinSpec) -> Iterator[None]:
+    """Inside, every choice of this thread is this one: the tuner runs each candidate as a GEMM would run it."""
+    token = _pinned.set(spec)
     try:
         yield
     finally:
         _pinned.reset(token)
 
 
-def pinned_choice() -> Choice[AnyMarlinSpec] | None:
+def pinned_spec() -> AnyMarlinSpec | None:
     """What pinned() holds for the calling thread."""
     return _pinned.get()
 
 
-def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Card | None = None) -> Found | None:
-    """The tuned cell that serves ``m`` tokens, the user's before a shipped one; None where there is none.
+def lookup(layer: Layer, m: int, card: Card) -> Found | None:
+    """The tuning entry that serves M rows, the user's before a shipped one; None where there is none.
 
-    card: None is the card of this machine that has this target and so many multiprocessors; where there is none, or
-    several that differ in their clocks, nothing is tuned. Never raises for what files hold: a TuneFileWarning says,
-    once a process, what is ignored.
+    Never raises for what files hold: a TuneFileWarning says, once a process, what is ignored.
     """
     if os.environ.get(FILE_VARIABLE) == NOTHING:
         return None
-    known = _card_here(target.name, multiprocessors) if card is None else card
-    if known is None:
-        return None
-    files = [(_cells(path, known, shipped), path, shipped) for path, shipped in _files(layer.k, layer.n)]
-    for cells, path, shipped in files:
-        if (cell := nearest(cells.get(layer, ()), m)) is not None:
-            return Found(cell, path, shipped)
-    for cells, path, shipped in files:
-        if (alike := _alike(cells, layer, m, target)) is not None:
+    files = [(_entries(path, card, layer.k, layer.n), path, shipped) for path, shipped in _files()]
+    for entries, path, shipped in files:
+        if (entry := nearest([one for one in entries if one.layer == layer], m)) is not None:
+            return Found(entry, path, shipped)
+    for entries, path, shipped in files:
+        if (alike := _alike(entries, layer, m, get_target(card.target))) is not None:
             return Found(alike, path, shipped, exact=False)
     return None
 
 
-def _alike(cells: Mapping[Layer, Sequence[Cell]], layer: Layer, m: int, target: Target) -> Cell | None:
-    """A cell of another layer of the same K and N, its choice with this one's type, groups and zero points."""
-    found = (nearest(of, m) for other, of in cells.items() if (other.k, other.n) == (layer.k, layer.n))
-    for cell in sorted((one for one in found if one), key=lambda one: (abs(one.m - m), repr(one.layer))):
-        if isinstance(cell.choice.spec, MarlinSpec):  # its ways to scale go with the groups
+def _alike(entries: Sequence[Entry], layer: Layer, m: int, target: Target) -> Entry | None:
+    """An entry of another layer of the same K and N, its spec with this one's type, groups and zero points."""
+    by_layer = {one.layer: [other for other in entries if other.layer == one.layer] for one in entries}
+    found = (nearest(of, m) for of in by_layer.values())
+    for entry in sorted((one for one in found if one), key=lambda one: (abs(one.m - m), repr(one.layer))):
+        if isinstance(entry.spec, MarlinSpec):  # its ways to scale go with the groups
             continue
         with contextlib.suppress(ArgumentError, TargetError):
             spec: AnyMarlinSpec = replace(
-                cell.choice.spec, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros
+                entry.spec, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros
             )
             spec.check_target(target)
-            if spec.smem_bytes <= target.smem_share_bytes(cell.choice.blocks_per_sm):
-                return replace(cell, choice=replace(cell.choice, spec=spec))
+            if spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
+                return replace(entry, spec=spec)
     return None
 
 
-def nearest(cells: Sequence[Cell], m: int) -> Cell | None:
-    """Of one layer's cells the one for ``m`` tokens: that with the most tokens up to m that serves, else that with the
-    fewest above.
+def nearest(entries: Sequence[Entry], m: int) -> Entry | None:
+    """Of one layer's entries the one for M: that with the largest M up to it that serves, else that with the smallest
+    above.
 
-    A cell serves where its tile cuts both numbers of tokens into as many tiles; one for more tokens only if it has
-    at most a quarter more: the rules cut their tiles to the number of tokens. From 8 tiles on, any up to twice its
-    tokens.
+    An entry serves where its tile cuts both M into as many tiles; one for a larger M only if that is at most a quarter
+    larger: the cost model cuts tiles to M. From 8 tiles on, any up to twice its M.
     """
-    serving = [cell for cell in cells if _serves(cell, m)]
-    below = [cell for cell in serving if cell.m <= m]
-    return max(below, key=lambda cell: cell.m) if below else min(serving, key=lambda cell: cell.m, default=None)
+    serving = [entry for entry in entries if _serves(entry, m)]
+    below = [entry for entry in serving if entry.m <= m]
+    return max(below, key=lambda entry: entry.m) if below else min(serving, key=lambda entry: entry.m, default=None)
 
 
-def _serves(cell: Cell, m: int) -> bool:
-    block_m = cell.choice.spec.block_m
-    here, there = ceil_div(m, block_m), ceil_div(cell.m, block_m)
+def _serves(entry: Entry, m: int) -> bool:
+    here, there = ceil_div(m, entry.spec.block_m), ceil_div(entry.m, entry.spec.block_m)
     if here == there:
-        return cell.m <= _MORE_TOKENS * m
-    return min(here, there) >= _MANY_TILES and cell.m <= m < 2 * cell.m
+        return entry.m <= _LARGER_M * m
+    return min(here, there) >= _MANY_TILES and entry.m <= m < 2 * entry.m
 
 
-def shipped_file(table: str, k: int, n: int) -> Path:
-    """Of a table that ships (``"h200"``) the file of one (K, N), alone: a first call reads no other."""
-    return SHIPPED / table / f"{k}x{n}.json"
-
-
-def _files(k: int, n: int) -> list[tuple[Path, bool]]:
+def _files() -> list[tuple[Path, bool]]:
     try:
         path = user_file()
     except ArgumentError as error:
         _warn(str(error))
         path = None
-    return ([] if path is None else [(path, False)]) + [(one, True) for one in _shipped(k, n)]
+    return ([] if path is None else [(path, False)]) + [(SHIPPED, True)]
+
+
+@lru_cache(maxsize=8)
+def _by_shape(path: Path, card: Card) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
+    """A file's entries by (K, N), not yet parsed: a first call looks at one layer's."""
+    try:
+        raws = entries_for(path, card)
+    except (OSError, ValueError) as error:
+        _warn(f"{path}: not used: {error}")
+        return {}
+    found: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for raw in raws:
+        k, n = raw.get("k"), raw.get("n")
+        if type(k) is int and type(n) is int:
+            found.setdefault((k, n), []).append(raw)
+        else:
+            _warn(f"{path}: an entry is not used: k {k!r}, n {n!r}: its sizes must be integers")
+    return found
 
 
 @lru_cache(maxsize=256)
-def _shipped(k: int, n: int) -> list[Path]:
-    return sorted(SHIPPED.glob(shipped_file("*", k, n).relative_to(SHIPPED).as_posix()))
-
-
-@lru_cache(maxsize=256)
-def _cells(path: Path, card: Card, shipped: bool) -> dict[Layer, list[Cell]]:
-    """The cells of a file by layer; read once."""
-    cells, problems = read_cells(path, card, get_target(card.target), shipped=shipped)
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        _warn(f"{path}: not used: {problems[0]}{more}")
-    by_layer: dict[Layer, list[Cell]] = {}
-    for cell in cells:
-        by_layer.setdefault(cell.layer, []).append(cell)
-    return by_layer
+def _entries(path: Path, card: Card, k: int, n: int) -> list[Entry]:
+    """The usable entries of one K and N; read once."""
+    found, target = [], get_target(card.target)
+    for raw in _by_shape(path, card).get((k, n), []):
+        try:
+            found.append(parse_entry(raw, target))
+        except (CudaTmaError, KeyError, TypeError, ValueError) as error:
+            what = f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            _warn(f"{path}: an entry is not used: k {k}, n {n}, m {raw.get('m')}: {what}")
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -157,21 +159,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, TuneFileWarning, stacklevel=2)
 
 
-@lru_cache(maxsize=16)
-def _card_here(target: str, multiprocessors: int) -> Card | None:
-    found = set()
-    try:
-        driver = context.initialise()
-        for device in range(int(driver.cuDeviceGetCount()[1])):
-            with contextlib.suppress(CudaTmaError):  # a card that no target serves
-                found.add(card_of(device))
-    except (CudaTmaError, ImportError):
-        return None
-    fitting = [card for card in found if (card.target, card.multiprocessors) == (target, multiprocessors)]
-    return fitting[0] if len({(card.clock_class_mhz, card.memory_clock_mhz) for card in fitting}) == 1 else None
-
-
 def forget() -> None:
     """Read the files anew at the next look: after tuning, and in tests."""
-    for cached in (_cells, _shipped, _warn, _card_here):
+    for cached in (_by_shape, _entries, _warn):
         cached.cache_clear()

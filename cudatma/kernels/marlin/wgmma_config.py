@@ -1,28 +1,25 @@
-"""Which instance of the wgmma kernel serves a problem: of a list of forms, cut to the number of tokens, the one that
-tile_clocks.py puts first.
+"""Configurations of the wgmma kernel that are worth ranking: a list of forms, cut to M, whole or divided by clusters.
 
 docs/performance/marlin_wgmma.md holds the measurements that the list comes from.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from cudatma.kernels.marlin.candidate import Candidate, cheapest
+from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
+from cudatma.kernels.marlin.layer import Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.tile_clocks import Tile, launch_clocks
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.target import Target
+from cudatma.target import Target, get_target
 
-#: Up to so many tokens strips are faster: few columns are half of wgmma's rate, and the weight's bytes decide.
-_OTHERS_TOKENS = 16
-#: The same for layers of so many channels a multiprocessor, five strips of a block: at 16 tokens 1 to 16 % faster than
-#: strips (19 layers of 136 to 559 channels), at 8 tokens 1 to 7 % slower. At 26 layers of 54 to 124 channels it is 4 %
-#: slower to 1 % faster. [H200]
-_OTHERS_TOKENS_WIDE, _WIDE_CHANNELS = 8, 130
+#: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
+_LEAST_M = 9
 #: Tokens of a tile: fine where they are few, so that little of the last one is empty.
 _SIZES = (*range(8, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer tokens are for one of them alone.
@@ -31,9 +28,6 @@ _LEAST_OF_SEVERAL = 48
 _FEW_TOKENS = 64
 #: What dumps show of a form, beside its most: the last eight of them are alone where results leave by sixteens.
 _DUMPED_TOKENS = 40
-#: Tables of small groups, and a cluster's sums, take room from the ring: a shorter one stands still (a third slower at
-#: 128 x 64 x 256 and two stages), unless the depth is as short. [H200]
-_LEAST_STAGES = 3
 #: With more accumulators a thread, setmaxnreg has to make room; and with so many where two blocks of channels are
 #: stacked, whose weights take registers too. ptxas spills otherwise.
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
@@ -93,54 +87,40 @@ _FORMS = (
 )
 
 
-def wgmma_serves(m: int, target: Target, feeds: Feeds, channels: int = 0) -> bool:
-    """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA. channels: a multiprocessor's."""
-    able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if channels >= _WIDE_CHANNELS else _OTHERS_TOKENS)
-
-
-def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
-    """The spec for ``m`` tokens on a card that wgmma_serves(). Deterministic; looks at no device."""
-    choice = next(_in_order(layer, m, target, multiprocessors))
-    choice.spec.check_target(target)
-    return choice
-
-
-def best_tiles(layer: Layer, m: int, target: Target, multiprocessors: int, count: int) -> list[Choice[WgmmaSpec]]:
-    """The ``count`` that take the fewest clocks, as tile_clocks.py says, the first first."""
-    return list(itertools.islice(_in_order(layer, m, target, multiprocessors), count))
-
-
-def _in_order(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[WgmmaSpec]]:
-    """The fastest first, as the formula says, which knows nothing of rings: those that are too short come last."""
-    short = []
-    for form, block_m, blocks_k in _ranked(layer.k, layer.n, m, multiprocessors):
-        spec = _shortened(replace(_spec(form, block_m, layer, m), blocks_k=blocks_k), target)
-        enough = min(_LEAST_STAGES, ceil_div(ceil_div(layer.k, form.block_k), blocks_k))
-        if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes:
-            yield Choice(spec, 1)
-        elif blocks_k == 1:
-            short.append(Choice(spec, 1))
-    yield from short
-
-
-def _ranked(k: int, n: int, m: int, multiprocessors: int) -> list[tuple[_Form, int, int]]:
-    """Forms, their tokens, and blocks that divide the depth: those that take the fewest clocks first."""
-
-    def clocks(way: tuple[_Form, int, int]) -> float:
-        form, block_m, blocks_k = way
+def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
+    """Each form with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
+    target = get_target(card.target)
+    if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
+        return
+    for form in _FORMS:
         warpgroups = (form.warpgroups, form.warpgroups_k)
-        tile = Tile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, blocks_k)
-        return launch_clocks(tile, m, n, k, multiprocessors)
+        for block_m in form.sizes(m):
+            for blocks_k in _divisions(form, block_m, m, layer, card):
+                tile = WgmmaTile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, blocks_k)
+                cost = wgmma_cost(tile, m, layer.n, layer.k, card)
+                yield Candidate(cost, partial(_built, form, block_m, blocks_k, layer, m, target))
 
-    def is_at_once(form: _Form, block_m: int, blocks_k: int) -> bool:
-        """Clusters that wait for others take twice as long; and each block has a stage."""
-        tiles = ceil_div(m, block_m) * ceil_div(n, form.block_n)
-        return tiles <= clusters_at_once(blocks_k, multiprocessors) and k > form.block_k * (blocks_k - 1)
 
-    tiles = [(form, size, 1) for form in _FORMS for size in form.sizes(m)]
-    divided = ((form, size, blocks_k) for form, size, _ in tiles if form.cluster == 1 for blocks_k in BLOCKS_K[1:])
-    return sorted([*tiles, *(tile for tile in divided if is_at_once(*tile))], key=clocks)
+def _divisions(form: _Form, block_m: int, m: int, layer: Layer, card: Card) -> Iterator[int]:
+    """Numbers of CTAs that may divide K. Clusters that wait for others take twice as long; and each CTA has a stage."""
+    yield 1
+    if form.cluster > 1:
+        return
+    tiles = ceil_div(m, block_m) * ceil_div(layer.n, form.block_n)
+    for blocks_k in BLOCKS_K[1:]:
+        if tiles <= clusters_at_once(blocks_k, card.multiprocessors) and layer.k > form.block_k * (blocks_k - 1):
+            yield blocks_k
+
+
+def _built(
+    form: _Form, block_m: int, blocks_k: int, layer: Layer, m: int, target: Target, least_stages: int
+) -> WgmmaSpec | None:
+    """The spec, with fewer stages where shared memory does not hold the form's; None with fewer than ``least_stages``
+    that a CTA would use. Tables of small groups, and a cluster's sums, take room from the ring: one of two stages is a
+    third slower at 128 x 64 x 256. [H200]"""
+    spec = _shortened(replace(_spec(form, block_m, layer, m), blocks_k=blocks_k), target)
+    enough = min(least_stages, ceil_div(ceil_div(layer.k, form.block_k), blocks_k))
+    return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
 
 
 def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
@@ -183,8 +163,9 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 def dump_specs(target: Target) -> list[WgmmaSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    if not wgmma_serves(64, target, Feeds()):
+    if not target.has_wgmma:
         return []
+    card = imagined_card(target, H200.multiprocessors)
     sizes = ((form, size) for form in _FORMS for size in dict.fromkeys((max(form.least, _DUMPED_TOKENS), form.most)))
     specs = [_fitting(_spec(form, size, large, size), target) for form, size in sizes]
     cases = [
@@ -196,9 +177,9 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         (replace(small, k=8192, n=1280), 100),
         (replace(small, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
-    specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
-    cases = [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
-    specs += [choose_wgmma(layer, m, target, 132).spec for layer, m in cases]
+    cases += [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
+    chosen = (cheapest(wgmma_candidates(layer, m, card)) for layer, m in cases)
+    specs += [spec for spec in chosen if isinstance(spec, WgmmaSpec)]
     # Most weights have the one form; the others with tiles that differ most.
     others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *others]))

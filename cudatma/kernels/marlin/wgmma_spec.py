@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.cost import DIVIDED_STAGE, Cost, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, LONG_BYTES, MAX_BLOCKS_K, MAX_BOX, StagedTile
-from cudatma.kernels.marlin.tile_clocks import DIVIDED_STAGE, Tile, division_clocks, stage_clocks
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 
@@ -69,6 +70,7 @@ class WgmmaSpec(StagedTile):
     blocks_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
+    revision: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
     feed_weight: ClassVar[str] = "tma"
     feed_scale: ClassVar[str] = "tma"
@@ -298,10 +300,10 @@ class WgmmaSpec(StagedTile):
         return 0 if self.blocks_k > 1 else self.block_m * self.block_n * 4
 
     @property
-    def tile(self) -> Tile:
-        """What tile_clocks.py has to know."""
+    def tile(self) -> WgmmaTile:
+        """What cost.py has to know."""
         warpgroups = (self.warpgroups, self.warpgroups_k)
-        return Tile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.blocks_k)
+        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.blocks_k)
 
     def division(self, others: int) -> tuple[float, float]:
         return division_clocks(self.tile, others) / stage_clocks(self.tile), DIVIDED_STAGE
@@ -310,6 +312,10 @@ class WgmmaSpec(StagedTile):
     def collect_unroll(self) -> int:
         """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
         return max(1, 64 // self.accumulators)
+
+    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+        """Predicted time of an (m, n, k) problem."""
+        return wgmma_cost(self.tile, m, n, k, card)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -1,0 +1,40 @@
+"""A configuration that may serve a problem: its cost now, its spec when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+
+#: A ring of fewer stages stands still while one is worked on. The cost model knows nothing of rings: shorter ones come
+#: after all others.
+LEAST_STAGES, _SHORTEST_RING = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """cost: predicted. build(least_stages): the spec with as deep a ring as is of use, None where the target's shared
+    memory holds no ring of so many stages. Ranking some hundred candidates builds the first alone."""
+
+    cost: Cost
+    build: Callable[[int], AnyMarlinSpec | None]
+
+
+def ranked(candidates: Iterable[Candidate]) -> Iterator[tuple[AnyMarlinSpec, Cost]]:
+    """Those that fit the target, the cheapest first."""
+    short = []
+    for candidate in sorted(candidates, key=lambda one: one.cost.us):
+        if (spec := candidate.build(LEAST_STAGES)) is not None:
+            yield spec, candidate.cost
+        else:
+            short.append(candidate)
+    for candidate in short:
+        if (spec := candidate.build(_SHORTEST_RING)) is not None:
+            yield spec, candidate.cost
+
+
+def cheapest(candidates: Iterable[Candidate]) -> AnyMarlinSpec | None:
+    """The first of ranked(); None where none fits."""
+    return next((spec for spec, _ in ranked(candidates)), None)

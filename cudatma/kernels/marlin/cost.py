@@ -1,0 +1,241 @@
+"""What a GEMM takes on a GPU, predicted: one formula for all kernels, which ranks every candidate of every kernel.
+
+A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
+Memory and tensor cores work while the SMs do, so that a part of their time is hidden; the rest adds to the sum. The
+factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
+docs/performance/model.md compares them with the predictions, and tests/unit/test_marlin_cost.py bounds what the choice
+loses. Pure: no device, no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.problem import ceil_div, longest_share
+
+_LAUNCH_US = 2.68
+#: From so many rows of x on, kernels run long enough for the power limit to lower the clock. [docs/performance/method.md]
+_SUSTAINED_FROM = 256
+#: int4 weights and one 16-bit scale for 128 of them.
+_WEIGHT_BYTES = 0.516
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Predicted microseconds of one launch, weights cold in L2; their sum is ``us``.
+
+    launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
+    the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading the weight.
+    tensor_us: the same of all tensor cores' operations.
+    """
+
+    launch_us: float
+    sm_us: float
+    reduction_us: float
+    memory_us: float
+    tensor_us: float
+
+    @property
+    def us(self) -> float:
+        return self.launch_us + self.sm_us + self.reduction_us + self.memory_us + self.tensor_us
+
+    @property
+    def bound(self) -> str:
+        """The largest term: ``"launch"``, ``"sm"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
+        return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def _memory_us(k: int, n: int, card: Card) -> float:
+    """Of reading the weight once."""
+    return _WEIGHT_BYTES * k * n / card.memory_bytes_per_us
+
+
+# ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTile:
+    """Of StripSpec; fields as there."""
+
+    block_m: int
+    strips: int
+    block_k: int
+    blocks_k: int = 1
+
+
+#: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs besides.
+_SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
+#: Microseconds of the first activations and of the result, for each column of the MMAs.
+_SKINNY_COLUMN_US = 0.0106
+#: A cluster's barrier, and clocks for 32 x 8 sums of each CTA that sends some.
+_SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
+_SKINNY_MEMORY = 0.475
+_MMA_N = 8
+
+
+def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Card) -> Cost:
+    """One launch of the skinny GEMM."""
+    columns, clock = max(_MMA_N, tile.block_m), card.sm_clock_mhz
+    ctas = ceil_div(n, 32 * tile.strips) * ceil_div(m, tile.block_m) * tile.blocks_k
+    steps = ceil_div(ctas, card.multiprocessors) * ceil_div(ceil_div(k, tile.block_k), tile.blocks_k) * tile.block_k
+    # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
+    mma = max(_SKINNY_MMA, 2 * 32 / card.mma_sync_flops)
+    exchanged = 0.0
+    if tile.blocks_k > 1:
+        sums = (tile.blocks_k - 1) * ceil_div(tile.strips, tile.blocks_k) * columns / _MMA_N
+        exchanged = _SKINNY_CLUSTER_US + sums * _SKINNY_SUMS / clock
+    return Cost(
+        launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
+        sm_us=steps * tile.strips * (_SKINNY_N32 + mma * columns) / clock,
+        reduction_us=exchanged,
+        memory_us=_SKINNY_MEMORY * _memory_us(k, n, card),
+        tensor_us=0.0,
+    )
+
+
+# ---- wgmma ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """Of WgmmaSpec; fields as there. block_n: of one CTA."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warpgroups: int
+    warpgroups_k: int = 1
+    cluster: int = 1
+    blocks_k: int = 1
+
+
+#: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
+_WGMMA_MACS = 2048
+#: A warpgroup alone dequantizes 64 x 64 weights in so many clocks; each one beside it, on the same schedulers, adds so
+#: much of them. MMAs and dequantization overlap, but not perfectly: their sum in so high a norm.
+_DEQUANTIZE, _BESIDE, _NORM = 142, 0.8, 2.6
+#: A stage costs so much besides, and for each byte.
+_STAGE, _BYTE = 57, 0.0032
+#: A stage of a divided tile: CTAs are at different depths then, and share less in L2.
+DIVIDED_STAGE = 1.06
+#: Partial sums go out and come in again: once, and bytes a clock for each CTA that shares a tile with its owner.
+_DIVISION, _PARTIAL_BYTES = 4850, 50
+#: Each tile's result: in any case, and of 128 x 128.
+_TILE, _RESULT = 700, 700
+#: CTAs of a cluster that share activations wait for each other before the first stage.
+_MULTICAST = 2000
+#: CTAs of a cluster that divide K meet: for each of them, and bytes a clock of what they send.
+_MEETING, _SUMS_BYTES = 60, 18
+#: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
+#: limit.
+_WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+
+
+def stage_clocks(tile: WgmmaTile) -> float:
+    """One stage of a whole tile, with the ring full."""
+    products = tile.block_m * tile.block_n * tile.block_k / _WGMMA_MACS
+    blocks = tile.block_n / 64 * tile.block_k / 64  # of weights; all warpgroups have as many
+    warpgroups = tile.warpgroups * tile.warpgroups_k
+    dequantize = blocks / warpgroups * _DEQUANTIZE * (1 + _BESIDE * (warpgroups - 1))
+    loaded = tile.block_k * (2 * tile.block_m / tile.cluster + tile.block_n / 2)
+    together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
+    return together + _BYTE * loaded + _STAGE
+
+
+def division_clocks(tile: WgmmaTile, others: int = 1) -> float:
+    """What dividing tiles costs a CTA. others: that share a tile with the CTA that stores it."""
+    return _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
+
+
+def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Card) -> Cost:
+    """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``blocks_k`` CTAs for
+    each tile, all at once."""
+    depth, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
+    if tile.blocks_k > 1:
+        # Each CTA gets the others' sums of a part of the rows, and stores it.
+        own = 8 * ceil_div(tile.block_m, 8 * tile.blocks_k) * tile.block_n
+        exchanged = _MEETING * tile.blocks_k + 4 * (tile.blocks_k - 1) * own / _SUMS_BYTES
+        loop, ends = ceil_div(depth, tile.blocks_k) * stage, _result_clocks(own)
+    else:
+        resident = max(1, card.multiprocessors // tile.cluster)
+        tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
+        longest = longest_share(tiles, resident, depth)
+        # Divided or not, the longest work range stores as many results.
+        ends = ceil_div(tiles, resident) * _result_clocks(tile.block_m * tile.block_n)
+        ends += _MULTICAST if tile.cluster > 1 else 0
+        loop, exchanged = longest.whole * stage, 0.0
+        divided = (longest.before + longest.divided * DIVIDED_STAGE) * stage
+        if divided + division_clocks(tile, longest.others) < loop:
+            loop, exchanged = divided, division_clocks(tile, longest.others)
+    clock_us = _WGMMA_SM / card.sm_clock_mhz
+    tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
+    return Cost(
+        launch_us=_LAUNCH_US + ends * clock_us,
+        sm_us=loop * clock_us,
+        reduction_us=exchanged * clock_us,
+        memory_us=_WGMMA_MEMORY * _memory_us(k, n, card),
+        tensor_us=tensor * m * n * k / (_WGMMA_MACS * card.multiprocessors * card.sm_clock_mhz),
+    )
+
+
+def _result_clocks(elements: int) -> float:
+    return _TILE + _RESULT * elements / (128 * 128)
+
+
+# ---- mma.sync -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MmaSyncTile:
+    """Of MarlinSpec; fields as there. One CTA on an SM."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_n: int
+    warps_k: int
+    scales_weight: bool = False
+
+
+#: Instructions for one weight, and with its scale; fp32 sums that are scaled instead, for one MMA in a group of 128.
+_WEIGHT_INSTRUCTIONS, _SCALED_WEIGHT_INSTRUCTIONS, _SCALED_SUMS = 9 / 8, 13 / 8, 1.5
+_SCHEDULERS = 4
+#: Of a stage: parts of the tensor cores' and of the issue slots' clocks that add up, clocks a byte, and others.
+_MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
+#: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
+_MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
+_MMA_MEMORY, _MMA_POWER = 0.129, 0.139
+
+
+def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, card: Card) -> Cost:
+    """One launch of the mma.sync kernel."""
+    depth = ceil_div(k, tile.block_k)
+    tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
+    longest = longest_share(tiles, card.multiprocessors, depth)
+    partial_bytes = 4 * tile.block_m * tile.block_n
+    weights, mmas = tile.block_n * tile.block_k, tile.block_n * tile.block_m * tile.block_k / (16 * 8 * 16)
+    ldmatrix = tile.warps_n * tile.block_m / 8 * tile.block_k / 32
+    issued = weights / 32 * (_SCALED_WEIGHT_INSTRUCTIONS if tile.scales_weight else _WEIGHT_INSTRUCTIONS)
+    issued += mmas * (1 if tile.scales_weight else _SCALED_SUMS) + ldmatrix
+    loaded = weights / 2 + 2 * tile.block_m * tile.block_k
+    stage = _MMA_PRODUCTS * 2 * tile.block_m * weights / card.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
+    stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / card.sm_clock_mhz
+    # schedule() divides tiles by the same comparison (StagedTile.division()).
+    once = partial_bytes // int(loaded)
+    divides = longest.whole > longest.before + longest.divided + once
+    stages = longest.before + longest.divided if divides else longest.whole
+    pieces = max(2, ceil_div(depth, longest.divided)) if divides else 0
+    flops = 2 * m * n * k / (card.mma_sync_flops * card.multiprocessors * card.sm_clock_mhz)
+    return Cost(
+        launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, card.multiprocessors),
+        sm_us=stages * stage,
+        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * pieces * partial_bytes if divides else 0.0,
+        memory_us=_MMA_MEMORY * _memory_us(k, n, card),
+        tensor_us=_MMA_POWER * flops if m >= _SUSTAINED_FROM else 0.0,
+    )

@@ -1,0 +1,119 @@
+"""Configurations of the mma.sync kernel that are worth ranking: a list of tiles, one CTA on an SM.
+
+docs/performance/marlin_portable.md holds the measurements that the list comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.candidate import Candidate, cheapest
+from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.target import KIB, Target, get_target
+
+#: Shared memory of a CTA that every target has (SM120: 99 KiB).
+_SMEM_BYTES = 99 * KIB
+_MAX_STAGES = 12
+#: Sums are scaled once a group where few columns share a warp; weights, where many do.
+_SCALED_SUMS_COLUMNS = 32
+#: Weights that several tiles of M read should stay in L2.
+_STREAMED_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """block_m, block_n, block_k; warps_n, warps_k; consumer_registers."""
+
+    m: int
+    n: int
+    k: int
+    warps_n: int
+    warps_k: int
+    registers: int = 0
+
+
+#: Of 16 tiles at 110 problems (15 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
+#: three or more. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+_FORMS = (
+    _Form(8, 64, 256, 2, 4),
+    _Form(16, 64, 256, 2, 4),
+    _Form(32, 64, 256, 2, 4),
+    _Form(32, 256, 128, 8, 1),
+    _Form(64, 64, 128, 4, 2),
+    _Form(64, 256, 128, 8, 1),
+    _Form(64, 256, 64, 8, 1),
+    _Form(128, 256, 64, 8, 1, 232),
+)
+
+
+def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = Feeds()) -> Iterator[Candidate]:
+    """Each tile that is no taller than the fewest tiles for M need."""
+    target = get_target(card.target)
+    if not target.has("mma_sync") or not target.has("tma"):
+        return
+    tallest = next((form.m for form in _FORMS if form.m >= m), _FORMS[-1].m)
+    for form in _FORMS:
+        if form.m <= tallest and (not form.registers or target.has_setmaxnreg):
+            scales_weight = layer.group_size != -1 and form.m > _SCALED_SUMS_COLUMNS
+            tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.warps_k, scales_weight)
+            cost = mma_sync_cost(tile, m, layer.n, layer.k, card)
+            yield Candidate(cost, partial(_built, form, layer, target, feeds))
+
+
+def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = Feeds()) -> MarlinSpec:
+    """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
+    spec = cheapest(mma_sync_candidates(layer, m, card, feeds))
+    if not isinstance(spec, MarlinSpec):
+        raise ArgumentError("target", card.target, "a target with TMA, mma.sync, and shared memory for a ring")
+    return spec
+
+
+def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages: int) -> MarlinSpec | None:
+    """The spec with as many stages as fit; None with fewer than ``least_stages``."""
+    scale_on = "accumulator" if form.m <= _SCALED_SUMS_COLUMNS else "weight"
+    least = MarlinSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=form.m,
+        block_n=form.n,
+        block_k=form.k,
+        warps_n=form.warps_n,
+        warps_k=form.warps_k,
+        stages=2,
+        feed_weight=feeds.weight,
+        feed_scale=feeds.scale,
+        feed_activation=feeds.activation,
+        scale_on="epilogue" if layer.group_size == -1 else scale_on,
+        weight_policy="evict_first" if form.m <= _STREAMED_COLUMNS else "evict_normal",
+        consumer_registers=form.registers,
+    )
+    budget = min(_SMEM_BYTES, target.smem_per_block_bytes)
+    rings = (replace(least, stages=stages) for stages in range(_MAX_STAGES, least_stages - 1, -1))
+    return next((one for one in rings if one.smem_bytes <= budget), None)
+
+
+def dump_specs(target: Target) -> list[MarlinSpec]:
+    """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
+    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    if not target.has("mma_sync") or not target.has("tma"):
+        return []
+    card = imagined_card(target, H200.multiprocessors)
+    built = (_built(form, large, target, Feeds(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg)
+    specs = [spec for spec in built if spec is not None]
+    cases = [
+        (replace(large, dtype="bfloat16", has_zeros=True), 16, Feeds()),
+        (replace(large, group_size=32, has_zeros=True), 64, Feeds()),
+        (replace(large, group_size=-1), 1024, Feeds()),
+        (large, 16, Feeds("cp_async", "cp_async", "cp_async")),
+        (large, 1024, Feeds("cp_async", "cp_async", "cp_async")),
+        (small, 16, Feeds(scale="cp_async")),
+    ]
+    specs += [choose_mma_sync(layer, m, card, feeds) for layer, m, feeds in cases]
+    return list(dict.fromkeys(specs))
