@@ -15,9 +15,7 @@ from typing import Any
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
-from cudatma.kernels.marlin.model import plan_of
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.raster import least_traffic
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages, strip_serves, strip_ways, tile_tokens
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec
@@ -56,7 +54,7 @@ def candidates(
 ) -> Iterator[Choice[AnyMarlinSpec]]:
     """One choice for each shape of a tile, of every kernel that takes these feeds; each passes check_target().
 
-    variants() has the rest: depth of the pipeline, order of the tiles, how the result leaves.
+    variants() has the rest: depth of the pipeline and of the ring.
     """
     if feeds.all_tma:
         if m <= _STRIP_TOKENS:
@@ -76,20 +74,12 @@ def rules_best(
         yield from best_tiles(layer, m, target, multiprocessors, _RULES_BEST)
 
 
-def variants(
-    choice: Choice[AnyMarlinSpec], layer: Layer, m: int, target: Target, multiprocessors: int
-) -> Iterator[Choice[AnyMarlinSpec]]:
-    """The same tile, otherwise divided, issued, stored, numbered or fed."""
-    spec, whole = choice.spec, replace(choice, divide=False)
-    if plan_of(whole, layer, m, target, multiprocessors) != plan_of(choice, layer, m, target, multiprocessors):
-        yield whole
+def variants(choice: Choice[AnyMarlinSpec], layer: Layer, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:
+    """The same tile, otherwise issued or fed."""
+    spec = choice.spec
     if isinstance(spec, WgmmaSpec):
         yield from _changed(choice, ({"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES), target)
         yield from _changed(choice, _other_warpgroups(spec), target)
-        if m > spec.block_m:
-            clusters = max(1, multiprocessors * choice.blocks_per_sm // spec.cluster)
-            band, policy = least_traffic(spec, m, layer.n, layer.k, clusters)
-            yield replace(choice, spec=replace(spec, weight_policy=policy), band=band)
         yield from _changed(choice, _other_rings(spec, layer), target)
     elif isinstance(spec, StripSpec):
         boxes = [{"deep_box": not spec.deep_box}] if layer.k % 64 == 0 else []

@@ -111,15 +111,19 @@ def resident_blocks(choice: Choice[AnyMarlinSpec], target: Target) -> int:
     return max(1, min(choice.blocks_per_sm, target.smem_per_sm_bytes // (choice.spec.smem_bytes + SMEM_RESERVED_BYTES)))
 
 
-def plan_of(choice: Choice[AnyMarlinSpec], layer: Layer, m: int, target: Target, multiprocessors: int) -> Schedule:
-    """The schedule that a launch of this choice would have."""
+def plan_of(
+    choice: Choice[AnyMarlinSpec], layer: Layer, m: int, target: Target, multiprocessors: int, *, divide: bool = True
+) -> Schedule:
+    """The schedule that a launch of this choice would have. divide: as for schedule()."""
     resident = multiprocessors * resident_blocks(choice, target)
-    return schedule(choice.spec, m, layer.n, layer.k, resident, divide=choice.divide, band=choice.band)
+    return schedule(choice.spec, m, layer.n, layer.k, resident, divide=divide)
 
 
-def predict(layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target, card: Card) -> Prediction:
+def predict(
+    layer: Layer, m: int, choice: Choice[AnyMarlinSpec], target: Target, card: Card, *, divide: bool = True
+) -> Prediction:
     """The time of ``m`` tokens through ``layer``, weights cold in L2. Pure; every ArgumentError is schedule()'s."""
-    spec, work = choice.spec, plan_of(choice, layer, m, target, card.multiprocessors)
+    spec, work = choice.spec, plan_of(choice, layer, m, target, card.multiprocessors, divide=divide)
     shares = _shares(spec, work, card.multiprocessors)
     weight_bytes = spec.weight_stage_bytes + spec.scale_stage_bytes + spec.zero_stage_bytes
     stage_bytes = weight_bytes + spec.activation_stage_bytes // spec.cluster

@@ -33,9 +33,7 @@ class Candidate:
         spec, choice = self.choice.spec, self.choice
         more = f" x{choice.blocks_per_sm}" if choice.blocks_per_sm > 1 else ""
         more += f", scales on the {spec.scale_on}" if isinstance(spec, MarlinSpec) else ""
-        more += f", band {choice.band}" if choice.band else ""
-        more += ", evict_first" if choice.band and spec.weight_policy == "evict_first" else ""
-        return f"{spec.entry}{more}{'' if choice.divide else ', whole tiles'}"
+        return f"{spec.entry}{more}"
 
 
 def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, *, fused: str = "none") -> list[Candidate]:
@@ -56,7 +54,7 @@ def shortlist(
     first = next(_predicted([rule], layer, m, target, card))
     shapes = list(_one_of_each(ranked(layer, m, target, card, feeds)))
     best = [rule, *(candidate.choice for candidate in shapes[:1] if candidate.choice != rule)]
-    turns = zip_longest(*(variants(choice, layer, m, target, card.multiprocessors) for choice in best))
+    turns = zip_longest(*(variants(choice, layer, target) for choice in best))
     others = list(_predicted((one for turn in turns for one in turn if one is not None), layer, m, target, card))
     near = list(_predicted(rules_best(layer, m, target, card.multiprocessors, feeds), layer, m, target, card))
     most_near = max(1, round((limit - 1) * _NEAR))

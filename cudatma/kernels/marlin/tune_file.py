@@ -81,11 +81,9 @@ class Cell:
 
     def as_json(self) -> dict[str, Any]:
         spec = {f.name: getattr(self.choice.spec, f.name) for f in fields(self.choice.spec)}
-        choice = {"kernel": kernel_name(self.choice.spec), "spec": spec}
-        choice |= {name: getattr(self.choice, name) for name in ("blocks_per_sm", "band", "divide")}
-        return (
-            asdict(self.layer) | {"m": self.m} | choice | {"us": self.us, "rule_us": self.rule_us} | dict(self.record)
-        )
+        choice = {"kernel": kernel_name(self.choice.spec), "spec": spec, "blocks_per_sm": self.choice.blocks_per_sm}
+        times = {"us": self.us, "rule_us": self.rule_us}
+        return asdict(self.layer) | {"m": self.m} | choice | times | dict(self.record)
 
 
 def tune_key(card: Card) -> TuneKey:
@@ -186,7 +184,7 @@ def parse_cell(raw: Any, target: Target) -> Cell:
     """A cell from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
     layer = Layer(*(_typed(raw, name, kind) for name, kind in
                     (("k", int), ("n", int), ("group_size", int), ("has_zeros", bool), ("dtype", str))))  # fmt: skip
-    m, blocks, band = (_typed(raw, name, int) for name in ("m", "blocks_per_sm", "band"))
+    m, blocks = (_typed(raw, name, int) for name in ("m", "blocks_per_sm"))
     kernel = _KERNELS.get(_typed(raw, "kernel", str))
     if kernel is None:
         raise ArgumentError("kernel", raw["kernel"], ", ".join(_KERNELS))
@@ -194,8 +192,8 @@ def parse_cell(raw: Any, target: Target) -> Cell:
     for name in _LAYER_FIELDS:
         if getattr(spec, name) != getattr(layer, name):
             raise ArgumentError(f"spec.{name}", getattr(spec, name), f"{getattr(layer, name)!r}, as the layer says")
-    if min(layer.k, layer.n, m) < 1 or band < 0 or not 1 <= blocks <= _MOST_BLOCKS:
-        raise ArgumentError("cell", f"k {layer.k}, n {layer.n}, m {m}, band {band}, {blocks} blocks", "sizes from 1 up")
+    if min(layer.k, layer.n, m) < 1 or not 1 <= blocks <= _MOST_BLOCKS:
+        raise ArgumentError("cell", f"k {layer.k}, n {layer.n}, m {m}, {blocks} blocks", "sizes from 1 up")
     if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
         raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
     if ceil_div(layer.k, spec.block_k) < spec.blocks_k:
@@ -203,8 +201,7 @@ def parse_cell(raw: Any, target: Target) -> Cell:
     if not has_room(spec, blocks):
         raise ArgumentError("blocks_per_sm", blocks, "blocks whose partial sums fit the workspace")
     spec.check_target(target)
-    choice = Choice(spec, blocks, band, _typed(raw, "divide", bool))
-    return Cell(layer, m, choice, float(raw["us"]), float(raw["rule_us"]))
+    return Cell(layer, m, Choice(spec, blocks), float(raw["us"]), float(raw["rule_us"]))
 
 
 def _parse_spec(kernel: type[AnyMarlinSpec], raw: Mapping[str, Any]) -> AnyMarlinSpec:
