@@ -204,8 +204,7 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
 def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     chosen = choose_untuned(LAYER, 9, SM90A, 132, Feeds())
-    rule = next(one for one in listed(9) if one.choice == chosen)
-    other = next(one for one in listed(9) if one.choice != chosen)
+    rule, *_, other = shortlist(LAYER, 9, SM90A, H200, Feeds(), chosen, 12)
     bench.prepare(LAYER, 9)
     bench.result(other)
     monkeypatch.setattr(tune_measure, "pinned", lambda choice: nullcontext())
