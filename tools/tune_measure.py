@@ -146,7 +146,7 @@ class CardBench:
                 for weight in self._weights[:copies]
             ]
         spec, work = plans[0].spec, plans[0].schedule
-        if resolve_fused(spec, "none") != candidate.choice.spec or (work.stream_tiles and not candidate.choice.divide):
+        if resolve_fused(spec, "none") != candidate.choice.spec:
             raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
         space.require_room(spec, work)
 

@@ -51,7 +51,6 @@ def run_marlin(
     spec: AnyMarlinSpec | None = None,
     bias: Any = None,
     divide: bool = True,
-    band: int = 0,
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
@@ -64,7 +63,7 @@ def run_marlin(
     rows = check_input(x, w)
     layer = Layer.of(w)
     spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
-    work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True, band=band)
+    work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
     report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)

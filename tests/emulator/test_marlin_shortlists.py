@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,11 +45,11 @@ def test_one_of_each_kind(kind: str) -> None:
 
 
 def test_a_pinned_choice_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the tuner runs its candidates; here whole tiles of a kernel that would divide them."""
+    """As the tuner runs its candidates; here one that divides tiles, which the rules do not choose."""
     layer, m = Layer(512, 136, 128, False, "float16"), 9
     found = candidates(layer, m, get_target("sm_90a"), 132, Feeds())
     dividing = (one for one in found if schedule(one.spec, m, layer.n, layer.k, 132).stream_tiles)
-    choice = replace(next(dividing), divide=False)
+    choice = next(dividing)
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))
     x = np.random.default_rng(1).standard_normal((m, layer.k)).astype(np.float16)
     seen: list[Any] = []
@@ -64,5 +63,5 @@ def test_a_pinned_choice_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) ->
         out = marlin_gemm(x, weight, backend="emulator")
     ((spec, work),) = seen
     assert resolve_fused(spec, "none") == choice.spec
-    assert work.stream_tiles == 0
+    assert work.stream_tiles > 0
     assert relative_error(out, x, weight) < 1e-3

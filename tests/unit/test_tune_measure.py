@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_untuned
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.shortlist import Candidate, ranked, shortlist
+from cudatma.kernels.marlin.shortlist import Candidate, shortlist
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 from tools import tune_measure
@@ -147,7 +147,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def listed(m: int) -> list[Candidate]:
     rule = choose_untuned(LAYER, m, SM90A, 132, Feeds())
     found = shortlist(LAYER, m, SM90A, H200, Feeds(), rule, 12)
-    entries = {one.choice.spec.entry: one for one in reversed(found) if one.choice.divide}
+    entries = {one.choice.spec.entry: one for one in reversed(found)}
     return list(entries.values())[:4]
 
 
@@ -201,16 +201,16 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
     assert bench._weights is not weights
 
 
-def test_a_choice_that_would_run_otherwise_is_refused(world: World) -> None:
+def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    # Of tiles that it would divide; strips, which come first, have none.
-    found = ranked(LAYER, 9, SM90A, H200, Feeds())
-    rule = next(one for one in found if schedule(one.choice.spec, 9, 520, 2048, 132).stream_tiles)
+    chosen = choose_untuned(LAYER, 9, SM90A, 132, Feeds())
+    rule, *_, other = shortlist(LAYER, 9, SM90A, H200, Feeds(), chosen, 12)
     bench.prepare(LAYER, 9)
+    bench.result(other)
+    monkeypatch.setattr(tune_measure, "pinned", lambda choice: nullcontext())
     bench.result(rule)
-    whole = replace(rule, choice=replace(rule.choice, divide=False))
-    with pytest.raises(LaunchError, match=r"what was asked for: .*whole tiles"):
-        bench.result(whole)  # this plan knows nothing of whole tiles
+    with pytest.raises(LaunchError, match=f"what was asked for: {other.choice.spec.entry}"):
+        bench.result(other)
 
 
 def test_a_capture_that_fails_leaves_the_stream_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

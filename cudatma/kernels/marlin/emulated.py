@@ -116,7 +116,7 @@ def emulated_gemm(
         x = _arranged(x, w, target, schedules)
     choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, feeds, batch_invariant=batch_invariant)
     spec = resolve_fused(choice.spec, w.scale_fit.form)
-    work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=choice.divide, band=choice.band)
+    work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=not batch_invariant)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
     # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.
     previous = (host_bytes(x.info),) if arranged else ()

@@ -66,8 +66,6 @@ class Explanation:
             "entry": spec.entry,
             "spec": asdict(spec),
             "blocks_per_sm": choice.blocks_per_sm,
-            "band": choice.band,
-            "divide": choice.divide,
             "source": self.decision.source,
             "why": self.decision.why,
             "schedule": asdict(self.schedule),
@@ -154,7 +152,7 @@ def marlin_explain(
     choice = replace(decision.choice, spec=resolve_fused(decision.choice.spec, fused))
     decision = replace(decision, choice=choice)
     found = ranked(layer, m, chosen, card, feeds, fused=fused)
-    said = predict(layer, m, decision.choice, chosen, card)
+    said = predict(layer, m, decision.choice, chosen, card, divide=not batch_invariant)
     listed = found[:_LISTED]
     if all(candidate.choice != decision.choice for candidate in listed):
         listed.append(Candidate(decision.choice, said))
@@ -163,7 +161,7 @@ def marlin_explain(
         m=m,
         card=card,
         decision=decision,
-        schedule=plan_of(decision.choice, layer, m, chosen, card.multiprocessors),
+        schedule=plan_of(decision.choice, layer, m, chosen, card.multiprocessors, divide=not batch_invariant),
         prediction=said,
         candidates=tuple(listed),
         considered=len(found),

@@ -2,8 +2,8 @@
 
 A sum in floating point depends on its order. Here the order over the depth is one and the same for every instance of a
 kernel: a warp or warpgroup adds up its channels alone, 16 depths at a time from the first to the last, on weights that
-carry their scales already. No tile is divided among blocks (``Choice.divide``) and no depth among warps, and which of
-the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
+carry their scales already. No tile is divided among blocks (``divide`` of schedule()) and no depth among warps, and
+which of the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def choose_invariant(layer: Layer, m: int, target: Target, multiprocessors: int,
     else:
         spec = _portable(layer, m, target, multiprocessors, feeds)
     spec.check_target(target)
-    return Choice(spec, 1, divide=False)
+    return Choice(spec, 1)
 
 
 def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:

@@ -49,16 +49,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Spec]):
-    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds).
-
-    band: token tiles that are walked through before the next channel tile; 0: what schedule() takes. divide: whether
-    schedule() may divide tiles among blocks.
-    """
+    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
 
     spec: Spec
     blocks_per_sm: int
-    band: int = 0
-    divide: bool = True
 
 
 def weight_policy(m: int, block_m: int) -> str:

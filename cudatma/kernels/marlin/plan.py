@@ -75,7 +75,7 @@ def configure(
     spec = resolve_fused(choice.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = processors * min(choice.blocks_per_sm, resident)
-    return kernel, spec, schedule(spec, m, n, k, blocks, divide=choice.divide, band=choice.band)
+    return kernel, spec, schedule(spec, m, n, k, blocks, divide=not batch_invariant)
 
 
 def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[Kernel, int]:

@@ -15,7 +15,7 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
-#: Tokens of a band where a choice names none: what was measured. raster.py has a model.
+#: Tokens of a band of tiles, which a wave walks through channel by channel: L2 then serves both operands.
 _BAND_TOKENS = 2048
 
 
@@ -56,8 +56,6 @@ class Schedule:
 
     blocks: grid size. A tile is what a cluster of ``cluster`` blocks computes at a time, side by side in N.
     stream_tiles: tiles whose depth is divided among all clusters; the rest is dealt out whole.
-    band: token tiles that are walked through before the next channel tile, so that L2 serves both operands of a wave;
-    0: some 2048 tokens.
     shares: clusters. partial_blocks: blocks that need a slot in the workspace (0: no tile is divided).
     """
 
@@ -67,7 +65,6 @@ class Schedule:
     k_iterations: int
     stream_tiles: int
     cluster: int = 1
-    band: int = 0
 
     @property
     def shares(self) -> int:
@@ -115,15 +112,14 @@ def schedule(
     *,
     divide: bool = True,
     eager: bool = False,
-    band: int = 0,
 ) -> Schedule:
     """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
 
     Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay (``spec.division()``).
     Else it is divided by depth together with one full wave, so that every cluster gets the same number of stages and no
     share is shorter than a tile (unless there is less than one wave altogether). divide: False deals every tile out
-    whole. eager: divide as soon as partial sums are fewer bytes than what is saved, as small problems want that are to
-    show it. band: as in Schedule; it numbers the tiles, and so decides which of them are divided.
+    whole, as batch invariance wants. eager: divide as soon as partial sums are fewer bytes than what is saved, as small
+    problems want that are to show it.
     """
     if not spec.partial_bytes:  # a block, or a cluster, a tile, in waves where there are more
         if ceil_div(k, spec.block_k) < spec.blocks_k:
@@ -150,7 +146,7 @@ def schedule(
     else:
         # Fewer shares often take no longer: the longest stays the same, and fewer tiles are divided.
         shares, stream_tiles = ceil_div(tiles * k_iterations, longest.divided), tiles
-    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster, band)
+    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)
 
 
 def fill_problem(
@@ -169,7 +165,7 @@ def fill_problem(
     scale_exponent: p of 2^-p, which a fused kernel takes scales times (``PackedWeight.scale_fit``)."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
-    problem.raster_m = band = min(plan.band or max(1, _BAND_TOKENS // spec.block_m), plan.tiles_m)
+    problem.raster_m = band = min(max(1, _BAND_TOKENS // spec.block_m), plan.tiles_m)
     problem.by_k_iterations = DivisorStruct.of(plan.k_iterations)
     problem.by_band = DivisorStruct.of(band * plan.tiles_n)
     problem.by_band_rows = DivisorStruct.of(band)
