@@ -1,4 +1,4 @@
-"""The model of a Marlin GEMM's time beside the committed measurements: the table of docs/performance/model.md."""
+"""The cost model of the Marlin GEMM beside the committed measurements: the table of docs/performance/model.md."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
-from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
-from cudatma.target import get_target
+from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.tune_file import kernel_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")
@@ -29,13 +30,13 @@ _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured cell, and what the model says of the choice that the rules make for it."""
+    """One measured cell, and the cost of the configuration that the cost model chooses."""
 
     layer: Layer
     m: int
     us: float
     kernel: str
-    said: Prediction
+    said: Cost
 
     @property
     def error(self) -> float:
@@ -45,14 +46,14 @@ class Row:
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
     """Every cell of the results that was measured."""
-    target, found = get_target(H200.target), []
+    found = []
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = Layer(cell["k"], cell["n"], 128, False, cell["dtype"])
-                choice = choose_untuned(layer, cell["m"], target, H200.multiprocessors, Feeds())
-                said = predict(layer, cell["m"], choice, target, H200)
-                found.append(Row(layer, cell["m"], cell["us"], kernel_name(choice.spec), said))
+                spec = choose_by_cost(layer, cell["m"], H200)
+                cost = spec.cost(cell["m"], layer.n, layer.k, H200)
+                found.append(Row(layer, cell["m"], cell["us"], kernel_name(spec), cost))
     return found
 
 

@@ -5,36 +5,37 @@ Launches and compiles nothing, and needs no card: a target and a number of multi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from cudatma import context
 from cudatma.build import emulated_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
+from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
-from cudatma.kernels.marlin.config import Decision, Layer, decide, parse_feeds
+from cudatma.kernels.marlin.choose import Decision, candidates, decide
+from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.explain_text import table_text
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
-from cudatma.kernels.marlin.model import Prediction, kernel_name, plan_of, predict
-from cudatma.kernels.marlin.plan import resolve_feeds
-from cudatma.kernels.marlin.problem import Schedule
-from cudatma.kernels.marlin.shortlist import Candidate, ranked
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.problem import Schedule, schedule
+from cudatma.kernels.marlin.shortlist import Listed
+from cudatma.kernels.marlin.tune_file import kernel_name
 from cudatma.quantization import PackedWeight
-from cudatma.target import Target, get_target
+from cudatma.target import Target
 
 #: Candidates that an explanation lists.
 _LISTED = 8
-_MAX_TOKENS = 2**31 - 1
+_MAX_M = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a GEMM runs as it does. ``str()`` is for people, as_dict() for programs.
 
-    layer, m: the problem. card: what it runs on, or is thought to. decision: the choice, where it comes from and why.
-    schedule: how the work is divided. prediction: the model's time of the choice. candidates: the shapes of tiles that
-    the model finds fastest, and the choice. considered: how many shapes there were.
+    layer, m: the problem. card: what it runs on, or is thought to. decision: the configuration, where it comes from and
+    why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the cheapest of all, and
+    the configuration itself. considered: how many candidates there were.
     """
 
     layer: Layer
@@ -42,8 +43,8 @@ class Explanation:
     card: Card
     decision: Decision
     schedule: Schedule
-    prediction: Prediction
-    candidates: tuple[Candidate, ...]
+    prediction: Cost
+    candidates: tuple[Listed, ...]
     considered: int
 
     @property
@@ -53,19 +54,18 @@ class Explanation:
 
     @property
     def spec(self) -> AnyMarlinSpec:
-        return self.decision.choice.spec
+        return self.decision.spec
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON."""
-        spec, choice = self.spec, self.decision.choice
         return {
             "layer": asdict(self.layer),
             "m": self.m,
             "card": asdict(self.card),
             "kernel": self.kernel,
-            "entry": spec.entry,
-            "spec": asdict(spec),
-            "blocks_per_sm": choice.blocks_per_sm,
+            "entry": self.spec.entry,
+            "spec": asdict(self.spec),
+            "blocks_per_sm": self.spec.blocks_per_sm,
             "source": self.decision.source,
             "why": self.decision.why,
             "schedule": asdict(self.schedule),
@@ -73,48 +73,40 @@ class Explanation:
             "considered": self.considered,
             "candidates": [
                 {
-                    "kernel": kernel_name(candidate.choice.spec),
-                    "label": candidate.label,
-                    "us": candidate.prediction.us,
-                    "bound": candidate.prediction.bound,
-                    "chosen": candidate.choice == choice,
+                    "kernel": kernel_name(one.spec),
+                    "label": one.label,
+                    "us": one.cost.us,
+                    "bound": one.cost.bound,
+                    "chosen": one.spec == self.spec,
                 }
-                for candidate in self.candidates
+                for one in self.candidates
             ],
         }
 
     def __str__(self) -> str:
-        layer, card, said, work = self.layer, self.card, self.prediction, self.schedule
+        layer, card, cost, work = self.layer, self.card, self.prediction, self.schedule
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
-        streams = ", ".join(f"{name} {us:.3g}" for name, us in said.streams.items())
         divided = f"{work.stream_tiles} tiles divided"
         if self.spec.blocks_k > 1:
-            divided = f"each tile's depth divided by a cluster of {self.spec.blocks_k}"
+            divided = f"the K of each tile divided by a cluster of {self.spec.blocks_k}"
         shown = [
-            f"{self.m} tokens x ({layer.k}, {layer.n}) int4, {layer.dtype}, {scales}, {points}",
-            f"on {card.target}, {card.multiprocessors} multiprocessors, {card.sm_clock_mhz} MHz, "
+            f"M = {self.m}, K = {layer.k}, N = {layer.n}, int4 weights, {layer.dtype}, {scales}, {points}",
+            f"on {card.target}, {card.multiprocessors} SMs, {card.sm_clock_mhz} MHz, "
             f"memory {card.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles of {work.k_iterations} stages on {work.blocks} blocks, "
-            f"{divided}; {said.waves:.2f} waves, {said.fill:.0%} busy, "
-            f"{said.blocks_per_sm} blocks a multiprocessor",
-            f"bytes      {said.memory_bytes / 1e6:.4g} MB of memory, {said.l2_bytes / 1e6:.4g} MB through L2; "
-            f"{said.operations / 1e9:.4g} G operations",
-            f"predicted  {said.us:.4g} us, bound by {said.bound}",
-            f"           by itself: {streams} us",
-            f"           and launch {said.launch_us:.2g}, epilogue {said.epilogue_us:.2g}, partial sums "
-            f"{said.partials_us:.2g} us",
+            f"work       {work.tiles_m} x {work.tiles_n} tiles of {work.k_iterations} stages on {work.blocks} CTAs, "
+            f"{divided}",
+            f"predicted  {cost.us:.4g} us: launch {cost.launch_us:.3g}, main loop of the busiest SM {cost.sm_us:.3g}, "
+            f"partial sums {cost.reduction_us:.3g}, memory {cost.memory_us:.3g}, tensor cores {cost.tensor_us:.3g}",
             "",
         ]
-        chosen = self.decision.choice
         rows = [
-            ("->" if candidate.choice == chosen else "", f"{candidate.prediction.us:.4g}", candidate.prediction.bound,
-             kernel_name(candidate.choice.spec), candidate.label)
-            for candidate in self.candidates
-        ]  # fmt: skip
-        title = f"Fastest of {self.considered} shapes of tiles, as predicted"
+            ("->" if one.spec == self.spec else "", f"{one.cost.us:.4g}", one.cost.bound, kernel_name(one.spec), one.label)
+            for one in self.candidates
+        ]
+        title = f"Cheapest of {self.considered} candidates, as predicted"
         return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)
 
 
@@ -122,47 +114,45 @@ def marlin_explain(
     w: Any,
     m: int,
     *,
-    feed: str | Mapping[str, str] = "tma",
     target: str | Target | None = None,
     multiprocessors: int | None = None,
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """What marlin_gemm would run for ``m`` tokens, why, and how long that should take. Launches and compiles nothing.
+    """What marlin_gemm would run for M rows of x, why, and how long that should take. Launches and compiles nothing.
 
     w: PackedWeight, MarlinLinear, or a Layer (k, n, group_size, has_zeros, dtype) where there are no weights; only
     weights show whether scale and offset are one multiply-add (``_fused`` or ``_shifted`` in the entry).
-    feed, batch_invariant: as in marlin_gemm.
-    The card is the weight's device, or ``device``; or an imagined one: ``target`` and ``multiprocessors`` (132, an
-    H200's, unless given). With none of them: the first card of this machine, else an H200 is imagined
+    batch_invariant: as in marlin_gemm.
+    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``multiprocessors`` (132, an
+    H200's, unless given). With none of them: the first GPU of this machine, else an H200 is imagined
     ($CUDATMA_TARGET names another target).
 
     Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
     """
     layer, packed = _layer_of(w)
-    if type(m) is not int or not 1 <= m <= _MAX_TOKENS:
-        raise ArgumentError("m", m, f"1 to {_MAX_TOKENS} tokens")
-    card = _card(packed, target, multiprocessors, device)
-    chosen, feeds = get_target(card.target), parse_feeds(feed)
-    feeds = feeds if packed is None else resolve_feeds(feeds, packed)
+    if type(m) is not int or not 1 <= m <= _MAX_M:
+        raise ArgumentError("m", m, f"1 to {_MAX_M} rows")
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
-    decision = decide(layer, m, chosen, card.multiprocessors, feeds, card, batch_invariant=batch_invariant)
+    card = _card(packed, target, multiprocessors, device)
     fused = "none" if packed is None else packed.scale_fit.form
-    choice = replace(decision.choice, spec=resolve_fused(decision.choice.spec, fused))
-    decision = replace(decision, choice=choice)
-    found = ranked(layer, m, chosen, card, feeds, fused=fused)
-    said = predict(layer, m, decision.choice, chosen, card, divide=not batch_invariant)
-    listed = found[:_LISTED]
-    if all(candidate.choice != decision.choice for candidate in listed):
-        listed.append(Candidate(decision.choice, said))
+    decision = decide(layer, m, card, batch_invariant=batch_invariant)
+    decision = replace(decision, spec=resolve_fused(decision.spec, fused))
+    spec, found = decision.spec, candidates(layer, m, card)
+    cost = spec.cost(m, layer.n, layer.k, card)
+    listed = [Listed(resolve_fused(one, fused), its) for one, its in islice(ranked(found), _LISTED)]
+    if all(one.spec != spec for one in listed):
+        listed.append(Listed(spec, cost))
     return Explanation(
         layer=layer,
         m=m,
         card=card,
         decision=decision,
-        schedule=plan_of(decision.choice, layer, m, chosen, card.multiprocessors, divide=not batch_invariant),
-        prediction=said,
+        schedule=schedule(
+            spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm, divide=decision.divide
+        ),
+        prediction=cost,
         candidates=tuple(listed),
         considered=len(found),
     )

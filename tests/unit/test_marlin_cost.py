@@ -1,0 +1,145 @@
+"""The cost model: what its choices lose against the best measured, and laws that its predictions keep."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.kernels.marlin.candidate import Candidate, cheapest, ranked
+from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.marlin.choose import candidates, choose_by_cost
+from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
+from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import get_target
+
+READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
+KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": StripSpec, "wgmma": WgmmaSpec, "mma_sync": MarlinSpec}
+RTX5090 = imagined_card("sm_120a", 170)
+#: At most so many percent behind the fastest measured, on average over the layers of a batch size, and in any of them.
+#: The table that ships holds what is 2 % and more behind.
+AVERAGE_LOSS, MOST_LOSS = 1.3, 17.0
+
+
+def readings(*kinds: str) -> list[tuple[Layer, int, dict[Any, float]]]:
+    """Layer, M, and microseconds by what identifies a configuration."""
+    found = []
+    for cell in READINGS["cells"]:
+        times = {(kind, *row[:-1]): row[-1] for kind in kinds for row in cell.get(kind, [])}
+        if len(times) > 1:
+            found.append((Layer(cell["k"], cell["n"], 128, False, "float16"), cell["m"], times))
+    return found
+
+
+def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
+    kind = next(name for name, of in KINDS.items() if type(spec) is of)
+    names = [name for name in READINGS["fields"][kind] if name not in ("us", "evict_normal")]
+    tail = [int(spec.weight_policy == "evict_normal")] if kind == "wgmma" else []
+    return (kind, *(int(getattr(spec, name)) for name in names), *tail)
+
+
+def losses(found: list[tuple[Layer, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
+    """By M, percent that the choice is behind the fastest. A choice that nobody measured counts as a failure where the
+    others of its problem were."""
+    lost: dict[int, list[float]] = {}
+    missing = 0
+    for layer, m, times in found:
+        chosen = identity(choose(layer, m))
+        missing += chosen not in times
+        if chosen in times:
+            lost.setdefault(m, []).append(100 * (times[chosen] / min(times.values()) - 1))
+    assert missing <= 0.01 * len(found) + 6, "choices were measured"
+    return lost
+
+
+def test_choices_on_sm90_lose_little_against_the_best_measured() -> None:
+    lost = losses(readings("skinny", "wgmma"), lambda layer, m: choose_by_cost(layer, m, H200))
+    assert sum(map(len, lost.values())) > 700
+    for m, each in lost.items():
+        assert statistics.mean(each) <= AVERAGE_LOSS, m
+        assert max(each) <= MOST_LOSS, m
+
+
+def test_mma_sync_tiles_lose_little_against_the_best_measured() -> None:
+    lost = losses(readings("mma_sync"), lambda layer, m: cheapest(mma_sync_candidates(layer, m, H200)))
+    assert sum(map(len, lost.values())) > 90
+    assert statistics.mean(one for each in lost.values() for one in each) <= AVERAGE_LOSS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_are_near_the_measurements(kind: str) -> None:
+    errors = []
+    for layer, m, times in readings(kind):
+        for key, us in times.items():
+            spec = spec_of(key)
+            errors.append(abs(spec.cost(m, layer.n, layer.k, H200).us / us - 1))
+    assert statistics.median(errors) < 0.05
+    assert statistics.quantiles(errors, n=20)[-1] < 0.15
+
+
+def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
+    kind, *values = key
+    given = dict(zip(READINGS["fields"][kind], values, strict=False))
+    policy = "evict_normal" if given.pop("evict_normal", 0) else "evict_first"
+    if "deep_box" in given:
+        given["deep_box"] = bool(given["deep_box"])
+    if kind == "mma_sync":
+        given["scale_on"] = "accumulator" if given["block_m"] <= 32 else "weight"
+    given = {name: value for name, value in given.items() if name in {f.name for f in fields(KINDS[kind])}}
+    return KINDS[kind](dtype="float16", group_size=128, has_zeros=False, weight_policy=policy, **given)
+
+
+sizes = st.integers(1, 300).map(lambda i: 64 * i)
+problems = st.builds(
+    Layer, sizes, sizes, st.sampled_from((32, 128, -1)), st.booleans(), st.sampled_from(("float16", "bfloat16"))
+)
+gpus = st.sampled_from((H200, imagined_card("sm_90a", 78), RTX5090, imagined_card("sm_121a", 48)))
+
+
+@given(problems, st.integers(1, 5000), gpus)
+def test_every_problem_has_a_choice_that_its_target_can_run(layer: Layer, m: int, card: Card) -> None:
+    spec = choose_by_cost(layer, m, card)
+    spec.check_target(get_target(card.target))
+    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+    assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "each CTA of a cluster has a stage"
+    assert spec == choose_by_cost(layer, m, card)
+
+
+@given(problems, st.integers(1, 5000), gpus)
+def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(layer: Layer, m: int, card: Card) -> None:
+    found = list(ranked(candidates(layer, m, card)))
+    for spec, cost in found[:3]:
+        assert cost == spec.cost(m, layer.n, layer.k, card)
+        assert cost.us == pytest.approx(sum(getattr(cost, f.name) for f in fields(Cost)))
+        assert getattr(cost, f"{cost.bound}_us") == max(getattr(cost, f.name) for f in fields(Cost))
+    deep = [cost.us for spec, cost in found if spec.stages >= 3]
+    assert deep == sorted(deep)
+
+
+@given(problems, st.integers(1, 2000), gpus)
+def test_more_work_never_costs_less(layer: Layer, m: int, card: Card) -> None:
+    for spec, cost in list(ranked(candidates(layer, m, card)))[:2]:
+        if not isinstance(spec, WgmmaSpec):  # whether its tiles are divided changes with their number
+            assert spec.cost(2 * m, layer.n, layer.k, card).us >= cost.us * 0.999
+        slower = replace(card, sm_clock_mhz=card.sm_clock_mhz // 2)
+        assert spec.cost(m, layer.n, layer.k, slower).us > cost.us
+
+
+def test_a_ring_that_is_too_short_comes_after_all_others() -> None:
+    shallow = StripSpec("float16", 128, False, 8, 1, 512, 4, 2)
+    deep = replace(shallow, stages=3)
+    cheap, dear = Cost(1, 0, 0, 0, 0), Cost(9, 0, 0, 0, 0)
+    listed = [Candidate(cheap, lambda least: shallow if least <= 2 else None), Candidate(dear, lambda least: deep)]
+    assert [spec for spec, _ in ranked(listed)] == [deep, shallow]
+    assert cheapest([]) is None
