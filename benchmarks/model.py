@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.target import get_target
 
@@ -50,7 +50,7 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = Layer(cell["k"], cell["n"], 128, False, cell["dtype"])
-                choice = choose_untuned(layer, cell["m"], target, H200.multiprocessors, Feeds())
+                choice = choose_untuned(layer, cell["m"], target, H200.multiprocessors)
                 said = predict(layer, cell["m"], choice, target, H200)
                 found.append(Row(layer, cell["m"], cell["us"], kernel_name(choice.spec), said))
     return found

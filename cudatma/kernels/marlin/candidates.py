@@ -14,7 +14,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_config import has_deep_box, ring_stages, strip_serves, strip_ways, tile_tokens
@@ -49,28 +49,23 @@ _RULES_BEST = 8
 _SCALES: tuple[Fields, ...] = ({"scale_on": "accumulator"}, {"scale_on": "weight"})
 
 
-def candidates(
-    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
-) -> Iterator[Choice[AnyMarlinSpec]]:
-    """One choice for each shape of a tile, of every kernel that takes these feeds; each passes check_target().
+def candidates(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
+    """One choice for each shape of a tile, of every kernel; each passes check_target().
 
     variants() has the rest: depth of the pipeline and of the ring.
     """
-    if feeds.all_tma:
-        if m <= _STRIP_TOKENS:
-            yield from _strips(layer, m, target, multiprocessors)
-        if target.has_wgmma:
-            yield from _wgmma(layer, m, target, multiprocessors)
-    yield from _portable(layer, m, target, feeds)
+    if m <= _STRIP_TOKENS:
+        yield from _strips(layer, m, target, multiprocessors)
+    if target.has_wgmma:
+        yield from _wgmma(layer, m, target, multiprocessors)
+    yield from _portable(layer, m, target)
 
 
-def rules_best(
-    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
-) -> Iterator[Choice[AnyMarlinSpec]]:
+def rules_best(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterator[Choice[AnyMarlinSpec]]:
     """What the rules of each kernel think best: they know more of it than the model, which compares all kernels."""
-    if strip_serves(layer, m, target, multiprocessors, feeds):
+    if strip_serves(layer, m, target, multiprocessors):
         yield from strip_ways(layer, m, target, multiprocessors)
-    if wgmma_serves(_MOST_TOKENS, target, feeds):
+    if wgmma_serves(_MOST_TOKENS, target):
         yield from best_tiles(layer, m, target, multiprocessors, _RULES_BEST)
 
 
@@ -172,8 +167,7 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Iterat
         yield from _deepest(WgmmaSpec, fields, target, 0 if registers else sums)
 
 
-def _portable(layer: Layer, m: int, target: Target, feeds: Feeds) -> Iterator[Choice[AnyMarlinSpec]]:
-    ways = {"feed_weight": feeds.weight, "feed_scale": feeds.scale, "feed_activation": feeds.activation}
+def _portable(layer: Layer, m: int, target: Target) -> Iterator[Choice[AnyMarlinSpec]]:
     shapes = itertools.product(
         _token_tiles(_PORTABLE_BLOCK_M, m),
         (64, 128, 256),
@@ -188,7 +182,7 @@ def _portable(layer: Layer, m: int, target: Target, feeds: Feeds) -> Iterator[Ch
         sums = block_m * block_n // (32 * warps_n) * (2 if scale_on == "accumulator" else 1)
         if registers and (blocks > 1 or sums < 128):
             continue
-        fields = _common(layer, m, block_m) | ways | {"block_n": block_n, "block_k": block_k, "blocks_per_sm": blocks}
+        fields = _common(layer, m, block_m) | {"block_n": block_n, "block_k": block_k, "blocks_per_sm": blocks}
         fields |= {"warps_n": warps_n, "warps_k": warps_k, "scale_on": scale_on, "consumer_registers": registers}
         yield from _deepest(MarlinSpec, fields, target, 0 if registers else sums)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, parse_feeds
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_config import choose_strip, strip_serves
-from cudatma.kernels.marlin.tuning import lookup, pinned_choice
+from cudatma.kernels.marlin.tuning import lookup, pinned_scope
 from cudatma.kernels.marlin.wgmma_config import choose_wgmma, wgmma_serves
 from cudatma.target import KIB, Target
 
@@ -28,7 +28,6 @@ __all__ = [
     "choose_untuned",
     "decide",
     "dump_specs",
-    "parse_feeds",
 ]
 
 #: Shared memory of a block that every target has (SM120: 99 KiB).
@@ -39,6 +38,9 @@ _WIDE_FROM_STAGES = 16
 #: (most tokens, bytes): with fewer bytes of weights for each multiprocessor, a second resident block only adds partial
 #: sums. More tokens give it more to do.
 _SECOND_BLOCK_FROM_BYTES = ((16, 400 * KIB), (2**31 - 1, 160 * KIB))
+
+
+_BY_TMA = Feeds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ class Decision:
 
 
 def choose(
-    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds, *, batch_invariant: bool = False
+    layer: Layer, m: int, target: Target, multiprocessors: int, *, batch_invariant: bool = False
 ) -> Choice[AnyMarlinSpec]:
     """The spec for ``m`` tokens on a card, and how many blocks of it to run: decide() without the reasons."""
-    return decide(layer, m, target, multiprocessors, feeds, batch_invariant=batch_invariant).choice
+    return decide(layer, m, target, multiprocessors, batch_invariant=batch_invariant).choice
 
 
 def decide(
@@ -88,7 +90,6 @@ def decide(
     m: int,
     target: Target,
     multiprocessors: int,
-    feeds: Feeds,
     card: Card | None = None,
     *,
     batch_invariant: bool = False,
@@ -96,50 +97,47 @@ def decide(
     """The choice and its reason, the same for as long as a process lives.
 
     For batch invariance what invariant.py allows. Else what the tuner pins; else a tuned cell of the user's file or of
-    a shipped table, where TMA brings every operand; else choose_untuned(). card: as in tuning.lookup().
+    a shipped table; else choose_untuned(). card: as in tuning.lookup().
     """
     if batch_invariant:
         why = "batch invariance: one order of additions, whatever the number of tokens"
-        return Decision(choose_invariant(layer, m, target, multiprocessors, feeds), "rule", why)
-    if (choice := pinned_choice()) is not None:
+        return Decision(choose_invariant(layer, m, target, multiprocessors), "rule", why)
+    if (choice := pinned_scope.get()) is not None:
         return Decision(choice, "pinned", "pinned by the caller")
-    if feeds.all_tma and (found := lookup(layer, m, target, multiprocessors, card)) is not None:
+    if (found := lookup(layer, m, target, multiprocessors, card)) is not None:
         cell, source = found.cell, "shipped" if found.shipped else "tuned"
         gain = f"{cell.us:.4g} us, where the rules' choice took {cell.rule_us:.4g}"
         which = "this layer" if found.exact else f"a layer of this K and N ({cell.layer})"
         return Decision(cell.choice, source, f"{found.path} has {which}, measured at {cell.m} tokens: {gain}")
-    choice, why = _by_rule(layer, m, target, multiprocessors, feeds)
+    choice, why = _by_rule(layer, m, target, multiprocessors)
     return Decision(choice, "rule", why)
 
 
-def choose_untuned(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
+def choose_untuned(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[AnyMarlinSpec]:
     """The choice by rules and tables alone. Deterministic; looks at no device and no file."""
-    return _by_rule(layer, m, target, multiprocessors, feeds)[0]
+    return _by_rule(layer, m, target, multiprocessors)[0]
 
 
-def _by_rule(
-    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds
-) -> tuple[Choice[AnyMarlinSpec], str]:
+def _by_rule(layer: Layer, m: int, target: Target, multiprocessors: int) -> tuple[Choice[AnyMarlinSpec], str]:
     """The choice, and the rule that it follows."""
-    by_strips = strip_serves(layer, m, target, multiprocessors, feeds)
-    by_wgmma = wgmma_serves(m, target, feeds, layer.n // multiprocessors)
+    by_strips = strip_serves(layer, m, target, multiprocessors)
+    by_wgmma = wgmma_serves(m, target, layer.n // multiprocessors)
     if by_strips and not by_wgmma:
-        why = f"few tokens, every operand by TMA: {layer.n} channels in strips, whose depth clusters divide where there"
+        why = f"few tokens: {layer.n} channels in strips, whose depth clusters divide where there"
         why += f" are few, keep {multiprocessors} multiprocessors busy"
         return choose_strip(layer, m, target, multiprocessors), why
     if by_wgmma:
-        why = f"more tokens than mma.sync is faster for, every operand by TMA, and {target.name} has wgmma"
+        why = f"more tokens than mma.sync is faster for, and {target.name} has wgmma"
         why += ": of its tiles the one that takes the fewest clocks"
         return choose_wgmma(layer, m, target, multiprocessors), why
-    if not feeds.all_tma:
-        why = f"not every operand comes by TMA (weight {feeds.weight}, scale {feeds.scale}, x {feeds.activation})"
-    else:
-        why = f"too many tokens, or too few channels, for strips, and {target.name} has no wgmma"
-    choice = choose_portable(layer, m, target, multiprocessors, feeds)
+    choice = choose_portable(layer, m, target, multiprocessors)
+    why = f"too many tokens, or too few channels, for strips, and {target.name} has no wgmma"
     return choice, f"{why}: the portable kernel's table of tiles measured on an H200"
 
 
-def choose_portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[MarlinSpec]:
+def choose_portable(
+    layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds = _BY_TMA
+) -> Choice[MarlinSpec]:
     """The same among the portable kernel's instances."""
     tile = _pick(layer, m, multiprocessors)
     if tile.consumer_registers and not target.has_setmaxnreg:
@@ -206,8 +204,6 @@ def dump_specs(target: Target) -> list[MarlinSpec]:
         (large, 16, Feeds("cp_async", "cp_async", "cp_async")),
         (large, 1024, Feeds("cp_async", "cp_async", "cp_async")),
         (large, 16, Feeds(scale="cp_async")),
-        (large, 64, Feeds(activation="plain")),
-        (large, 64, Feeds(activation="gather")),
     ]
     specs = [choose_portable(layer, m, target, processors, feeds).spec for layer, m, feeds in cases]
     return list(dict.fromkeys(specs))

@@ -5,7 +5,6 @@ Launches and compiles nothing, and needs no card: a target and a number of multi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,11 +12,10 @@ from cudatma import context
 from cudatma.build import emulated_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
-from cudatma.kernels.marlin.config import Decision, Layer, decide, parse_feeds
+from cudatma.kernels.marlin.config import Decision, Layer, decide
 from cudatma.kernels.marlin.explain_text import table_text
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.model import Prediction, kernel_name, plan_of, predict
-from cudatma.kernels.marlin.plan import resolve_feeds
 from cudatma.kernels.marlin.problem import Schedule
 from cudatma.kernels.marlin.shortlist import Candidate, ranked
 from cudatma.quantization import PackedWeight
@@ -122,7 +120,6 @@ def marlin_explain(
     w: Any,
     m: int,
     *,
-    feed: str | Mapping[str, str] = "tma",
     target: str | Target | None = None,
     multiprocessors: int | None = None,
     device: int | None = None,
@@ -132,7 +129,7 @@ def marlin_explain(
 
     w: PackedWeight, MarlinLinear, or a Layer (k, n, group_size, has_zeros, dtype) where there are no weights; only
     weights show whether scale and offset are one multiply-add (``_fused`` or ``_shifted`` in the entry).
-    feed, batch_invariant: as in marlin_gemm.
+    batch_invariant: as in marlin_gemm.
     The card is the weight's device, or ``device``; or an imagined one: ``target`` and ``multiprocessors`` (132, an
     H200's, unless given). With none of them: the first card of this machine, else an H200 is imagined
     ($CUDATMA_TARGET names another target).
@@ -143,15 +140,14 @@ def marlin_explain(
     if type(m) is not int or not 1 <= m <= _MAX_TOKENS:
         raise ArgumentError("m", m, f"1 to {_MAX_TOKENS} tokens")
     card = _card(packed, target, multiprocessors, device)
-    chosen, feeds = get_target(card.target), parse_feeds(feed)
-    feeds = feeds if packed is None else resolve_feeds(feeds, packed)
+    chosen = get_target(card.target)
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
-    decision = decide(layer, m, chosen, card.multiprocessors, feeds, card, batch_invariant=batch_invariant)
+    decision = decide(layer, m, chosen, card.multiprocessors, card, batch_invariant=batch_invariant)
     fused = "none" if packed is None else packed.scale_fit.form
     choice = replace(decision.choice, spec=resolve_fused(decision.choice.spec, fused))
     decision = replace(decision, choice=choice)
-    found = ranked(layer, m, chosen, card, feeds, fused=fused)
+    found = ranked(layer, m, chosen, card, fused=fused)
     said = predict(layer, m, decision.choice, chosen, card, divide=not batch_invariant)
     listed = found[:_LISTED]
     if all(candidate.choice != decision.choice for candidate in listed):

@@ -3,7 +3,7 @@
 A sum in floating point depends on its order. Here the order over the depth is one and the same for every instance of a
 kernel: a warp or warpgroup adds up its channels alone, 16 depths at a time from the first to the last, on weights that
 carry their scales already. No tile is divided among blocks (``divide`` of schedule()) and no depth among warps, and
-which of the kernels serves depends on the target and the feeds alone. That costs speed where tiles are few.
+which of the kernels serves depends on the target alone. That costs speed where tiles are few.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -23,13 +23,13 @@ _MAX_STAGES = 12
 Spec = TypeVar("Spec", MarlinSpec, WgmmaSpec)
 
 
-def choose_invariant(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> Choice[AnyMarlinSpec]:
+def choose_invariant(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[AnyMarlinSpec]:
     """The spec for ``m`` tokens, to be scheduled without division. Deterministic; looks at no device."""
     spec: AnyMarlinSpec
-    if feeds.all_tma and target.has_wgmma and target.has_setmaxnreg:
+    if target.has_wgmma and target.has_setmaxnreg:
         spec = _wgmma(layer, m, target, multiprocessors)
     else:
-        spec = _portable(layer, m, target, multiprocessors, feeds)
+        spec = _portable(layer, m, target, multiprocessors)
     spec.check_target(target)
     return Choice(spec, 1)
 
@@ -55,7 +55,7 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaS
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> MarlinSpec:
+def _portable(layer: Layer, m: int, target: Target, multiprocessors: int) -> MarlinSpec:
     block_m = next((size for size in _PORTABLE_TOKENS if size >= m), _PORTABLE_TOKENS[-1])
     wide = _fills(m, block_m, layer.n, 128, multiprocessors)
     spec = MarlinSpec(
@@ -68,9 +68,6 @@ def _portable(layer: Layer, m: int, target: Target, multiprocessors: int, feeds:
         warps_n=4,
         warps_k=1,
         stages=2,
-        feed_weight=feeds.weight,
-        feed_scale=feeds.scale,
-        feed_activation=feeds.activation,
         scale_on="epilogue" if layer.group_size == -1 else "weight",
         weight_policy=weight_policy(m, block_m),
     )

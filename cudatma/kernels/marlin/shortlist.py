@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from cudatma.kernels.marlin.candidates import candidates, rules_best, variants
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Layer, resolve_fused
 from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target
@@ -36,27 +36,27 @@ class Candidate:
         return f"{spec.entry}{more}"
 
 
-def ranked(layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, *, fused: str = "none") -> list[Candidate]:
+def ranked(layer: Layer, m: int, target: Target, card: Card, *, fused: str = "none") -> list[Candidate]:
     """All shapes of tiles by predicted time, the fastest first; of equals the one that is generated first.
 
     fused: the form that the weight's scales allow (layer.resolve_fused()).
     """
-    listed = candidates(layer, m, target, card.multiprocessors, feeds)
+    listed = candidates(layer, m, target, card.multiprocessors)
     found = (replace(choice, spec=resolve_fused(choice.spec, fused)) for choice in listed)
     return sorted(_predicted(found, layer, m, target, card), key=lambda candidate: candidate.prediction.us)
 
 
 def shortlist(
-    layer: Layer, m: int, target: Target, card: Card, feeds: Feeds, rule: Choice[AnyMarlinSpec], limit: int
+    layer: Layer, m: int, target: Target, card: Card, rule: Choice[AnyMarlinSpec], limit: int
 ) -> list[Candidate]:
     """``rule`` (what is to be beaten), then up to ``limit`` - 1 others: what the rules think next best, shapes of
     tiles, one of each family, and variants of the rule's and of the best predicted."""
     first = next(_predicted([rule], layer, m, target, card))
-    shapes = list(_one_of_each(ranked(layer, m, target, card, feeds)))
+    shapes = list(_one_of_each(ranked(layer, m, target, card)))
     best = [rule, *(candidate.choice for candidate in shapes[:1] if candidate.choice != rule)]
     turns = zip_longest(*(variants(choice, layer, target) for choice in best))
     others = list(_predicted((one for turn in turns for one in turn if one is not None), layer, m, target, card))
-    near = list(_predicted(rules_best(layer, m, target, card.multiprocessors, feeds), layer, m, target, card))
+    near = list(_predicted(rules_best(layer, m, target, card.multiprocessors), layer, m, target, card))
     most_near = max(1, round((limit - 1) * _NEAR))
     most_shapes = max(1, round((limit - 1) * _SHAPES))
     # Where there are too few variants, more shapes take their places.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.layer import Choice, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec, least_tokens
 from cudatma.kernels.marlin.strip_times import strip_us
@@ -39,9 +39,9 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int, feeds: Feeds) -> bool:
-    """Whether this kernel can take ``m`` tokens and fill the card: it has no other feed than TMA."""
-    if not feeds.all_tma or m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
+def strip_serves(layer: Layer, m: int, target: Target, multiprocessors: int) -> bool:
+    """Whether this kernel can take ``m`` tokens and fill the card."""
+    if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
         return False
     # Of few channels clusters divide the depth. Without, half of the card would stand by: better to divide tiles.
     return target.has("cluster") or 2 * ceil_div(layer.n, STRIP_CHANNELS) >= multiprocessors
@@ -171,5 +171,5 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(small, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
-    cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS, Feeds())]
+    cases = [(layer, m) for layer, m in cases if strip_serves(layer, m, target, _PROCESSORS)]
     return list(dict.fromkeys(choose_strip(layer, m, target, _PROCESSORS).spec for layer, m in cases))

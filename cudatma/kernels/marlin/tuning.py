@@ -31,7 +31,8 @@ SHIPPED = Path(__file__).with_name("tuned")
 _MANY_TILES = 8
 #: How many times as many tokens a cell may have as it serves.
 _MORE_TOKENS = 1.25
-_pinned: ContextVar[Choice[AnyMarlinSpec] | None] = ContextVar("pinned choice of a Marlin GEMM", default=None)
+#: What pinned() holds for the calling thread.
+pinned_scope: ContextVar[Choice[AnyMarlinSpec] | None] = ContextVar("pinned choice of a Marlin GEMM", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,11 @@ class Found:
 @contextlib.contextmanager
 def pinned(choice: Choice[AnyMarlinSpec]) -> Iterator[None]:
     """Inside, every choice() of this thread is this one: the tuner runs each candidate as a GEMM would run it."""
-    token = _pinned.set(choice)
+    token = pinned_scope.set(choice)
     try:
         yield
     finally:
-        _pinned.reset(token)
-
-
-def pinned_choice() -> Choice[AnyMarlinSpec] | None:
-    """What pinned() holds for the calling thread."""
-    return _pinned.get()
+        pinned_scope.reset(token)
 
 
 def lookup(layer: Layer, m: int, target: Target, multiprocessors: int, card: Card | None = None) -> Found | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.layer import Choice, Feeds, Layer, weight_policy
+from cudatma.kernels.marlin.layer import Choice, Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.tile_clocks import Tile, launch_clocks
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -93,10 +93,10 @@ _FORMS = (
 )
 
 
-def wgmma_serves(m: int, target: Target, feeds: Feeds, channels: int = 0) -> bool:
-    """Whether the wgmma kernel takes ``m`` tokens: it has no other feed than TMA. channels: a multiprocessor's."""
+def wgmma_serves(m: int, target: Target, channels: int = 0) -> bool:
+    """Whether the wgmma kernel takes ``m`` tokens. channels: a multiprocessor's."""
     able = target.has_wgmma and target.has_setmaxnreg and target.has_multicast
-    return able and feeds.all_tma and m > (_OTHERS_TOKENS_WIDE if channels >= _WIDE_CHANNELS else _OTHERS_TOKENS)
+    return able and m > (_OTHERS_TOKENS_WIDE if channels >= _WIDE_CHANNELS else _OTHERS_TOKENS)
 
 
 def choose_wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> Choice[WgmmaSpec]:
@@ -183,7 +183,7 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 def dump_specs(target: Target) -> list[WgmmaSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    if not wgmma_serves(64, target, Feeds()):
+    if not wgmma_serves(64, target):
         return []
     sizes = ((form, size) for form in _FORMS for size in dict.fromkeys((max(form.least, _DUMPED_TOKENS), form.most)))
     specs = [_fitting(_spec(form, size, large, size), target) for form, size in sizes]
