@@ -1,4 +1,4 @@
-"""The portable Marlin GEMM fed by TMA, by cp.async, and by cp.async with TMA for the scales: time, code, counters."""
+"""The mma.sync GEMM on its load paths, TMA, cp.async, cp.async with TMA for the scales: time, code, counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.operands import GROUP_SIZE
 from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_shapes, parse_tokens
-from benchmarks.subjects import FEEDS, TITLES, portable_kernel
+from benchmarks.subjects import FEEDS, TITLES, choice_of
 from cudatma.kernels.marlin.config import Layer
 from cudatma.target import Target
 
@@ -30,10 +30,9 @@ _CODE = ("registers", "copies", "loop", "producer_slots", "consumer_slots", "slo
 
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
-    """The three feeds of one cell, taking turns, all on the portable kernel: the others know TMA alone."""
-    with portable_kernel():
-        contenders = [ours(layer, m, feed, name) for name, feed in FEEDS.items()]
-        return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
+    """The three load paths of one cell, taking turns, all of the mma.sync kernel: the others know TMA alone."""
+    contenders = [ours(layer, m, name, choice=choice_of(name, Layer.of(layer.packed[0]), m)) for name in FEEDS]
+    return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 
 
 def code_of(k: int, n: int, m: int, target: Target) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     With a target named, nothing touches a card.
     """
     from cudatma.build import load_kernel
-    from cudatma.kernels.marlin.config import Feeds, Layer, choose
+    from cudatma.kernels.marlin.config import Layer, choose
     from cudatma.kernels.marlin.layer import resolve_fused
     from cudatma.target import detect, get_target
 
@@ -55,7 +55,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     # As the weight of _prepared() has it, whose scales differ by little.
-    spec = resolve_fused(choose(layer, m, target, processors, Feeds()).spec, "as_stored")
+    spec = resolve_fused(choose(layer, m, target, processors).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,19 +45,22 @@ def make_layer(k: int, n: int, dtype: str, most_tokens: int, *, with_dense: bool
     return Layer(k, n, dtype, packed, dense, x, out)
 
 
-def ours(layer: Layer, m: int, feed: Any = "tma", name: str = "ours", *, programmatic: bool = False) -> Contender:
+def ours(layer: Layer, m: int, name: str = "ours", *, choice: Any = None, programmatic: bool = False) -> Contender:
     """marlin_gemm on CuPy arrays, rotating over the packed weights.
 
+    choice: the configuration that runs; None: the one that a GEMM takes.
     programmatic: each launch is a dependent of the one before it. All write one result and none reads it, so the chain
     is as long as a model's, without the work between its GEMMs.
     """
     import cudatma
+    from cudatma.kernels.marlin.tuning import pinned
 
     x, out, weights = layer.x[:m], layer.out[:m], layer.packed
 
     def run(index: int) -> None:
         weight = weights[index % len(weights)]
-        cudatma.marlin_gemm(x, weight, out=out, feed=feed, programmatic=programmatic)
+        with nullcontext() if choice is None else pinned(choice):
+            cudatma.marlin_gemm(x, weight, out=out, programmatic=programmatic)
 
     nbytes = packed_bytes(layer.k, layer.n)
     return Contender(name, run, len(weights), launches_for(nbytes, len(weights), expected_us(layer.k, layer.n, m)))

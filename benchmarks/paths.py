@@ -27,13 +27,10 @@ SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
 WAYS = {
     "ordered": "ordered",
     "act_order": "act-order",
-    "gather": "act-order, element loads",
     "dense": "dense, cuBLAS",
     "dequantize": "dequantize alone",
     "dequantize_rows": "the same, act-order",
 }
-#: Element loads take long with many tokens, and are no rival there.
-_GATHER_UP_TO = 256
 
 
 def act_order(layer: Layer) -> Layer:
@@ -72,9 +69,7 @@ def dense_product(layer: Layer, m: int) -> Contender:
 
 def measure(stream: Any, layer: Layer, permuted: Layer, m: int, options: argparse.Namespace) -> Measured:
     """All ways of one cell, taking turns. What does not depend on tokens stands in every cell: a check of the run."""
-    contenders = [ours(layer, m, "tma", "ordered"), ours(permuted, m, "tma", "act_order")]
-    if m <= _GATHER_UP_TO:
-        contenders.append(ours(permuted, m, {"activation": "gather"}, "gather"))
+    contenders = [ours(layer, m, "ordered"), ours(permuted, m, "act_order")]
     contenders += [dequantizer(layer, "dequantize"), dequantizer(permuted, "dequantize_rows")]
     if layer.dense:
         contenders.append(dense_product(layer, m))

@@ -1,43 +1,36 @@
-"""The GEMM in the forms that are compared with each other: as it is chosen, and the portable kernel with each feed."""
+"""The GEMM as it is chosen, and the mma.sync kernel on each load path, which are compared with each other."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
+from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble
 
-#: Name -> the ``feed`` argument of marlin_gemm. Scales alone are what an existing cp.async kernel can migrate first.
-FEEDS: dict[str, Any] = {
-    "tma": "tma",
-    "scales": {"weight": "cp_async", "scale": "tma", "activation": "cp_async"},
-    "cp_async": "cp_async",
+#: Name -> load paths. Scales alone are what an existing cp.async kernel can migrate first.
+FEEDS = {
+    "tma": Feeds(),
+    "scales": Feeds("cp_async", "tma", "cp_async"),
+    "cp_async": Feeds("cp_async", "cp_async", "cp_async"),
 }
 TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_async": "cp.async"}
-#: What a profiler can be shown: the kernel that marlin_gemm chooses, or the portable one with a feed.
+#: What a profiler can be shown: the kernel that marlin_gemm chooses, or the mma.sync kernel on a load path.
 SUBJECTS = tuple(TITLES)
 
 
-@contextlib.contextmanager
-def portable_kernel() -> Iterator[None]:
-    """Let marlin_gemm choose among the portable kernel's instances alone: the others know TMA only."""
-    from cudatma.kernels.marlin import config, plan
+def choice_of(path: str, layer: Layer, m: int) -> Choice[MarlinSpec]:
+    """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of FEEDS."""
+    from cudatma import context
+    from cudatma.kernels.marlin.config import choose_portable
+    from cudatma.target import detect
 
-    def choose(*problem: Any, batch_invariant: bool = False) -> Any:
-        return config.choose_portable(*problem)
-
-    chosen = vars(plan)["choose"]
-    vars(plan)["choose"] = choose
-    try:
-        yield
-    finally:
-        vars(plan)["choose"] = chosen
+    device = context.current_device()
+    return choose_portable(layer, m, detect(device), context.device(device).multiprocessors, FEEDS[path])
 
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
@@ -60,11 +53,12 @@ def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None
 
     from benchmarks.operands import filled, random_numbers, random_packed
     from cudatma import marlin_gemm
+    from cudatma.kernels.marlin.tuning import pinned
 
     k, n = shape
     x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))
     out = cupy.zeros((m, n), cupy.uint16).view(x.dtype)
     weight = random_packed(cupy, k, n, dtype, 1)[0]
-    with contextlib.nullcontext() if subject == "ours" else portable_kernel():
-        marlin_gemm(x, weight, out=out, feed=FEEDS.get(subject, "tma"))
+    with contextlib.nullcontext() if subject == "ours" else pinned(choice_of(subject, Layer.of(weight), m)):
+        marlin_gemm(x, weight, out=out)
     cupy.cuda.get_current_stream().synchronize()

@@ -86,17 +86,15 @@ def dense_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], xp: Any)
     return {name: DenseLinear(xp.asarray(weight), xp.asarray(biases[name])) for name, weight in weights.items()}
 
 
-def int4_layers(
-    packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], feed: str, xp: Any
-) -> dict[str, Linear]:
+def int4_layers(packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], xp: Any) -> dict[str, Linear]:
     """MarlinLinear layers by name, on the card where ``xp`` is CuPy, else on the CPU; activations, biases in fp16."""
     layers: dict[str, Linear] = {}
     for name, weight in packed.items():
         bias = biases[name].astype(np.float16)
         if xp is np:
-            layers[name] = HalfLinear(partial(cudatma.MarlinLinear(weight, bias, feed=feed), backend="reference"))
+            layers[name] = HalfLinear(partial(cudatma.MarlinLinear(weight, bias), backend="reference"))
         else:
-            layers[name] = HalfLinear(cudatma.MarlinLinear(weight.to_device(), xp.asarray(bias), feed=feed))
+            layers[name] = HalfLinear(cudatma.MarlinLinear(weight.to_device(), xp.asarray(bias)))
     return layers
 
 
@@ -120,7 +118,7 @@ def cosines(a: Embeddings, b: Embeddings) -> list[float]:
 
 
 def compare(
-    model: Model, sentences: Sequence[str], choice: Choice, *, xp: Any, feed: str = "tma", batch: int = 32, show: bool
+    model: Model, sentences: Sequence[str], choice: Choice, *, xp: Any, batch: int = 32, show: bool
 ) -> dict[str, Any]:
     """Quantize, run the three models and compare: everything that is printed, as JSON types."""
     tokens = tokenize(sentences, model.folder)
@@ -133,7 +131,7 @@ def compare(
     models = {
         "fp32": dense_layers(weights, biases, xp),
         "dequantised": dense_layers(dequantised, biases, xp),
-        "int4": int4_layers(packed, biases, feed, xp),
+        "int4": int4_layers(packed, biases, xp),
     }
     others = model.tensors.keys() - {f"{name}.{part}" for name in packed for part in ("weight", "bias")}
     shared = {name: xp.asarray(model.tensors[name]) for name in others}
@@ -149,7 +147,6 @@ def compare(
         "linear_layers": len(packed),
         "group_sizes": sorted({weight.group_size for weight in packed.values()}),
         "choice": asdict(choice),
-        "feed": feed,
         "fp16_bytes": sum(2 * weight.size for weight in weights.values()),
         "int4_bytes": sum(weight.nbytes for weight in packed.values()),
         "seconds": seconds,
@@ -186,7 +183,7 @@ def _print(found: Mapping[str, Any]) -> None:
     console.print(table)
     saved = 100 * (1 - found["int4_bytes"] / found["fp16_bytes"])
     sizes = ", ".join(str(size) for size in found["group_sizes"])
-    console.print(f"backend   {found['backend']} ({found['device']}), feed {found['feed']}")
+    console.print(f"backend   {found['backend']} ({found['device']})")
     console.print(f"weights   {found['weights']}", soft_wrap=True)
     console.print(f"layers    {found['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
     console.print(f"mean      {found['mean_cosine_fp32']:.4f} against fp32, at least {MEAN_LIMIT} is asked for")
@@ -215,7 +212,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128, help="the largest; default: 128")
     parser.add_argument("--asymmetric", action="store_true", help="quantize with zero points")
     parser.add_argument("--no-clip-search", action="store_true", help="round to nearest over each group's whole range")
-    parser.add_argument("--feed", choices=("tma", "cp_async"), default="tma", help="how the kernel loads; default: tma")
     parser.add_argument("--backend", choices=("auto", "cuda", "reference"), default="auto", help="default: auto")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="sentences at once; default: 32")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
@@ -236,7 +232,7 @@ def _run(options: argparse.Namespace) -> int:
     xp, device = _place(backend)
     choice = Choice(options.group_size, not options.asymmetric, not options.no_clip_search)
     sentences = read_sentences(options.sentences)
-    found = compare(model, sentences, choice, xp=xp, feed=options.feed, batch=options.batch, show=True)
+    found = compare(model, sentences, choice, xp=xp, batch=options.batch, show=True)
     found |= {"backend": backend, "device": device}
     _print(found)
     if options.json is not None:

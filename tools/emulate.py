@@ -1,7 +1,7 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
-sizes are options: marlin (--m --n --k --dtype --group-size --feed --processors), tile_copy (--rows --columns --dtype
+sizes are options: marlin (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
 --stages --blocks), and the operations of docs/operations.md: window_move, run_move, transpose, gather_boxes, im2col,
 broadcast. With --coverage nothing runs: it lists which instructions of a PTX file the emulator knows.
 

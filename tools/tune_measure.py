@@ -18,7 +18,6 @@ import numpy as np
 from cudatma.arrays import stream_handle
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
-from cudatma.kernels.marlin.config import Feeds
 from cudatma.kernels.marlin.layer import Layer, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import Plan
@@ -142,7 +141,7 @@ class CardBench:
         out = check_output(self._out, x, self._weights[0])
         with pinned(candidate.choice):
             plans = [
-                Plan(weight, x, out, Feeds(), programmatic=False, batch_invariant=False, stream=handle)
+                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=handle)
                 for weight in self._weights[:copies]
             ]
         spec, work = plans[0].spec, plans[0].schedule

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.shortlist import Candidate, shortlist
 from cudatma.target import Target
 
@@ -52,8 +52,8 @@ def plan(
     for k, n in dict.fromkeys(shapes):
         layer = Layer(k, n, group_size, has_zeros, dtype)
         for m in sorted(set(tokens)):
-            rule = choose_untuned(layer, m, target, card.multiprocessors, Feeds())
-            tasks.append(Task(layer, m, tuple(shortlist(layer, m, target, card, Feeds(), rule, candidates))))
+            rule = choose_untuned(layer, m, target, card.multiprocessors)
+            tasks.append(Task(layer, m, tuple(shortlist(layer, m, target, card, rule, candidates))))
     return tasks
 
 

@@ -35,8 +35,6 @@ _MARLIN: dict[str, dict[str, Any]] = {
     "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
     "cp_async": {"feed_weight": "cp_async", "feed_scale": "cp_async", "feed_activation": "cp_async"},
     "mixed": {"feed_scale": "cp_async", "scale_on": "accumulator"},
-    "plain": {"feed_activation": "plain", "stages": 3},
-    "gather": {"feed_activation": "gather", "block_m": 8},
 }
 #: The same for the wgmma kernel.
 _WGMMA: dict[str, dict[str, Any]] = {
@@ -129,23 +127,19 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         x, w = _operands(spec)
         out = np.zeros((len(x), _CHANNELS), x.dtype)
         rows = check_input(x, w)
-        perm = np.arange(x.shape[1], dtype=np.int32)
         work = schedule(spec, len(x), _CHANNELS, x.shape[1], _SHARES * spec.cluster, eager=True)
         checked = check_output(out, rows, w)
         launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
-        arguments = list(launch.arguments)
-        if spec.feed_activation == "gather":
-            arguments[-6] = perm
         # As behind another kernel of a programmatic chain, which writes the activations.
         options = (("produced_by_previous", (x,)),)
         return Call(
             spec.entry,
             work.blocks,
             spec.threads,
-            tuple(arguments),
+            launch.arguments,
             cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
-            arrays=(*launch.arrays, out, perm),
+            arrays=(*launch.arrays, out),
             options=options,
             keep=launch,
         )

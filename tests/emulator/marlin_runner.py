@@ -11,7 +11,7 @@ from ptx_of import ptx_of_template
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
@@ -47,7 +47,6 @@ def run_marlin(
     *,
     target: str = "sm_90a",
     processors: int = 132,
-    feeds: Feeds | None = None,
     spec: AnyMarlinSpec | None = None,
     bias: Any = None,
     divide: bool = True,
@@ -58,11 +57,10 @@ def run_marlin(
     are divided eagerly: in a card's way the small problems here would all be whole."""
     chosen = get_target(target)
     k, n = w.shape
-    feeds = feeds or Feeds()
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     rows = check_input(x, w)
     layer = Layer.of(w)
-    spec = spec or choose(layer, rows.rows, chosen, processors, feeds).spec
+    spec = spec or choose(layer, rows.rows, chosen, processors).spec
     work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)

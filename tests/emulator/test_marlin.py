@@ -9,8 +9,9 @@ import pytest
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.emulator import Trace
-from cudatma.kernels.marlin.config import Feeds
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
 from cudatma.quantization import quantize
+from cudatma.target import get_target
 
 
 def problem(m: int, k: int, n: int, dtype: str = "float16", **options: object) -> tuple[object, object]:
@@ -47,7 +48,8 @@ def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
 
 def test_cp_async_feed() -> None:
     x, w = problem(16, 256, 128)
-    out, report = run_marlin(x, w, feeds=Feeds("cp_async", "cp_async", "cp_async"), schedules=3)
+    spec = choose_portable(Layer.of(w), 16, get_target("sm_90a"), 132, Feeds("cp_async", "cp_async", "cp_async")).spec
+    out, report = run_marlin(x, w, spec=spec, schedules=3)
     assert report.is_clean
     assert relative_error(out, x, w) < 1e-3
 

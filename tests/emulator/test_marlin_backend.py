@@ -1,4 +1,4 @@
-"""marlin_gemm(backend="emulator"): the generated kernel on NumPy arrays, against float64 and against its own feeds."""
+"""marlin_gemm(backend="emulator"): the generated kernel on NumPy arrays, against float64 and on its load paths."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.kernels.marlin.config import Feeds
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
 from cudatma.kernels.marlin.dense import FROM_TOKENS
 from cudatma.kernels.marlin.emulated import emulated_gemm
 from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.tuning import pinned
+from cudatma.target import get_target
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -57,9 +59,11 @@ def test_against_float64(
     y = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
-    by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator", feed="cp_async")
+    paths = Feeds("cp_async", "cp_async", "cp_async")
+    with pinned(choose_portable(Layer.of(weight), m, get_target(target), 132, paths)):
+        by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
-    if target == "sm_120a":  # the same kernel, whatever the feed; sm_90a has two more, which TMA alone feeds
+    if target == "sm_120a":  # the same kernel by TMA
         assert np.array_equal(by_threads, y)
 
 
@@ -91,16 +95,14 @@ def test_wrong_operands_are_refused_as_everywhere() -> None:
         marlin_gemm(x[:, :100], weight, backend="emulator")
 
 
-@pytest.mark.parametrize("feed", ["tma", {"activation": "gather"}], ids=str)
-def test_act_order_by_the_copy_and_by_element_loads(feed: Any) -> None:
+def test_act_order() -> None:
     x, weight, bias = operands(40, 192, 72)
     permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
-    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", feed=feed)
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator")
     assert error(y, x, permuted, bias) < TOLERANCE["float16"]
     # The GEMM is the one that permuted activations get.
     ordered = np.ascontiguousarray(x[:, permuted.perm])
-    if feed == "tma":
-        assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+    assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
@@ -111,19 +113,18 @@ def test_the_copy_and_the_dependent_gemm_are_clean(target: str, monkeypatch: pyt
     permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
     out = np.empty((40, 72), np.float16)
     rows = check_input(x, permuted)
-    report = emulated_gemm(rows, permuted, check_output(out, rows, permuted), None, Feeds(), schedules=3)
+    report = emulated_gemm(rows, permuted, check_output(out, rows, permuted), None, schedules=3)
     assert report.is_clean
     assert error(out, x, permuted, np.zeros(1)) < TOLERANCE["float16"]
 
 
-@pytest.mark.parametrize("feed", ["tma", {"activation": "gather"}], ids=str)
-def test_a_hostile_order_reads_nothing_outside_of_x(feed: Any) -> None:
+def test_a_hostile_order_reads_nothing_outside_of_x() -> None:
     """Weights are checked when they are made, but their arrays can be written to afterwards. An error is raised for a
     read out of bounds."""
     x, weight, bias = operands(3, 128, 64)
     permuted = replace(weight, perm=np.arange(128, dtype=np.int32))
     permuted.perm[[0, 77, 127]] = (-1, 2**31 - 1, 128)
-    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", feed=feed)
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator")
     taken = np.where((permuted.perm < 0) | (permuted.perm > 127), 127, permuted.perm)
     ordered = np.ascontiguousarray(x[:, taken])
     assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
@@ -160,15 +161,3 @@ def test_a_row_is_the_same_in_every_batch() -> None:
     for rows in (slice(0, 1), slice(30, 50)):
         part = marlin_gemm(x[rows], weight, bias=bias, backend="emulator", batch_invariant=True)
         assert part.tobytes() == whole[rows].tobytes()
-
-
-def test_explained_and_not_run() -> None:
-    x, weight, _ = operands(3, 256, 136)
-    out = np.full((3, 136), 7, np.float16)
-    said = marlin_gemm(x, weight, out, explain=True)
-    assert said.m == 3
-    assert (said.layer.k, said.layer.n) == weight.shape
-    assert (out == 7).all()
-    assert "batch invariance" in str(marlin_gemm(x, weight, explain=True, batch_invariant=True))
-    with pytest.raises(ArgumentError, match=r"x\.shape"):
-        marlin_gemm(x[:0], weight, explain=True)

@@ -11,7 +11,7 @@ from marlin_runner import relative_error, run_marlin
 
 from cudatma.kernels.marlin import emulated, marlin_gemm
 from cudatma.kernels.marlin.candidates import candidates
-from cudatma.kernels.marlin.config import Feeds, Layer
+from cudatma.kernels.marlin.config import Layer
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[AnyMarlinSpec], bool]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = Layer(320, 264, 64, True, "float16"), 20
-    found = candidates(layer, m, get_target("sm_90a"), PROCESSORS, Feeds())
+    found = candidates(layer, m, get_target("sm_90a"), PROCESSORS)
     choice = next(choice for choice in found if KINDS[kind](choice.spec))
     rng = np.random.default_rng(len(kind))
     weight = quantize(rng.standard_normal((layer.k, layer.n)).astype(np.float32), group_size=64, symmetric=False)
@@ -47,7 +47,7 @@ def test_one_of_each_kind(kind: str) -> None:
 def test_a_pinned_choice_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tuner runs its candidates; here one that divides tiles, which the rules do not choose."""
     layer, m = Layer(512, 136, 128, False, "float16"), 9
-    found = candidates(layer, m, get_target("sm_90a"), 132, Feeds())
+    found = candidates(layer, m, get_target("sm_90a"), 132)
     dividing = (one for one in found if schedule(one.spec, m, layer.n, layer.k, 132).stream_tiles)
     choice = next(dividing)
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))

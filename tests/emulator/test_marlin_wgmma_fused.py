@@ -13,7 +13,7 @@ from test_marlin_wgmma import spec
 from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
@@ -162,7 +162,7 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     for largest, fit in (BF16_SMALL, BF16_LARGE):
         assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
     if not batch_invariant:
-        rule = choose_untuned(Layer.of(w), 33, get_target("sm_90a"), 132, Feeds()).spec
+        rule = choose_untuned(Layer.of(w), 33, get_target("sm_90a"), 132).spec
         assert chosen.in_form("none") == rule
 
 

@@ -25,10 +25,10 @@ SPECS = {
         "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
         feed_weight="cp_async", feed_scale="cp_async", feed_activation="cp_async",
     ),
-    # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations element by element.
-    "wide_column_plain": MarlinSpec(
+    # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
+    "wide_column": MarlinSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
-        feed_activation="plain", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
+        feed_activation="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
     ),
 }  # fmt: skip
 

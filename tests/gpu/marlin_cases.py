@@ -29,6 +29,7 @@ from marlin_operands import (
     activations,
     compare,
     is_poison,
+    load_path,
     make_bias,
     make_weight,
     poisoned,
@@ -37,7 +38,7 @@ from marlin_operands import (
 
 from cudatma import detect, marlin_gemm
 from cudatma.build import load_kernel
-from cudatma.kernels.marlin.config import Layer, choose, parse_feeds
+from cudatma.kernels.marlin.config import Layer, choose, choose_portable
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.target import Target
 
@@ -74,7 +75,9 @@ def run(weight: Weight, x: Any, reference: Any, feed: str, bias: Any = None) -> 
     rows = x.shape[0]
     buffer = poisoned((rows + GUARD_ROWS, weight.packed.shape[1]), weight.packed.dtype)
     out = buffer[:rows]
-    if marlin_gemm(x, weight.packed, out, bias, feed=FEEDS[feed]) is not out:
+    with load_path(weight.packed, rows, feed):
+        result = marlin_gemm(x, weight.packed, out, bias)
+    if result is not out:
         raise AssertionError("marlin_gemm returned another array than out")
     return compare(out, reference, is_poison(buffer[rows:]))
 
@@ -153,7 +156,8 @@ def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMa
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
         for feed, m in itertools.product(job.feeds, job.tokens):
             if m:
-                spec = choose(layer, m, target, processors, parse_feeds(FEEDS[feed])).spec
+                problem = (layer, m, target, processors)
+                spec = choose(*problem).spec if feed == "tma" else choose_portable(*problem, FEEDS[feed]).spec
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from cudatma import context
 from cudatma.dtypes import activation_type
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
+from cudatma.kernels.marlin.tuning import pinned
 from cudatma.quantization import PackedWeight, pack
+from cudatma.target import detect
 
 DTYPES = ("float16", "bfloat16")
-FEEDS: dict[str, str | dict[str, str]] = {
-    "tma": "tma",
-    "cp_async": "cp_async",
-    "scale by cp_async": {"scale": "cp_async"},
-    "weight by cp_async": {"weight": "cp_async"},
-    "activation by cp_async": {"activation": "cp_async"},
+#: Load paths of the mma.sync kernel.
+FEEDS = {
+    "tma": Feeds(),
+    "cp_async": Feeds("cp_async", "cp_async", "cp_async"),
+    "scale by cp_async": Feeds(scale="cp_async"),
+    "weight by cp_async": Feeds(weight="cp_async"),
+    "activation by cp_async": Feeds(activation="cp_async"),
 }
 #: ||out - reference|| / ||reference||.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -31,6 +38,18 @@ POISON = 0xFFFF
 _POOL_ELEMS = 1_048_573
 #: Keeps 0 / 0 from being a NaN where a reference is zero altogether, as a 1 x 1 weight may be.
 _TINY = 1e-200
+
+
+@contextmanager
+def load_path(weight: PackedWeight, m: int, feed: str) -> Iterator[None]:
+    """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on a load path of FEEDS; "tma": what a GEMM chooses."""
+    if feed == "tma":
+        yield
+        return
+    device = context.current_device()
+    processors = context.device(device).multiprocessors
+    with pinned(choose_portable(Layer.of(weight), m, detect(device), processors, FEEDS[feed])):
+        yield
 
 
 @dataclass(frozen=True, slots=True)

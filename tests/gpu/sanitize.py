@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from marlin_operands import FEEDS, POISON, TOLERANCE, Options
+from marlin_operands import FEEDS, POISON, TOLERANCE, Options, load_path
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
@@ -83,7 +83,9 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
         reference += bias.astype(np.float64)
     out = upload(np.full((m, n), POISON, np.uint16).view(x.dtype))
     device_bias = None if bias is None else upload(bias)
-    marlin_gemm(upload(x), weight.to_device(), out, device_bias, feed=FEEDS[options.feed], workspace=space)
+    on_card = weight.to_device()
+    with load_path(on_card, m, options.feed):
+        marlin_gemm(upload(x), on_card, out, device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"

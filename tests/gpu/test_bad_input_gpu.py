@@ -228,10 +228,7 @@ CASES = [
     # options
     Case("workspace an array", ArgumentTypeError, "workspace", "ndarray", lambda b: b.gemm(workspace=b.x())),
     Case("stream by name", ArgumentTypeError, "stream", "str", lambda b: b.gemm(stream="default")),
-    Case("feed unknown", ArgumentError, "feed", "ldg", lambda b: b.gemm(feed="ldg")),
     Case("programmatic a number", ArgumentTypeError, "programmatic", "int", lambda b: b.gemm(programmatic=1)),
-    Case("gathered without an order", ArgumentError, "feed['activation']", "permutation",
-         lambda b: b.gemm(feed={"activation": "gather"})),
     Case("budget a float", ArgumentTypeError, "dense_bytes", "float", lambda b: b.gemm(dense_bytes=1e9)),
     Case("programmatic a list", ArgumentTypeError, "programmatic", "list", lambda b: b.gemm(programmatic=[])),
     # torch

@@ -19,6 +19,7 @@ from marlin_operands import (
     bits,
     compare,
     is_poison,
+    load_path,
     make_bias,
     make_weight,
     poisoned,
@@ -49,9 +50,9 @@ cupy = pytest.importorskip("cupy")
 JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
 #: For the kernels of a card with less shared memory: each tile of its table, and each option once.
 SM120_JOBS = [
-    Job(2048, 2048, Options(), ("tma", "cp_async"), (1, 16, 17, 64, 128, 333)),
+    Job(2048, 2048, Options(), ("tma",), (1, 16, 17, 64, 128, 333)),
     Job(8192, 12288, Options(), ("tma",), (32, 64, 333)),
-    Job(1000, 136, Options("bfloat16", 32, False), ("tma", "scale by cp_async"), (7, 100)),
+    Job(1000, 136, Options("bfloat16", 32, False), ("tma",), (7, 100)),
     Job(1000, 136, Options("bfloat16", -1, False, act_order=True), ("tma",), (16, 100)),
     Job(333, 77, Options("float16", 64, False, bias=True), ("tma",), (8, 64)),
 ]
@@ -165,8 +166,8 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
     """Configuration and source are sm_120a's; only the compiler is told this card's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def choose(layer: Any, m: int, target: Target, processors: int, feeds: Any, **options: Any) -> Any:
-        return config.choose(layer, m, sm120, processors, feeds, **options)
+    def choose(layer: Any, m: int, target: Target, processors: int, **options: Any) -> Any:
+        return config.choose(layer, m, sm120, processors, **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
@@ -199,7 +200,8 @@ def test_pitches(x_gap: int, out_gap: int, feed: str) -> None:
     x_buffer[:rows, :k] = values
     buffer = poisoned((rows + 2, n + out_gap), "float16")
     out = buffer[:rows, :n]
-    assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out, feed=FEEDS[feed]) is out
+    with load_path(weight.packed, rows, feed):
+        assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out) is out
     check(out, to_float64(values) @ weight.dense)
     assert is_poison(bits(buffer)[:rows, n:])
     assert is_poison(bits(buffer)[rows:])
@@ -239,7 +241,8 @@ def test_leading_dimensions_that_fold_into_one_pitch() -> None:
 def test_rows_that_are_one_row(k: int, feed: str) -> None:
     weight = make_weight(k, 136)
     row = activations((k,), "float16")
-    out = marlin_gemm(cupy.broadcast_to(row, (40, k)), weight.packed, feed=feed)
+    with load_path(weight.packed, 40, feed):
+        out = marlin_gemm(cupy.broadcast_to(row, (40, k)), weight.packed)
     check(out, cupy.broadcast_to(to_float64(row) @ weight.dense, (40, 136)))
     assert bool((bits(out) == bits(out)[0]).all())
 
@@ -251,7 +254,8 @@ def test_a_row_of_nans_spoils_no_other(m: int, feed: str) -> None:
     x = activations((m, 1000), "float16")
     reference = to_float64(x) @ weight.dense
     x[1] = np.nan
-    out = marlin_gemm(x, weight.packed, feed=feed)
+    with load_path(weight.packed, m, feed):
+        out = marlin_gemm(x, weight.packed)
     assert bool(cupy.isnan(out[1]).all())
     check(out[2:], reference[2:])
     check(out[:1], reference[:1])

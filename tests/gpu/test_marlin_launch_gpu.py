@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_operands import FEEDS, Options, Weight, activations, bits, compare, make_weight, poisoned, to_float64
+from marlin_operands import Options, Weight, activations, bits, compare, load_path, make_weight, poisoned, to_float64
 
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, context, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin.config import Feeds
+from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
 from cudatma.kernels.marlin.plan import configure
+from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.target import detect
 
@@ -32,9 +33,9 @@ def new_stream() -> Any:
     return cupy.cuda.Stream(non_blocking=True)
 
 
-def stream_tiles(weight: Weight, m: int, feed: str = "tma") -> int:
+def stream_tiles(weight: Weight, m: int) -> int:
     """How many tiles several blocks share through the workspace."""
-    return configure(weight.packed, m, 0, Feeds(feed, feed, feed))[2].stream_tiles
+    return configure(weight.packed, m, 0)[2].stream_tiles
 
 
 def flags(space: MarlinWorkspace) -> Any:
@@ -63,15 +64,16 @@ def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool
     """Tiles that several blocks share, through the workspace or within a cluster, or that they do not share."""
     weight = make_weight(k, n, options)
     x = activations((m, k), options.dtype)
-    if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
-        assert (stream_tiles(weight, m, options.feed) > 0) == shared
-    wanted = marlin_gemm(x, weight.packed, feed=options.feed)
-    assert not compare(wanted, to_float64(x) @ weight.dense).problem(options.dtype)
-    wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
-    for _ in range(1000):
-        bits(out).fill(0xFFFF)
-        marlin_gemm(x, weight.packed, out, feed=options.feed)
-        wrong += differences(out, wanted)
+    with load_path(weight.packed, m, options.feed):
+        if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
+            assert (stream_tiles(weight, m) > 0) == shared
+        wanted = marlin_gemm(x, weight.packed)
+        assert not compare(wanted, to_float64(x) @ weight.dense).problem(options.dtype)
+        wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
+        for _ in range(1000):
+            bits(out).fill(0xFFFF)
+            marlin_gemm(x, weight.packed, out)
+            wrong += differences(out, wanted)
     assert int(wrong) == 0
     assert not flags(stream_workspace(0, cupy.cuda.get_current_stream().ptr)).any()
 
@@ -122,23 +124,25 @@ def test_threads_share_a_weight_and_its_plans() -> None:
 def test_a_workspace_of_ones_own() -> None:
     weight = make_weight(4096, 1024)
     x = activations((16, 4096), "float16")
-    assert stream_tiles(weight, 16, "cp_async") > 0
-    wanted, space = marlin_gemm(x, weight.packed, feed="cp_async"), MarlinWorkspace(0)
+    space = MarlinWorkspace(0)
+    with load_path(weight.packed, 16, "cp_async"):
+        assert stream_tiles(weight, 16) > 0
+        wanted = marlin_gemm(x, weight.packed)
     for feed in ("tma", "cp_async"):
-        out = marlin_gemm(x, weight.packed, workspace=space, feed=feed)
+        with load_path(weight.packed, 16, feed):
+            out = marlin_gemm(x, weight.packed, workspace=space)
         assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
         assert not flags(space).any()
-    assert int(differences(marlin_gemm(x, weight.packed, workspace=space, feed="cp_async"), wanted)) == 0
+    with load_path(weight.packed, 16, "cp_async"):
+        assert int(differences(marlin_gemm(x, weight.packed, workspace=space), wanted)) == 0
     partials = cupy.cuda.UnownedMemory(space.partials_pointer, space.partials_bytes, space)
     assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
 
 
-@pytest.mark.parametrize(
-    ("feed", "m", "k"), [("tma", 16, 2048), ("tma", 100, 2048), ("cp_async", 100, 2048), ("tma", 3, 1001)]
-)
-def test_graph_capture(feed: str, m: int, k: int) -> None:
+@pytest.mark.parametrize(("m", "k"), [(16, 2048), (100, 2048), (3, 1001)])
+def test_graph_capture(m: int, k: int) -> None:
     weight, bias = make_weight(k, 1024), activations((1024,), "float16", 5)
-    layer = MarlinLinear(weight.packed, bias, feed=FEEDS[feed])
+    layer = MarlinLinear(weight.packed, bias)
     batches = [activations((m, k), "float16", seed) for seed in (1, 2, 3)]
     references = [to_float64(x) @ weight.dense + to_float64(bias) for x in batches]
     x, out, stream = cupy.empty((m, k), np.float16), poisoned((m, 1024), "float16"), new_stream()
@@ -162,14 +166,15 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     other, other_out = activations((16, 1024), "bfloat16"), poisoned((16, 512), "bfloat16")
     wanted, stream, space = marlin_gemm(x, weight.packed), new_stream(), MarlinWorkspace(0)
     release_workspaces()  # an earlier stream may have had the same handle
-    # A mixture that no other test asks for, so that its kernel cannot be there yet.
-    feed = {"weight": "cp_async", "activation": "cp_async"}
+    # Load paths that no other test asks for, so that their kernel cannot be there yet.
+    paths = Feeds("cp_async", "tma", "cp_async")
+    choice = choose_portable(Layer.of(unknown.packed), 16, TARGET, context.device(0).multiprocessors, paths)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         with pytest.raises(LaunchError, match="before the capture"):
             marlin_gemm(x, weight.packed, out)
-        with pytest.raises(LaunchError, match="before the capture"):
-            marlin_gemm(other, unknown.packed, other_out, workspace=space, feed=feed)
+        with pinned(choice), pytest.raises(LaunchError, match="before the capture"):
+            marlin_gemm(other, unknown.packed, other_out, workspace=space)
         marlin_gemm(x, weight.packed, out, workspace=space)
         graph = stream.end_capture()
         graph.launch(stream)
@@ -185,14 +190,14 @@ class Chain:
         self.weights = [make_weight(2048, 2048, options, seed) for seed in range(6)]
         self.inputs = [activations((m, 2048), "bfloat16", seed) for seed in (10, 11)]
         self.x, self.buffers = cupy.empty_like(self.inputs[0]), [cupy.empty_like(self.inputs[0]) for _ in range(2)]
-        self.feed, self.space = FEEDS[feed], MarlinWorkspace(0)
+        self.m, self.feed, self.space = m, feed, MarlinWorkspace(0)
 
     def run(self, programmatic: bool) -> Any:
         source = self.x
         for i, weight in enumerate(self.weights):
             target = self.buffers[i % 2]
-            options: dict[str, Any] = {"workspace": self.space, "feed": self.feed, "programmatic": programmatic}
-            source = marlin_gemm(source, weight.packed, target, **options)
+            with load_path(weight.packed, self.m, self.feed):
+                source = marlin_gemm(source, weight.packed, target, workspace=self.space, programmatic=programmatic)
         return source
 
     def start(self, which: int) -> None:

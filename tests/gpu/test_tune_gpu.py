@@ -12,7 +12,7 @@ import cudatma
 from cudatma import build
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import card_of
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.explain import marlin_explain
 from cudatma.kernels.marlin.layer import resolve_fused
 from cudatma.kernels.marlin.shortlist import Candidate, shortlist
@@ -63,7 +63,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     dense = weight.dequantize(np.float64)
     on_card = weight.to_device(0)
     for cell in cells:
-        assert choose(LAYER, cell.m, target, card.multiprocessors, Feeds()) == cell.choice
+        assert choose(LAYER, cell.m, target, card.multiprocessors) == cell.choice
         said = marlin_explain(on_card, cell.m)
         # A weight says whether scale and offset are one multiply-add; choices do not.
         assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", cell.choice.spec)
@@ -83,10 +83,10 @@ def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
     target, card = cudatma.detect(0), card_of(0)
     with CardBench(0).opened() as bench:
         for m in (1, 16, 48, 513):
-            rule = choose(layer, m, target, card.multiprocessors, Feeds())
+            rule = choose(layer, m, target, card.multiprocessors)
             bench.prepare(layer, m)
             reference = None
-            for candidate in shortlist(layer, m, target, card, Feeds(), rule, 10):
+            for candidate in shortlist(layer, m, target, card, rule, 10):
                 result = _result(bench, candidate)
                 if reference is None:
                     reference = bench.keep(result)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Protocol
 from unittest import mock
 
@@ -191,9 +190,6 @@ def marlin(device: Device, spec: Any, m: int) -> dict[str, Array]:
     dtype = np.dtype(np.float16) if spec.dtype == "float16" else BFLOAT16
     weight = random.normal(size=(k, n)).astype(np.float32) * np.float32(0.05)
     packed = quantize(weight, dtype=spec.dtype, group_size=spec.group_size, symmetric=not spec.has_zeros)
-    if spec.feed_activation == "gather":
-        order = random.permutation(k).astype(np.int32)
-        packed = replace(packed, perm=order)
     x = random.normal(size=(m, k)).astype(dtype)
     with ExitStack() as patches:
         for module in (plan, emulated):

@@ -208,22 +208,6 @@ def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> 
 # ---- Feeds ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_portable_kernel_is_chosen_for_a_while() -> None:
-    from cudatma.kernels.marlin import config, plan
-
-    problem = config.Layer(8192, 8192, 128, False, "float16"), 16, get_target("sm_90a"), 132, config.Feeds()
-    before = plan.choose
-
-    def broken() -> None:
-        with subjects.portable_kernel():
-            assert plan.choose(*problem, batch_invariant=False) == config.choose_portable(*problem) != before(*problem)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        broken()
-    assert plan.choose is before
-
-
 @pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install 'cudatma[sass]'")
 def test_a_cell_of_feeds_holds_their_code() -> None:
     code = feeds.code_of(8192, 28672, 16, get_target("sm_90a"))

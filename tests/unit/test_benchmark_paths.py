@@ -15,7 +15,7 @@ def test_a_cell_and_its_row() -> None:
     cell = paths.make_cell(64, 128, 16, measured)
     assert (cell["act_order_costs"], cell["dense_speed_up"], cell["error"]) == (1.5, None, "dense: no cuBLAS")
     (row, broken) = paths.paths_table([cell, {"k": 1, "n": 2, "m": 3, "error": "all"}]).rows
-    assert row == ("64 x 128", 16, "2.00", "3.00", "-", "-", "-", "-", "1.50", "-")
+    assert row == ("64 x 128", 16, "2.00", "3.00", "-", "-", "-", "1.50", "-")
     assert broken[:3] == ("1 x 2", 3, "-")
 
 

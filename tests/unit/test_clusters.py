@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.stage import MAX_BLOCKS_K
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -82,7 +82,7 @@ layers = st.builds(
 
 @given(layers, st.integers(1, 1024), st.sampled_from((20, 78, 114, 132)))
 def test_chosen_clusters_fit_at_once_and_have_work(layer: Layer, m: int, processors: int) -> None:
-    chosen = choose_untuned(layer, m, SM90A, processors, Feeds()).spec
+    chosen = choose_untuned(layer, m, SM90A, processors).spec
     chosen.check_target(SM90A)
     if chosen.blocks_k > 1:
         tiles = ceil_div(m, chosen.block_m) * ceil_div(layer.n, chosen.block_n)

@@ -155,7 +155,7 @@ def test_tensor_maps_on_the_command_line_and_traces(folder: Path, capsys: pytest
     [
         ("tile_copy", ["--rows", "70", "--columns", "40", "--dtype", "float16"]),
         ("marlin", ["--m", "3", "--n", "64", "--k", "256", "--dtype", "bfloat16", "--target", "sm_120a"]),
-        ("marlin", ["--m", "16", "--n", "64", "--k", "256", "--feed", "cp_async"]),
+        ("marlin", ["--m", "16", "--n", "64", "--k", "256"]),
     ],
 )
 def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from cudatma.kernels.marlin.candidates import candidates, variants
 from cudatma.kernels.marlin.card import H200, imagined_card
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice
 from cudatma.kernels.marlin.model import kernel_name, plan_of
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.shortlist import ranked, shortlist
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Cell, parse_cell
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -40,7 +39,7 @@ processors = st.sampled_from((1, 48, 84, 132, 188))
 @given(layers, tokens, targets, processors)
 def test_every_candidate_constructs_fits_and_serves_its_layer(layer: Layer, m: int, name: str, count: int) -> None:
     target = get_target(name)
-    found = list(candidates(layer, m, target, count, Feeds()))
+    found = list(candidates(layer, m, target, count))
     assert found
     assert len(set(found)) == len(found)
     for choice in found:
@@ -58,8 +57,8 @@ def test_every_candidate_constructs_fits_and_serves_its_layer(layer: Layer, m: i
 @given(layers, tokens, st.sampled_from(("sm_90a", "sm_120a")))
 def test_a_short_list_has_names_of_its_own_and_the_rule_first(layer: Layer, m: int, name: str) -> None:
     target, card = get_target(name), imagined_card(name, 132)
-    rule = choose_untuned(layer, m, target, 132, Feeds())
-    listed = shortlist(layer, m, target, card, Feeds(), rule, 12)
+    rule = choose_untuned(layer, m, target, 132)
+    listed = shortlist(layer, m, target, card, rule, 12)
     assert listed[0].choice == rule
     assert len({one.label for one in listed}) == len({one.choice for one in listed}) == len(listed) <= 12
     for one in listed:
@@ -69,17 +68,12 @@ def test_a_short_list_has_names_of_its_own_and_the_rule_first(layer: Layer, m: i
         assert parse_cell(cell.as_json(), target) == cell
 
 
-def test_feeds_decide_which_kernels_there_are() -> None:
+def test_tokens_and_target_decide_which_kernels_there_are() -> None:
     layer = Layer(4096, 4096, 128, False, "float16")
-    by_tma = {kernel_name(c.spec) for c in candidates(layer, 16, SM90A, 132, Feeds())}
+    by_tma = {kernel_name(c.spec) for c in candidates(layer, 16, SM90A, 132)}
     assert by_tma == {"strip", "wgmma", "portable"}
-    other = Feeds("cp_async", "cp_async", "plain")
-    specs = [c.spec for c in candidates(layer, 16, SM90A, 132, other)]
-    assert specs
-    assert all(isinstance(spec, MarlinSpec) for spec in specs)
-    assert {(s.feed_weight, s.feed_scale, s.feed_activation) for s in specs} == {("cp_async", "cp_async", "plain")}
-    assert {kernel_name(c.spec) for c in candidates(layer, 500, SM90A, 132, Feeds())} == {"wgmma", "portable"}
-    assert {kernel_name(c.spec) for c in candidates(layer, 500, get_target("sm_120a"), 132, Feeds())} == {"portable"}
+    assert {kernel_name(c.spec) for c in candidates(layer, 500, SM90A, 132)} == {"wgmma", "portable"}
+    assert {kernel_name(c.spec) for c in candidates(layer, 500, get_target("sm_120a"), 132)} == {"portable"}
 
 
 def shape_of(spec: AnyMarlinSpec) -> tuple[object, ...]:
@@ -93,15 +87,15 @@ def test_the_tiles_that_were_measured_best_are_among_them() -> None:
     narrow, slim = replace(small, n=1024), replace(large, k=13824, n=5120)
     cases = [(large, m) for m in (1, 64, 128, 1024)] + [(small, m) for m in (1, 64, 1024)]
     for layer, m in [*cases, (narrow, 1), (narrow, 32), (narrow, 64), (slim, 1), (slim, 16)]:
-        rule = choose_untuned(layer, m, SM90A, 132, Feeds()).spec
-        found = {shape_of(choice.spec) for choice in candidates(layer, m, SM90A, 132, Feeds())}
+        rule = choose_untuned(layer, m, SM90A, 132).spec
+        found = {shape_of(choice.spec) for choice in candidates(layer, m, SM90A, 132)}
         assert shape_of(rule) in found, rule.entry
 
 
 @settings(max_examples=25, deadline=None)
 @given(layers, st.integers(1, 64), processors)
 def test_clusters_of_strips_have_work_for_each_block_and_run_at_once(layer: Layer, m: int, count: int) -> None:
-    for choice in candidates(layer, m, SM90A, count, Feeds()):
+    for choice in candidates(layer, m, SM90A, count):
         spec = choice.spec
         if isinstance(spec, StripSpec) and spec.blocks_k > 1:
             clusters = ceil_div(layer.n, 32 * spec.strips) * ceil_div(m, spec.block_m)
@@ -113,8 +107,7 @@ def test_clusters_of_strips_have_work_for_each_block_and_run_at_once(layer: Laye
 def test_only_cards_with_clusters_get_them() -> None:
     narrow = Layer(4096, 1024, 128, False, "float16")
     blocks = {
-        name: {c.spec.blocks_k for c in candidates(narrow, 1, get_target(name), 132, Feeds())}
-        for name in ("sm_90a", "sm_120a")
+        name: {c.spec.blocks_k for c in candidates(narrow, 1, get_target(name), 132)} for name in ("sm_90a", "sm_120a")
     }
     assert blocks["sm_120a"] == {1}
     # 32 strips: clusters of 6 and 8, of which 16 and 14 run at once, have to take two strips or three.
@@ -124,7 +117,7 @@ def test_only_cards_with_clusters_get_them() -> None:
 @settings(max_examples=15, deadline=None)
 @given(layers, tokens)
 def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
-    rule = choose_untuned(layer, m, SM90A, 132, Feeds())
+    rule = choose_untuned(layer, m, SM90A, 132)
     for other in variants(rule, layer, SM90A):
         other.spec.check_target(SM90A)
         assert other != rule
@@ -140,7 +133,7 @@ def test_rings_of_strips_hold_64_kib_of_weights_and_three_stages_where_they_can(
     layer: Layer, m: int, name: str, count: int
 ) -> None:
     target = get_target(name)
-    for choice in candidates(layer, m, target, count, Feeds()):
+    for choice in candidates(layer, m, target, count):
         spec = choice.spec
         if not isinstance(spec, StripSpec):
             continue
@@ -158,7 +151,7 @@ def test_rings_of_strips_hold_64_kib_of_weights_and_three_stages_where_they_can(
 def test_rings_that_were_measured_fastest_come_first() -> None:
     """30.5 us with three stages, 33.2 with six; 10.67 with four, 11.18 with eight. [docs/tuning.md]"""
     for layer, tile, stages in ((LARGE, (8, 224, 256), 3), (SQUARE, (8, 64, 512), 4)):
-        found = [c.spec for c in candidates(layer, 1, SM90A, 132, Feeds()) if isinstance(c.spec, StripSpec)]
+        found = [c.spec for c in candidates(layer, 1, SM90A, 132) if isinstance(c.spec, StripSpec)]
         rings = {s.stages for s in found if (s.block_m, s.block_n, s.block_k) == tile and s.blocks_per_sm == 1}
         assert rings == {stages}
 
@@ -177,7 +170,7 @@ def test_rings_that_were_measured_fastest_come_first() -> None:
 )
 def test_wgmmas_tiles_of_tokens_are_even(m: int, tiles: set[int]) -> None:
     """As few as can be and up to seven more, besides those of 128 and 256; down to 64 tokens, or half of all."""
-    found = [c.spec for c in candidates(LARGE, m, SM90A, 132, Feeds()) if isinstance(c.spec, WgmmaSpec)]
+    found = [c.spec for c in candidates(LARGE, m, SM90A, 132) if isinstance(c.spec, WgmmaSpec)]
     assert {spec.block_m for spec in found} == tiles
     assert {(spec.warpgroups, spec.warpgroups_k) for spec in found} >= {(1, 1), (2, 1), (3, 1), (1, 2)}
 
@@ -187,15 +180,15 @@ def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
         others = (other.spec for other in variants(rule, layer, SM90A))
         return [spec.stages - rule.spec.stages for spec in others if spec.stages != rule.spec.stages]
 
-    strip = next(c for c in candidates(SQUARE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x64x512_k4_s4"))
+    strip = next(c for c in candidates(SQUARE, 1, SM90A, 132) if c.spec.entry.endswith("8x64x512_k4_s4"))
     assert rings(strip, SQUARE) == [1, -1, 2]
     # Six stages' work: a ring of five comes round. And where shared memory is full, there is no deeper one.
     assert rings(strip, replace(SQUARE, k=6 * 512)) == [1, -1]
     assert rings(strip, replace(SQUARE, k=5 * 512)) == [-1]
-    full = next(c for c in candidates(LARGE, 1, SM90A, 132, Feeds()) if c.spec.entry.endswith("8x224x256_k1_s3_b2"))
+    full = next(c for c in candidates(LARGE, 1, SM90A, 132) if c.spec.entry.endswith("8x224x256_k1_s3_b2"))
     assert rings(full, LARGE) == [-1]
     for m, fewer in ((64, [-1]), (512, [-1, -2])):  # three stages, of which two must stay, and six
-        rule = choose_untuned(LARGE, m, SM90A, 132, Feeds())
+        rule = choose_untuned(LARGE, m, SM90A, 132)
         assert kernel_name(rule.spec) == "wgmma"
         assert rings(rule, LARGE) == fewer
 
@@ -203,14 +196,14 @@ def test_variants_of_a_ring_are_deeper_for_strips_only() -> None:
 def test_no_tile_holds_more_tokens_than_needed() -> None:
     layer = Layer(4096, 4096, 128, False, "float16")
     for m in (1, 8, 9, 33, 65, 200):
-        for choice in candidates(layer, m, SM90A, 132, Feeds()):
+        for choice in candidates(layer, m, SM90A, 132):
             assert choice.spec.block_m <= max(16, 2 * m)
             assert ceil_div(m, choice.spec.block_m) * choice.spec.block_m < m + 256
 
 
 def test_ranking_is_by_predicted_time_and_deterministic() -> None:
     layer = Layer(8192, 8192, 128, False, "bfloat16")
-    first, again = (ranked(layer, 64, SM90A, H200, Feeds()) for _ in range(2))
+    first, again = (ranked(layer, 64, SM90A, H200) for _ in range(2))
     assert [one.label for one in first] == [one.label for one in again]
     times = [one.prediction.us for one in first]
     assert times == sorted(times)

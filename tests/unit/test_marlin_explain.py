@@ -15,7 +15,7 @@ import pytest
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
 from cudatma.kernels.marlin import MarlinLinear, explain, tune_file, tuning
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.explain import Explanation, marlin_explain
 from cudatma.kernels.marlin.explain_text import plain_table, table_text
 from cudatma.kernels.marlin.layer import Choice
@@ -50,7 +50,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: str, why: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.spec == choose_untuned(layer, m, get_target(target), 132, Feeds()).spec
+    assert said.spec == choose_untuned(layer, m, get_target(target), 132).spec
     assert said.decision.source == "rule"
     assert why in said.decision.why
     assert said.prediction.us > 1
@@ -65,13 +65,6 @@ def test_clusters_are_told() -> None:
     assert said.schedule.blocks == said.schedule.tiles_n * blocks
     assert said.spec.entry.endswith(f"_c{blocks}")
     assert f"_c{blocks}" in str(said)
-
-
-def test_another_feed_is_the_reason_for_the_portable_kernel() -> None:
-    said = explained(LAYER, 1, feed={"scale": "cp_async"})
-    assert said.kernel == "portable"
-    assert "not every operand comes by TMA (weight tma, scale cp_async" in said.decision.why
-    assert all(candidate.choice.spec.feed_scale == "cp_async" for candidate in said.candidates)
 
 
 def test_a_tuned_cell_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,7 +156,5 @@ def test_what_is_asked_for_wrongly() -> None:
         explained(multiprocessors=0)
     with pytest.raises(ArgumentError, match=r"^device: "):
         explained(device=0)
-    with pytest.raises(ArgumentError, match="feed"):
-        explained(feed="carrier pigeon")
     with pytest.raises((DriverError, LaunchError, TargetError)):
         marlin_explain(LAYER, 1, device=77)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma import ArgumentError, ArgumentTypeError, PackedWeight, marlin_gemm
+from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_explain, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.arranged import needs_arranging
-from cudatma.kernels.marlin.config import Feeds
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import resolve_feeds
 from cudatma.quantization import pack
 
 #: ||out - reference|| / ||reference||: products are exact in fp32, so that one rounding of the result is left.
@@ -163,10 +160,7 @@ FROZEN.flags.writeable = False
         ((X, WEIGHT, None, values((40,)).astype(np.float32)), {}, ArgumentTypeError, "bias.dtype"),
         ((X, WEIGHT, None, values((80,))[::2]), {}, ArgumentError, "bias.strides"),
         ((X, WEIGHT, SHARED[:200].reshape(5, 40), SHARED[100:140]), {}, ArgumentError, "out"),
-        ((X, WEIGHT), {"feed": "dma"}, ArgumentError, "feed"),
-        ((X, WEIGHT), {"feed": 3}, ArgumentTypeError, "feed"),
         ((X, WEIGHT), {"programmatic": 1}, ArgumentTypeError, "programmatic"),
-        ((X, WEIGHT), {"feed": {"activation": "gather"}}, ArgumentError, "feed['activation']"),
         ((X, WEIGHT), {"dense_bytes": -1}, ArgumentError, "dense_bytes"),
         ((X, WEIGHT), {"dense_bytes": 1e9}, ArgumentTypeError, "dense_bytes"),
         ((X, WEIGHT), {"dense_bytes": True}, ArgumentTypeError, "dense_bytes"),
@@ -206,22 +200,21 @@ def test_pitches() -> None:
     assert check_output(np.empty((5, 44), np.float16)[:, :40], x, WEIGHT).pitch_bytes == 88
 
 
-def test_feeds_that_cannot_serve_a_layout() -> None:
+def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
-    mixed = Feeds("cp_async", "tma", "tma")
     aligned, odd = check_input(X, WEIGHT), check_input(values((7, 97))[:, :96], WEIGHT)
     shifted = check_input(values((7, 104))[:, 1:97], WEIGHT)
-    for feeds in (mixed, Feeds()):
-        assert resolve_feeds(feeds, WEIGHT) == resolve_feeds(feeds, permuted) == feeds
-        assert not needs_arranging(feeds, WEIGHT, aligned)
-        assert needs_arranging(feeds, permuted, aligned)
-        assert needs_arranging(feeds, WEIGHT, odd)
-        assert needs_arranging(feeds, WEIGHT, shifted)
-    # Element loads take activations as they lie, a permutation among them.
-    plain = Feeds("cp_async", "tma", "plain")
-    gather = replace(plain, activation="gather")
-    assert resolve_feeds(plain, WEIGHT) == plain
-    assert resolve_feeds(plain, permuted) == resolve_feeds(gather, permuted) == gather
-    assert not any(needs_arranging(feeds, permuted, odd) for feeds in (plain, gather))
-    with pytest.raises(ArgumentError, match="permutation"):
-        resolve_feeds(gather, WEIGHT)
+    assert not needs_arranging(WEIGHT, aligned)
+    assert needs_arranging(permuted, aligned)
+    assert needs_arranging(WEIGHT, odd)
+    assert needs_arranging(WEIGHT, shifted)
+
+
+@pytest.mark.parametrize("option", ["feed", "explain"])
+def test_no_such_option(option: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        marlin_gemm(X, WEIGHT, backend="reference", **{option: "tma"})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        MarlinLinear(WEIGHT, **{option: "tma"})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        marlin_explain(WEIGHT, 5, **{option: "tma"})

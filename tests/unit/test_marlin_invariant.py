@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import GROUP_SIZES
@@ -22,14 +22,13 @@ layers = st.builds(
     has_zeros=st.booleans(),
     dtype=st.sampled_from(("float16", "bfloat16")),
 )
-feeds = st.sampled_from((Feeds(), Feeds("cp_async", "cp_async", "cp_async"), Feeds(activation="plain")))
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_90a", "sm_120a"])
-@given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)), feeds)
-def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int, feeds: Feeds) -> None:
+@given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
+def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int) -> None:
     target = get_target(name)
-    choice = choose_invariant(layer, m, target, processors, feeds)
+    choice = choose_invariant(layer, m, target, processors)
     spec = choice.spec
     spec.check_target(target)
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
@@ -45,5 +44,5 @@ def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
 def test_the_kernel_does_not_depend_on_the_tokens(layer: Layer, few: int, many: int) -> None:
-    kernels = {choose_invariant(layer, m, get_target("sm_90a"), 132, Feeds()).spec.template for m in (few, many)}
+    kernels = {choose_invariant(layer, m, get_target("sm_90a"), 132).spec.template for m in (few, many)}
     assert len(kernels) == 1

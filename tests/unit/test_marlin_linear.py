@@ -78,17 +78,8 @@ def test_what_else_is_checked_then() -> None:
     packed = quantize_linear(dense(), group_size=32)
     with pytest.raises(ArgumentTypeError, match="PackedWeight"):
         MarlinLinear(dense())
-    with pytest.raises(ArgumentError, match="feed"):
-        MarlinLinear(packed, feed="dma")
     with pytest.raises(ArgumentError, match=r"x\.shape"):
         MarlinLinear(packed)(values((5, 95)), backend="reference")
-
-
-def test_a_feed_is_kept_and_shown() -> None:
-    layer = MarlinLinear(quantize_linear(dense(), group_size=32), feed={"scale": "cp_async"})
-    assert layer.feed == {"scale": "cp_async"}
-    assert "cp_async" in repr(layer)
-    assert "bias=False" in repr(layer)
 
 
 def test_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from cudatma.kernels.marlin import card as card_module
 from cudatma.kernels.marlin import model
 from cudatma.kernels.marlin.candidates import candidates
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card, rates
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose_untuned
 from cudatma.kernels.marlin.layer import Choice
 from cudatma.kernels.marlin.model import Prediction, kernel_name, predict
 from cudatma.kernels.marlin.shortlist import ranked
@@ -35,7 +35,7 @@ SMALL = Layer(4096, 4096, 128, False, "float16")
 
 
 def of_rule(layer: Layer, m: int) -> Prediction:
-    return predict(layer, m, choose_untuned(layer, m, SM90A, 132, Feeds()), SM90A, H200)
+    return predict(layer, m, choose_untuned(layer, m, SM90A, 132), SM90A, H200)
 
 
 def cells() -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def test_strips_are_predicted_ahead_of_the_portable_kernel_for_one_token() -> No
     """As docs/performance/marlin_strip.md measured: 31.1 us against 35.3 at (8192, 28672), 5.2 against 7.7."""
     for layer in (SMALL, LARGE):
         first = {}
-        for candidate in ranked(layer, 1, SM90A, H200, Feeds()):
+        for candidate in ranked(layer, 1, SM90A, H200):
             first.setdefault(kernel_name(candidate.choice.spec), candidate.prediction.us)
         assert first["strip"] < first["portable"] - 1.5
         assert first["strip"] <= first["wgmma"]
@@ -121,7 +121,7 @@ def test_it_ranks_as_was_measured(layer: Layer, m: int, better: Any, worse: Any)
 
 
 def test_wide_wgmma_tiles_are_predicted_ahead_of_mma_sync_for_many_tokens() -> None:
-    best = ranked(LARGE, 4096, SM90A, H200, Feeds())
+    best = ranked(LARGE, 4096, SM90A, H200)
     assert kernel_name(best[0].choice.spec) == "wgmma"
     portable = next(one for one in best if kernel_name(one.choice.spec) == "portable")
     # 0.65 of wgmma's rate at best. [docs/performance/marlin_portable.md]
@@ -140,18 +140,16 @@ def test_bytes_and_operations_are_those_of_the_problem() -> None:
 
 
 def test_a_faster_card_is_predicted_faster() -> None:
-    choice = choose_untuned(LARGE, 16, SM90A, 132, Feeds())
+    choice = choose_untuned(LARGE, 16, SM90A, 132)
     slow = predict(LARGE, 16, choice, SM90A, replace(H200, memory_clock_mhz=1600))
-    half = predict(
-        LARGE, 4096, choose_untuned(LARGE, 4096, SM90A, 132, Feeds()), SM90A, replace(H200, sm_clock_mhz=990)
-    )
+    half = predict(LARGE, 4096, choose_untuned(LARGE, 4096, SM90A, 132), SM90A, replace(H200, sm_clock_mhz=990))
     assert slow.us > 1.5 * of_rule(LARGE, 16).us
     assert half.us > 1.8 * of_rule(LARGE, 4096).us
 
 
 def test_a_ring_that_does_not_cover_the_latency_is_slower() -> None:
     spec = StripSpec("float16", 128, False, 8, 1, 128, 2, 2)
-    choice = replace(choose_untuned(SMALL, 1, SM90A, 132, Feeds()), spec=spec)
+    choice = replace(choose_untuned(SMALL, 1, SM90A, 132), spec=spec)
     shallow, deep = (predict(SMALL, 1, replace(choice, spec=replace(spec, stages=s)), SM90A, H200) for s in (2, 12))
     assert shallow.streams["memory"] > 3 * deep.streams["memory"]
 
@@ -170,7 +168,7 @@ layers = st.builds(
 @given(layers, st.integers(1, 5000), st.sampled_from(("sm_90a", "sm_120a")), st.sampled_from((1, 20, 132, 188)))
 def test_every_prediction_is_a_time(layer: Layer, m: int, name: str, processors: int) -> None:
     target, card = get_target(name), imagined_card(name, processors)
-    said = predict(layer, m, choose_untuned(layer, m, target, processors, Feeds()), target, card)
+    said = predict(layer, m, choose_untuned(layer, m, target, processors), target, card)
     assert 0 < max(said.streams.values()) < said.us < float("inf")
     assert said.us >= said.launch_us + said.epilogue_us + said.partials_us
     assert 0 < said.fill <= 1
@@ -240,7 +238,7 @@ def test_fused_weights_take_the_instructions_of_their_template(dtype: str, form:
 
 
 def test_one_warpgroup_alone_is_slower() -> None:
-    found = [c for c in candidates(LARGE, 128, SM90A, 132, Feeds()) if kernel_name(c.spec) == "wgmma"]
+    found = [c for c in candidates(LARGE, 128, SM90A, 132) if kernel_name(c.spec) == "wgmma"]
     alone = next(c for c in found if c.spec.consumer_warps == 4 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     two = next(c for c in found if c.spec.consumer_warps == 8 and c.blocks_per_sm == 1 and c.spec.block_m == 64)
     times = [predict(LARGE, 128, choice, SM90A, H200).streams["tensor cores"] for choice in (alone, two)]

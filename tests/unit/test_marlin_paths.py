@@ -83,14 +83,6 @@ def test_pitches_and_addresses_off_16_bytes(card: Card, offset: int, width: int)
     np.testing.assert_array_equal(bits(out), bits(gemm(card, np.ascontiguousarray(x), weight)))
 
 
-def test_element_loads_make_one_launch(card: Card) -> None:
-    weight, reference = make(K, N, act_order=True)
-    x = values((3, K))
-    for way in ("gather", "plain"):
-        assert close(gemm(card, x, weight, feed={"activation": way}), x.astype(np.float64) @ reference)
-        assert entries(card) == [(False, False)]
-
-
 def test_repeated_calls_write_the_new_addresses(card: Card, fast: None) -> None:
     weight, reference = make(K, N, act_order=True)
     for seed in range(4):

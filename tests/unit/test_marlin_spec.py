@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
-from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, GROUP_SIZES, MarlinSpec
+from cudatma.kernels.marlin.spec import FEEDS, GROUP_SIZES, MarlinSpec
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
@@ -38,7 +38,7 @@ def specs(draw: st.DrawFn) -> MarlinSpec:
             stages=draw(st.integers(2, 16)),
             feed_weight=draw(st.sampled_from(FEEDS)),
             feed_scale=draw(st.sampled_from(FEEDS)),
-            feed_activation=draw(st.sampled_from(ACTIVATION_FEEDS)),
+            feed_activation=draw(st.sampled_from(FEEDS)),
             scale_on="epilogue" if group_size == -1 else draw(st.sampled_from(("weight", "accumulator"))),
         )
     except ArgumentError:
@@ -51,7 +51,7 @@ def specs(draw: st.DrawFn) -> MarlinSpec:
     [
         ("group_size", 96),
         ("feed_weight", "plain"),
-        ("feed_scale", "gather"),
+        ("feed_activation", "gather"),
         ("feed_activation", "ldg"),
         ("scale_on", "epilogue"),
         ("weight_policy", "evict_last"),
@@ -178,7 +178,7 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinSpec) -> None:
 def test_arrivals_and_threads(spec: MarlinSpec) -> None:
     """One arrival for all of TMA, one a producer thread for each way of copying by hand."""
     stage = {spec.feed_weight, spec.feed_activation} | ({spec.feed_scale} if spec.group_size != -1 else set())
-    by_hand = ("cp_async" in stage) + bool(stage & {"plain", "gather"})
+    by_hand = "cp_async" in stage
     producers = 32 if spec.all_tma else 128
     assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
     assert spec.full_arrivals >= 1
@@ -200,8 +200,7 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"stages": 4},
         {"feed_weight": "cp_async"},
         {"feed_scale": "cp_async"},
-        {"feed_activation": "plain"},
-        {"feed_activation": "gather"},
+        {"feed_activation": "cp_async"},
         {"warps_n": 8, "consumer_registers": 232},
         {"warps_n": 8},
     ]

@@ -14,7 +14,7 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
@@ -299,17 +299,16 @@ def test_no_more_dependent_blocks_than_meant(name: str) -> None:
 def test_who_serves() -> None:
     wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 1024, 128, False, "float16")
     for target, processors in ((SM90A, 132), (SM120A, 188)):
-        assert [m for m in (1, 16, 32, 33) if strip_serves(wide, m, target, processors, Feeds())] == [1, 16, 32]
-    assert strip_serves(narrow, 1, SM90A, 132, Feeds())  # clusters divide the depth
-    assert strip_serves(replace(narrow, k=1, n=1), 32, SM90A, 132, Feeds())
+        assert [m for m in (1, 16, 32, 33) if strip_serves(wide, m, target, processors)] == [1, 16, 32]
+    assert strip_serves(narrow, 1, SM90A, 132)  # clusters divide the depth
+    assert strip_serves(replace(narrow, k=1, n=1), 32, SM90A, 132)
     # Without clusters, most of the card would have no strip; half of it may.
-    assert not strip_serves(narrow, 1, SM120A, 188, Feeds())
-    assert strip_serves(replace(narrow, n=94 * 32), 1, SM120A, 188, Feeds())
-    assert not strip_serves(replace(narrow, n=93 * 32), 1, SM120A, 188, Feeds())
-    assert not strip_serves(wide, 1, SM90A, 132, Feeds(activation="gather"))
-    assert not strip_serves(wide, 1, replace(SM90A, features=SM90A.features - {"tma"}), 132, Feeds())
-    assert isinstance(choose(wide, 1, SM90A, 132, Feeds()).spec, StripSpec)
-    assert isinstance(choose(narrow, 16, SM90A, 132, Feeds()).spec, StripSpec)
+    assert not strip_serves(narrow, 1, SM120A, 188)
+    assert strip_serves(replace(narrow, n=94 * 32), 1, SM120A, 188)
+    assert not strip_serves(replace(narrow, n=93 * 32), 1, SM120A, 188)
+    assert not strip_serves(wide, 1, replace(SM90A, features=SM90A.features - {"tma"}), 132)
+    assert isinstance(choose(wide, 1, SM90A, 132).spec, StripSpec)
+    assert isinstance(choose(narrow, 16, SM90A, 132).spec, StripSpec)
 
 
 @pytest.mark.parametrize("name", TARGETS)

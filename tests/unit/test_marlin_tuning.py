@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels.marlin import tune_file, tuning
 from cudatma.kernels.marlin.card import H200, Card
-from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_untuned, decide
+from cudatma.kernels.marlin.config import Layer, choose, choose_untuned, decide
 from cudatma.kernels.marlin.layer import Choice
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.spec import MarlinSpec
@@ -50,17 +50,17 @@ def cell(m: int, spec: Any = WGMMA, us: float = 8.0, blocks: int = 1, **layer: A
 
 
 def decided(m: int, card: Card = H200) -> tuple[str, Any]:
-    decision = decide(LAYER, m, SM90A, 132, Feeds(), card)
+    decision = decide(LAYER, m, SM90A, 132, card)
     return decision.source, decision.choice.spec
 
 
 def test_a_tuned_cell_comes_before_the_rules(fresh: Path) -> None:
-    assert decided(64) == ("rule", choose_untuned(LAYER, 64, SM90A, 132, Feeds()).spec)
+    assert decided(64) == ("rule", choose_untuned(LAYER, 64, SM90A, 132).spec)
     store_cell(fresh, tune_key(H200), cell(64))
     assert decided(64)[0] == "rule", "the file is read once a process"
     tuning.forget()
     assert decided(64) == ("tuned", WGMMA)
-    found = decide(LAYER, 64, SM90A, 132, Feeds(), H200)
+    found = decide(LAYER, 64, SM90A, 132, H200)
     assert str(fresh) in found.why
     assert "8 us" in found.why
 
@@ -68,8 +68,7 @@ def test_a_tuned_cell_comes_before_the_rules(fresh: Path) -> None:
 def test_it_is_for_these_sizes_and_feeds_alone(fresh: Path) -> None:
     store_cell(fresh, tune_key(H200), cell(64))
     for other in (replace(LAYER, k=8192), replace(LAYER, n=4160)):
-        assert decide(other, 64, SM90A, 132, Feeds(), H200).source == "rule"
-    assert decide(LAYER, 64, SM90A, 132, Feeds("cp_async", "cp_async", "cp_async"), H200).source == "rule"
+        assert decide(other, 64, SM90A, 132, H200).source == "rule"
     assert decided(64)[0] == "tuned"
 
 
@@ -88,7 +87,7 @@ def test_the_users_file_comes_before_a_shipped_table(fresh: Path) -> None:
 
 
 def alike(m: int = 64, **layer: Any) -> tuple[str, Any]:
-    decision = decide(replace(LAYER, **layer), m, SM90A, 132, Feeds(), H200)
+    decision = decide(replace(LAYER, **layer), m, SM90A, 132, H200)
     return decision.source, decision.choice.spec
 
 
@@ -112,9 +111,9 @@ def test_a_cell_serves_layers_alike_with_their_own_operands(
     assert found is not None
     assert not found.exact
     assert found.cell.layer == LAYER, "it says which layer was measured"
-    said = decide(replace(LAYER, **change), m, SM90A, 132, Feeds(), H200).why
+    said = decide(replace(LAYER, **change), m, SM90A, 132, H200).why
     assert f"{fresh} has a layer of this K and N ({LAYER}), measured at {m} tokens: 8 us" in said
-    assert "has this layer, measured" in decide(LAYER, m, SM90A, 132, Feeds(), H200).why
+    assert "has this layer, measured" in decide(LAYER, m, SM90A, 132, H200).why
 
 
 def test_it_serves_the_same_numbers_of_tokens_alike(fresh: Path) -> None:
@@ -389,9 +388,9 @@ def test_without_a_card_nothing_is_tuned(fresh: Path, monkeypatch: pytest.Monkey
     store_cell(fresh, tune_key(H200), cell(64))
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "_card_here", lambda target, multiprocessors: None)
-        assert choose(LAYER, 64, SM90A, 132, Feeds()) == choose_untuned(LAYER, 64, SM90A, 132, Feeds())
+        assert choose(LAYER, 64, SM90A, 132) == choose_untuned(LAYER, 64, SM90A, 132)
         patch.setattr(tuning, "_card_here", lambda target, multiprocessors: H200)
-        assert choose(LAYER, 64, SM90A, 132, Feeds()).spec == WGMMA
+        assert choose(LAYER, 64, SM90A, 132).spec == WGMMA
 
 
 @pytest.mark.parametrize(
@@ -428,15 +427,15 @@ def test_a_pinned_choice_is_for_its_thread_alone() -> None:
     mine = Choice(STRIP, 2)
     others: list[Any] = []
     with tuning.pinned(mine):
-        assert choose(LAYER, 500, SM90A, 132, Feeds()) is mine
-        thread = threading.Thread(target=lambda: others.append(choose(LAYER, 500, SM90A, 132, Feeds())))
+        assert choose(LAYER, 500, SM90A, 132) is mine
+        thread = threading.Thread(target=lambda: others.append(choose(LAYER, 500, SM90A, 132)))
         thread.start()
         thread.join()
         with tuning.pinned(Choice(WGMMA, 1)):
-            assert choose(LAYER, 500, SM90A, 132, Feeds()).spec == WGMMA
-        assert choose(LAYER, 500, SM90A, 132, Feeds()) is mine
-    assert others == [choose_untuned(LAYER, 500, SM90A, 132, Feeds())]
-    assert choose(LAYER, 500, SM90A, 132, Feeds()) == others[0]
+            assert choose(LAYER, 500, SM90A, 132).spec == WGMMA
+        assert choose(LAYER, 500, SM90A, 132) is mine
+    assert others == [choose_untuned(LAYER, 500, SM90A, 132)]
+    assert choose(LAYER, 500, SM90A, 132) == others[0]
 
 
 def at(*tokens: int, block_m: int = 64) -> list[Cell]:
@@ -533,7 +532,7 @@ def test_a_first_call_reads_the_file_of_its_layer_alone() -> None:
         warnings.simplefilter("error")
         assert decided(64) == ("shipped", WGMMA)
     with pytest.warns(TuneFileWarning, match=other.name):
-        decide(replace(LAYER, n=LAYER.n + 64), 64, SM90A, 132, Feeds(), H200)
+        decide(replace(LAYER, n=LAYER.n + 64), 64, SM90A, 132, H200)
 
 
 def test_a_cell_whose_clusters_have_too_few_stages_is_refused() -> None:

@@ -16,7 +16,7 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.strip_spec import StripSpec
@@ -279,7 +279,7 @@ def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
     assert spec.stages * spec.block_k >= 256, "a ring that holds what is under way"
     assert spec.stages >= min(3, ceil_div(ceil_div(layer.k, spec.block_k), spec.blocks_k)), "a ring of two stands still"
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    assert choose(layer, m, SM90A, processors, Feeds()).spec == spec
+    assert choose(layer, m, SM90A, processors).spec == spec
 
 
 def test_every_form_has_three_stages() -> None:
@@ -303,10 +303,8 @@ def test_every_form_has_three_stages() -> None:
 
 def test_who_is_served() -> None:
     """From 17 tokens on, whatever the layer; from 9 where a block would have five strips."""
-    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target, Feeds())] == ["sm_90a"]
-    assert [m for m in (1, 16, 17, 32, 33) if wgmma_serves(m, SM90A, Feeds())] == [17, 32, 33]
-    assert not wgmma_serves(64, SM90A, Feeds(activation="plain"))
-    assert not wgmma_serves(64, SM90A, Feeds(scale="cp_async"))
+    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target)] == ["sm_90a"]
+    assert [m for m in (1, 16, 17, 32, 33) if wgmma_serves(m, SM90A)] == [17, 32, 33]
     wide = Layer(8192, 28672, 128, False, "float16")
     for layer, least in (
         (wide, 9),
@@ -314,8 +312,8 @@ def test_who_is_served() -> None:
         (replace(wide, n=17_152), 17),
         (Layer(64, 8, 128, False, "float16"), 17),
     ):
-        assert isinstance(choose(layer, least - 1, SM90A, 132, Feeds()).spec, StripSpec)
-        assert isinstance(choose(layer, least, SM90A, 132, Feeds()).spec, WgmmaSpec)
+        assert isinstance(choose(layer, least - 1, SM90A, 132).spec, StripSpec)
+        assert isinstance(choose(layer, least, SM90A, 132).spec, WgmmaSpec)
 
 
 @given(st.integers(1, 20_000))

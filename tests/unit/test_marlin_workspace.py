@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
 from cudatma.kernels.marlin import workspace
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import GROUP_SIZES
 from cudatma.kernels.marlin.workspace import check_workspace, stream_workspace
@@ -177,14 +177,14 @@ def sizes() -> MarlinWorkspace:
 )
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: Layer, m: int, target: Target) -> None:
     """So a workspace never grows, and a graph may hold one."""
-    choice = choose(layer, m, target, PROCESSORS, Feeds())
+    choice = choose(layer, m, target, PROCESSORS)
     plan = schedule(choice.spec, m, layer.n, layer.k, PROCESSORS * choice.blocks_per_sm)
     sizes.require_room(choice.spec, plan)
 
 
 def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
     layer: Any = Layer(4096, 4096, 128, False, "float16")
-    choice = choose(layer, 1024, TARGETS["sm_90a"], PROCESSORS, Feeds())
+    choice = choose(layer, 1024, TARGETS["sm_90a"], PROCESSORS)
     plan = schedule(choice.spec, 600, 4096, 4096, PROCESSORS)
     assert plan.partial_blocks > 0
     sizes.require_room(choice.spec, plan)

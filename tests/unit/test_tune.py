@@ -17,7 +17,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
 from cudatma.kernels.marlin import tune_file, tuning
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Feeds, Layer, decide
+from cudatma.kernels.marlin.config import Layer, decide
 from cudatma.kernels.marlin.shortlist import Candidate
 from cudatma.kernels.marlin.tune_file import read_cells
 from cudatma.target import get_target
@@ -57,7 +57,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path) -> None:
     cell = cells(file)[64]
     assert (cell.choice, cell.us, cell.rule_us) == (wanted.choice, 5.0, 9.0)
     tuning.forget()
-    decision = decide(Layer(4096, 4096, 128, False, "float16"), 60, SM90A, 132, Feeds(), H200)
+    decision = decide(Layer(4096, 4096, 128, False, "float16"), 60, SM90A, 132, H200)
     assert (decision.source, decision.choice) == ("tuned", wanted.choice)
     record = json.loads(file.read_text())["sections"][0]["cells"][1]
     assert len(record["measured_us"]) == 12

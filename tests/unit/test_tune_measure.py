@@ -15,7 +15,7 @@ import pytest
 
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Feeds, Layer, choose, choose_untuned
+from cudatma.kernels.marlin.config import Layer, choose, choose_untuned
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.shortlist import Candidate, shortlist
@@ -107,12 +107,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         def __init__(self, *args: Any, **options: Any) -> None:
             # As the plan itself would take them, so that a call that it would refuse fails here too.
             given = inspect.signature(Plan).bind(*args, **options).arguments
-            w, x, out, feeds = (given[name] for name in ("w", "x", "out", "feeds"))
+            w, x, out = (given[name] for name in ("w", "x", "out"))
             assert given["stream"] == stream.ptr
             assert not given["programmatic"]
             assert not given["batch_invariant"]
             k, n = w.shape
-            choice = choose(Layer.of(w), x.rows, SM90A, 132, feeds)
+            choice = choose(Layer.of(w), x.rows, SM90A, 132)
             self.spec, self.copy, self.out = choice.spec, copies.index(w), x.info.pointer
             self.schedule = schedule(choice.spec, x.rows, n, k, 132 * choice.blocks_per_sm)
             assert out.info.shape == (x.rows, n)
@@ -145,8 +145,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def listed(m: int) -> list[Candidate]:
-    rule = choose_untuned(LAYER, m, SM90A, 132, Feeds())
-    found = shortlist(LAYER, m, SM90A, H200, Feeds(), rule, 12)
+    rule = choose_untuned(LAYER, m, SM90A, 132)
+    found = shortlist(LAYER, m, SM90A, H200, rule, 12)
     entries = {one.choice.spec.entry: one for one in reversed(found)}
     return list(entries.values())[:4]
 
@@ -203,8 +203,8 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
 
 def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    chosen = choose_untuned(LAYER, 9, SM90A, 132, Feeds())
-    rule, *_, other = shortlist(LAYER, 9, SM90A, H200, Feeds(), chosen, 12)
+    chosen = choose_untuned(LAYER, 9, SM90A, 132)
+    rule, *_, other = shortlist(LAYER, 9, SM90A, H200, chosen, 12)
     bench.prepare(LAYER, 9)
     bench.result(other)
     monkeypatch.setattr(tune_measure, "pinned", lambda choice: nullcontext())

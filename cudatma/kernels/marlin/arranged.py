@@ -1,6 +1,6 @@
 """Activations copied to aligned rows, in the order of the weight's permutation, right before the GEMM reads them.
 
-Serves what TMA and cp.async cannot bring as it lies: GPTQ's act-order, a pitch or an address off 16 bytes. There are
+Serves what TMA cannot bring as it lies: GPTQ's act-order, a pitch or an address off 16 bytes. There are
 two launches: the GEMM is a programmatic dependent of the copy, so that its weights are on their way while the copy
 runs. It is the GEMM that aligned activations get, and so are the bits of its result.
 """
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from cudatma import context
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.layer import Feeds
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.plan import Plan, loaded
 from cudatma.kernels.marlin.workspace import MarlinWorkspace
@@ -30,10 +29,8 @@ from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
 
 
-def needs_arranging(feeds: Feeds, w: PackedWeight, x: Rows) -> bool:
-    """Whether x has to be copied first. Element loads ("plain", "gather") take it as it lies."""
-    if feeds.activation in ("plain", "gather"):
-        return False
+def needs_arranging(w: PackedWeight, x: Rows) -> bool:
+    """Whether x has to be copied first."""
     return w.perm is not None or not x.is_aligned
 
 
@@ -92,7 +89,6 @@ class ArrangedPlan(Plan):
         w: PackedWeight,
         x: Rows,
         out: Rows,
-        feeds: Feeds,
         programmatic: bool,
         batch_invariant: bool,
         stream: int,
@@ -105,7 +101,7 @@ class ArrangedPlan(Plan):
         kernel, spec, grid = configure_arrangement(w, x.rows, x.is_aligned, device, stream)
         with workspace.rows.lock:
             rows = arranged_rows(x, workspace.rows.room(self._rows_bytes, stream))
-        super().__init__(w, rows, out, feeds, True, batch_invariant, stream)
+        super().__init__(w, rows, out, True, batch_invariant, stream)
         self.x_extent = x.info.extent[1] - x.info.pointer
         self._arrange = kernel.plan(
             grid,

@@ -14,11 +14,11 @@ from cudatma.hang.emulated import ListeningModule
 from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import resolve_feeds, scale_exponent_of, tensor_maps
+from cudatma.kernels.marlin.plan import scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
 from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
@@ -95,7 +95,6 @@ def emulated_gemm(
     w: PackedWeight,
     out: Rows,
     bias: ArrayInfo | None,
-    feeds: Feeds,
     *,
     dense_bytes: int = 0,
     batch_invariant: bool = False,
@@ -111,10 +110,10 @@ def emulated_gemm(
     if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
         return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape
-    feeds, arranged = resolve_feeds(feeds, w), needs_arranging(feeds, w, x)
+    arranged = needs_arranging(w, x)
     if arranged:
         x = _arranged(x, w, target, schedules)
-    choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, feeds, batch_invariant=batch_invariant)
+    choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, batch_invariant=batch_invariant)
     spec = resolve_fused(choice.spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=not batch_invariant)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)

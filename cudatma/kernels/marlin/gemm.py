@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from cudatma.build import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
-from cudatma.kernels.marlin.config import Feeds, parse_feeds
 from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.plan import Plan, resolve_feeds
+from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
+from cudatma.kernels.marlin.tuning import pinned_scope
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace, stream_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import detect
@@ -33,14 +32,12 @@ def marlin_gemm(
     bias: Any = None,
     stream: Any = None,
     *,
-    feed: str | Mapping[str, str] = "tma",
     backend: str | None = None,
     workspace: MarlinWorkspace | None = None,
     programmatic: bool = False,
     dense_bytes: int = 0,
     batch_invariant: bool = False,
     debug: bool | None = None,
-    explain: bool = False,
 ) -> Any:
     """y = x W + bias, W int4, with fp32 accumulation; the same bits every time.
 
@@ -49,8 +46,6 @@ def marlin_gemm(
     a second kernel copies it to the workspace first.
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
     None. bias: (N,) or None. stream: None is the current stream of x's library.
-    feed: ``"tma"`` or ``"cp_async"`` for all operands, or a mapping with weight, scale, activation. An activation may
-    also be ``"plain"`` or, of a weight in activation order, ``"gather"``: element loads without the copy, slower.
     backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
     ``"reference"`` (NumPy); ``"auto"``: the card, or the emulator where there is none, as a BackendWarning says.
     None: $CUDATMA_BACKEND, else auto.
@@ -59,10 +54,9 @@ def marlin_gemm(
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
     dense_bytes: device memory that all dequantised weights of a device may take. On SM90 from 1024 tokens on, elsewhere
-    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS; feed,
+    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS;
     workspace and programmatic do not matter then. Tokens and budget alone decide. See docs/performance/marlin_paths.md.
     batch_invariant: a row's bits do not depend on how many rows are beside it, at some cost in speed (invariant.py).
-    explain: launch nothing and return an Explanation of what would run and why, see marlin_explain().
     debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
     None: what ``cudatma.debugging()`` or, at the first call of a kind, $CUDATMA_DEBUG says.
 
@@ -70,15 +64,13 @@ def marlin_gemm(
     inside a graph capture), TargetError, CompileError, DriverError, HazardError (emulator); nothing is launched then.
     PipelineHang (debug).
     """
-    demands = (feed, programmatic, dense_bytes, batch_invariant)
-    if explain:
-        return _explained(x, check_weight(w), feed, batch_invariant)
+    demands = (programmatic, dense_bytes, batch_invariant)
     if debug is not None:
         with debugging(debug):
             return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
-    plain = backend is None and workspace is None and feed.__class__ is str and dense_bytes.__class__ is int
+    plain = backend is None and workspace is None and dense_bytes.__class__ is int
     plain = plain and programmatic.__class__ is bool and batch_invariant.__class__ is bool
-    library = library_of_tensor(x) if plain and debug_scope.get() is None else ""
+    library = library_of_tensor(x) if plain and debug_scope.get() is None and pinned_scope.get() is None else ""
     if library and w.__class__ is PackedWeight:
         if out is None:
             out = new_result(library, x, w.shape[1])
@@ -97,13 +89,11 @@ def _first(
     stream: Any,
     backend: str | None,
     workspace: MarlinWorkspace | None,
-    feed: str | Mapping[str, str],
     programmatic: bool,
     dense_bytes: int,
     batch_invariant: bool,
 ) -> Any:
     """A call with full checks; leaves a plan behind for the next one like it."""
-    feeds = resolve_feeds(parse_feeds(feed), w)
     for field, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
         if type(flag) is not bool:
             raise ArgumentTypeError(field, type(flag).__name__, "bool")
@@ -111,7 +101,7 @@ def _first(
         raise ArgumentError("dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch")
     chosen = backend_for("marlin_gemm", backend, stacklevel=3)
     if chosen != "cuda":
-        return _on_host(x, w, out, bias, feeds, chosen, dense_bytes, batch_invariant)
+        return _on_host(x, w, out, bias, chosen, dense_bytes, batch_invariant)
     rows = check_input(x, w)
     device = rows.info.device
     if device is None:
@@ -128,13 +118,13 @@ def _first(
         dense_gemm(rows, w, target, addend, dense_bytes, handle)
         return out
     space = stream_workspace(device, handle) if space is None else space
-    plan = _plan(w, rows, target, feeds, programmatic, batch_invariant, handle, space)
+    plan = _plan(w, rows, target, programmatic, batch_invariant, handle, space)
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, 0 if addend is None else addend.pointer, space, handle)
     library = library_of_tensor(x)
     # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.
-    if library and type(feed) is str and rows.info.pointer % 16 == 0 and debug_scope.get() is None:
-        key = call_key(library, x, out, bias, (feed, programmatic, dense_bytes, batch_invariant))
+    if library and rows.info.pointer % 16 == 0 and debug_scope.get() is None and pinned_scope.get() is None:
+        key = call_key(library, x, out, bias, (programmatic, dense_bytes, batch_invariant))
         if key is not None:
             _keep(w, key, plan)
     return out
@@ -144,20 +134,19 @@ def _plan(
     w: PackedWeight,
     x: Rows,
     out: Rows,
-    feeds: Feeds,
     programmatic: bool,
     batch_invariant: bool,
     handle: int,
     space: MarlinWorkspace,
 ) -> Plan:
     layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
-    key = (*layout, feeds, programmatic, batch_invariant, wants_debug(None))
+    key = (*layout, programmatic, batch_invariant, wants_debug(None), pinned_scope.get())
     plan = w.attachments.get(key)
     if plan is None:
-        if needs_arranging(feeds, w, x):
-            plan = ArrangedPlan(w, x, out, feeds, programmatic, batch_invariant, handle, space)
+        if needs_arranging(w, x):
+            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, space)
         else:
-            plan = Plan(w, x, out, feeds, programmatic, batch_invariant, handle)
+            plan = Plan(w, x, out, programmatic, batch_invariant, handle)
         _keep(w, key, plan)
     return plan
 
@@ -169,21 +158,11 @@ def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
     w.attachments[key] = plan
 
 
-def _explained(x: Any, w: PackedWeight, feed: str | Mapping[str, str], batch_invariant: bool) -> Any:
-    from cudatma.kernels.marlin.explain import marlin_explain  # only who asks pays for the model
-
-    rows = check_input(x, w)
-    if not rows.rows:
-        raise ArgumentError("x.shape", rows.info.shape, "at least one token", "a call without any launches nothing")
-    return marlin_explain(w, rows.rows, feed=feed, device=rows.info.device, batch_invariant=batch_invariant)
-
-
 def _on_host(
     x: Any,
     w: PackedWeight,
     out: Any,
     bias: Any,
-    feeds: Feeds,
     backend: str,
     dense_bytes: int,
     batch_invariant: bool,
@@ -200,7 +179,7 @@ def _on_host(
         from cudatma.kernels.marlin.emulated import emulated_gemm  # only this backend needs the emulator
 
         options: dict[str, Any] = {"dense_bytes": dense_bytes, "batch_invariant": batch_invariant}
-        emulated_gemm(rows, w, target, addend, feeds, **options)
+        emulated_gemm(rows, w, target, addend, **options)
     elif rows.rows:
         values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
         if addend is not None:

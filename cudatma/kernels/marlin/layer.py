@@ -1,13 +1,11 @@
-"""What a choice of configuration starts from, and what it gives: feeds, layer, choice."""
+"""What a choice of configuration starts from, and what it gives: load paths, layer, choice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.spec import ACTIVATION_FEEDS, FEEDS, MarlinSpec
+from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -20,7 +18,7 @@ Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """How each operand reaches shared memory: ``"tma"``, ``"cp_async"``; activations also ``"plain"``, ``"gather"``."""
+    """Load path of each operand of the mma.sync kernel, ``"tma"`` or ``"cp_async"``; the other kernels take TMA."""
 
     weight: str = "tma"
     scale: str = "tma"
@@ -64,23 +62,3 @@ def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
     """The spec, with scale and offset in one multiply-add where it can be, in the form that the weight's scales allow
     (``scale_fit.form``). The bits of a result do not depend on it, so that choices are made and kept without."""
     return spec.in_form(form) if isinstance(spec, WgmmaSpec) else spec
-
-
-def parse_feeds(feed: str | Mapping[str, str]) -> Feeds:
-    """``"tma"``, ``"cp_async"``, or a mapping with any of weight, scale, activation (the others by TMA).
-
-    Raises ArgumentError for an unknown name or way.
-    """
-    if isinstance(feed, str):
-        if feed not in FEEDS:
-            raise ArgumentError("feed", feed, ", ".join(FEEDS))
-        return Feeds(feed, feed, feed)
-    if not isinstance(feed, Mapping):
-        raise ArgumentTypeError("feed", type(feed).__name__, "a name, or a mapping from operand to name")
-    for operand, way in feed.items():
-        if operand not in ("weight", "scale", "activation"):
-            raise ArgumentError("feed", operand, "weight, scale, activation")
-        allowed = ACTIVATION_FEEDS if operand == "activation" else FEEDS
-        if way not in allowed:
-            raise ArgumentError(f"feed[{operand!r}]", way, ", ".join(allowed))
-    return Feeds(**feed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,10 @@ from cudatma.backend import selected_backend
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangement
-from cudatma.kernels.marlin.config import parse_feeds
 from cudatma.kernels.marlin.dense import check_budget, dense_copy, serves_dense
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
-from cudatma.kernels.marlin.plan import configure, resolve_feeds
+from cudatma.kernels.marlin.plan import configure
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, stream_workspace
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
@@ -31,7 +30,7 @@ _ALIGNED_ELEMS = 8
 class MarlinLinear:
     """y = x W + b with W in int4; called like a function.
 
-    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. feed, dense_bytes,
+    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. dense_bytes,
     batch_invariant: as in marlin_gemm. in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
     """
 
@@ -40,12 +39,10 @@ class MarlinLinear:
         weight: PackedWeight,
         bias: Any = None,
         *,
-        feed: str | Mapping[str, str] = "tma",
         dense_bytes: int = 0,
         batch_invariant: bool = False,
     ) -> None:
         self.weight = check_weight(weight)
-        self._feeds, self.feed = resolve_feeds(parse_feeds(feed), weight), feed
         self.dense_bytes, self.batch_invariant = check_budget(dense_bytes), batch_invariant
         if type(batch_invariant) is not bool:
             raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
@@ -96,7 +93,7 @@ class MarlinLinear:
     @property
     def _options(self) -> dict[str, Any]:
         """Those of marlin_gemm that belong to the layer."""
-        return {"feed": self.feed, "dense_bytes": self.dense_bytes, "batch_invariant": self.batch_invariant}
+        return {"dense_bytes": self.dense_bytes, "batch_invariant": self.batch_invariant}
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
@@ -132,9 +129,9 @@ class MarlinLinear:
     def _warm(self, m: int, space: MarlinWorkspace, stream: int) -> None:
         """What a batch of m dense rows needs of kernels and memory."""
         device, k = space.device, self.in_features
-        configure(self.weight, m, device, self._feeds, batch_invariant=self.batch_invariant)
+        configure(self.weight, m, device, batch_invariant=self.batch_invariant)
         aligned = k % _ALIGNED_ELEMS == 0
-        if self._feeds.activation not in ("plain", "gather") and not (aligned and self.weight.perm is None):
+        if not aligned or self.weight.perm is not None:
             configure_arrangement(self.weight, m, aligned, device)
             with space.rows.lock:
                 space.rows.room(arranged_bytes(m, k), stream)
@@ -142,7 +139,7 @@ class MarlinLinear:
     def __repr__(self) -> str:
         dense = f", dense_bytes={self.dense_bytes}" if self.dense_bytes else ""
         invariant = ", batch_invariant=True" if self.batch_invariant else ""
-        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}, feed={self.feed!r}{dense}{invariant})"
+        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}{dense}{invariant})"
 
 
 def _converted_bias(bias: Any, dtype: str) -> NDArray[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from ctypes import addressof
-from dataclasses import replace
 from typing import Any
 
 from cudatma import context
@@ -18,7 +17,7 @@ from cudatma.descriptor import (
 )
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.config import Feeds, Layer, choose
+from cudatma.kernels.marlin.config import Layer, choose
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
@@ -29,19 +28,6 @@ from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.launch import Kernel
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
-
-
-def resolve_feeds(feeds: Feeds, w: PackedWeight) -> Feeds:
-    """The feeds for activations as they lie: element loads of a weight with a permutation go through it.
-
-    Others come by TMA or cp.async, from rows that were arranged for it where need be (arranged.py). ArgumentError for a
-    gather without a permutation.
-    """
-    if feeds.activation not in ("plain", "gather"):
-        return feeds
-    if w.perm is None and feeds.activation == "gather":
-        raise ArgumentError("feed['activation']", "gather", "plain, or a weight with a permutation")
-    return replace(feeds, activation="plain" if w.perm is None else "gather")
 
 
 def scale_exponent_of(w: PackedWeight, spec: AnyMarlinSpec) -> int:
@@ -59,7 +45,6 @@ def configure(
     w: PackedWeight,
     m: int,
     device: int,
-    feeds: Feeds,
     stream: int | None = None,
     *,
     batch_invariant: bool = False,
@@ -71,7 +56,7 @@ def configure(
     target = detect(device)
     k, n = w.shape
     processors = context.device(device).multiprocessors
-    choice = choose(Layer.of(w), m, target, processors, feeds, batch_invariant=batch_invariant)
+    choice = choose(Layer.of(w), m, target, processors, batch_invariant=batch_invariant)
     spec = resolve_fused(choice.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = processors * min(choice.blocks_per_sm, resident)
@@ -107,9 +92,7 @@ def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
 
 
 class Plan:
-    """One (weight, tokens, layouts, device): descriptors made, kernel loaded, arguments marshalled.
-
-    feeds: as resolve_feeds() gives them, for rows that they can bring.
+    """One (weight, tokens, layouts, device): descriptors made, kernel loaded, arguments marshalled. x: aligned rows.
 
     run() writes the pointers that changed and launches. Safe from many threads; keeps no activation array alive.
     """
@@ -138,7 +121,6 @@ class Plan:
         w: PackedWeight,
         x: Rows,
         out: Rows,
-        feeds: Feeds,
         programmatic: bool,
         batch_invariant: bool,
         stream: int,
@@ -147,7 +129,7 @@ class Plan:
         if device is None:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         self.device, target = device, detect(device)
-        kernel, spec, self.schedule = configure(w, x.rows, device, feeds, stream, batch_invariant=batch_invariant)
+        kernel, spec, self.schedule = configure(w, x.rows, device, stream, batch_invariant=batch_invariant)
         self.spec = spec
         k, n = w.shape
         problem = ProblemStruct()

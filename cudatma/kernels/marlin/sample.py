@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from cudatma.build import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
+from cudatma.kernels.marlin.config import Layer, choose_portable
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
@@ -34,20 +33,17 @@ def sample(
     k: int = 512,
     dtype: str = "float16",
     group_size: int = 128,
-    feed: str = "tma",
     processors: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the portable kernel.
+    """y = x W with x (m, k) and W (k, n) in int4, on the portable kernel; k: a multiple of 8.
 
     processors: multiprocessors of the card that is imagined; few of them get many stages each, so that the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
 
-    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
-        # Rows that TMA and cp.async cannot bring are loaded element by element here; marlin_gemm copies them first.
-        feeds = parse_feeds(feed) if pitch_bytes % 16 == 0 else replace(parse_feeds(feed), activation="plain")
-        return choose_portable(layer, m, target, processors, feeds).spec
+    def choose(layer: Layer) -> AnyMarlinSpec:
+        return choose_portable(layer, m, target, processors).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
 
@@ -64,10 +60,8 @@ def wgmma_sample(
     seed: int = 0,
 ) -> Sample:
     """The same on the wgmma kernel, whatever its number of tokens; k: a multiple of 8."""
-    if k % 8:
-        raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
 
-    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
+    def choose(layer: Layer) -> AnyMarlinSpec:
         return choose_wgmma(layer, m, target, processors).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
@@ -85,10 +79,8 @@ def strip_sample(
     seed: int = 0,
 ) -> Sample:
     """The same on the kernel for few tokens, whatever their number; k: a multiple of 8."""
-    if k % 8:
-        raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
 
-    def choose(layer: Layer, pitch_bytes: int) -> AnyMarlinSpec:
+    def choose(layer: Layer) -> AnyMarlinSpec:
         return choose_strip(layer, m, target, processors).spec
 
     return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
@@ -96,7 +88,7 @@ def strip_sample(
 
 def _sample(
     target: Target,
-    choose: Callable[[Layer, int], AnyMarlinSpec],
+    choose: Callable[[Layer], AnyMarlinSpec],
     m: int,
     n: int,
     k: int,
@@ -105,7 +97,9 @@ def _sample(
     processors: int,
     seed: int,
 ) -> Sample:
-    """choose: the spec for a layer and the bytes from one row of activations to the next."""
+    """choose: the spec for a layer."""
+    if k % 8:  # marlin_gemm copies other rows first
+        raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
     for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
         if value < 1:
             raise ArgumentError(field, value, "1 and more")
@@ -114,7 +108,7 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    spec = resolve_fused(choose(Layer.of(weight), rows.pitch_bytes), weight.scale_fit.form)
+    spec = resolve_fused(choose(Layer.of(weight)), weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)

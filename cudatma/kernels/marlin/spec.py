@@ -16,11 +16,10 @@ from cudatma.kernels.marlin.cost import Cost, MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
-__all__ = ["ACTIVATION_FEEDS", "FEEDS", "GROUP_SIZES", "MarlinSpec"]
+__all__ = ["FEEDS", "GROUP_SIZES", "MarlinSpec"]
 
+#: Load paths. A GEMM takes TMA; `cudatma bench feeds` measures what the others cost.
 FEEDS = ("tma", "cp_async")
-#: plain: element loads, for a pitch that is no multiple of 16 bytes; gather: plain, through GPTQ's permutation of K.
-ACTIVATION_FEEDS = (*FEEDS, "plain", "gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class MarlinSpec(StagedTile):
     warps_n, warps_k: how the consumer warps divide the tile, each with all of its tokens; warps_k > 1 splits each
     stage's depth and adds the partial sums up in shared memory.
     stages: depth of the ring.
-    feed_weight, feed_scale (zero points too), feed_activation: how each operand reaches shared memory.
+    feed_weight, feed_scale (zero points too), feed_activation: load path of each operand to shared memory.
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
     dequantised weights, ``"epilogue"`` the result (whole-column scales only).
     weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
@@ -70,7 +69,7 @@ class MarlinSpec(StagedTile):
             "group_size": GROUP_SIZES,
             "feed_weight": FEEDS,
             "feed_scale": FEEDS,
-            "feed_activation": ACTIVATION_FEEDS,
+            "feed_activation": FEEDS,
             "scale_on": ("epilogue",) if self.group_size == -1 else ("accumulator", "weight"),
             "weight_policy": ("evict_first", "evict_normal"),
             "block_m": (8, 16, 32, 48, 64, 128),
@@ -156,17 +155,13 @@ class MarlinSpec(StagedTile):
 
     @property
     def full_arrivals(self) -> int:
-        """Arrivals that complete a stage: one expect_tx where TMA takes part, one for each producer thread and way of
-        copying otherwise."""
-        return int(self.uses_tma) + self.producer_threads * (self.uses_cp_async + self.uses_plain)
+        """Arrivals that complete a stage: one expect_tx where TMA takes part, one of each producer thread where
+        cp.async does."""
+        return int(self.uses_tma) + self.producer_threads * self.uses_cp_async
 
     @property
     def uses_cp_async(self) -> bool:
         return "cp_async" in self._stage_feeds
-
-    @property
-    def uses_plain(self) -> bool:
-        return self.feed_activation in ("plain", "gather")
 
     @property
     def uses_tma(self) -> bool:

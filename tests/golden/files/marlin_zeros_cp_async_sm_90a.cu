@@ -571,8 +571,8 @@ __device__ __forceinline__ void load_scales(u32 smem, const u8* table, const Pro
     }
 }
 // The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
-__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const int* permutation,
-                                                 const Problem& problem, u32 tile_m, u32 k_iteration, u32 thread) {
+__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
+                                                 u32 k_iteration, u32 thread) {
     constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
 #pragma unroll 2
     for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
@@ -929,8 +929,8 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
                            cursor.k * BLOCK_K / GROUP_SIZE, thread);
             load_scales<1>(smem + ZEROS + stage * ZERO_SLOT_BYTES, zeros, problem, cursor.tile_n,
                            cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, permutation, problem,
-                             cursor.tile_m, cursor.k, thread);
+            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
+                             thread);
             cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
             advance(stage, phase);
         }

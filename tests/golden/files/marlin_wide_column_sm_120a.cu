@@ -11,7 +11,7 @@
 //   stages = 3
 //   feed_weight = 'tma'
 //   feed_scale = 'tma'
-//   feed_activation = 'plain'
+//   feed_activation = 'cp_async'
 //   scale_on = 'epilogue'
 //   weight_policy = 'evict_normal'
 //   blocks_per_sm = 1
@@ -335,6 +335,29 @@ __device__ __forceinline__ u64 createpolicy_evict_normal() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
+}
+
+}  // namespace cudatma
+namespace cudatma {
+
+// [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
+// read, the rest is zero. Both addresses are aligned to 16.
+__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
+                 : "memory");
+}
+
+// [PTX ISA, cp.async.commit_group] Closes the group of this thread's cp.asyncs since the last one.
+__device__ __forceinline__ void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
 }  // namespace cudatma
@@ -736,8 +759,8 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
     }
 }
 // The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
-__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const int* permutation,
-                                                 const Problem& problem, u32 tile_m, u32 k_iteration, u32 thread) {
+__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
+                                                 u32 k_iteration, u32 thread) {
     constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
 #pragma unroll 2
     for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
@@ -746,16 +769,7 @@ __device__ __forceinline__ void load_activations(u32 smem, const u16* activation
         const u32 row = tile_m * BLOCK_M + token, depth = k_iteration * BLOCK_K + k64 * 64 + chunk * 8;
         const u32 valid = row < problem.m && depth < problem.k ? min(8u, problem.k - depth) : 0;   // elements
         const u16* source = activations + (valid ? row * problem.activation_pitch : 0);
-        u32 pairs[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            if (i < valid) {
-                const u32 column = depth + i;
-                pairs[i / 2] |= (u32)source[column] << (i % 2 * 16);
-            }
-        }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                     :: "r"(target), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+        cp_async_16(target, source + (valid ? depth : 0), valid * 2);
     }
 }
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
@@ -1006,7 +1020,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
 extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_plain(
+marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
     const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
@@ -1046,11 +1060,12 @@ marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_plain(
                              policy);
             }
             __syncwarp();
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, permutation, problem,
-                             cursor.tile_m, cursor.k, thread);
-            mbarrier_arrive(bar);                  // releases this thread's stores
+            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
+                             thread);
+            cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
             advance(stage, phase);
         }
+        cp_async_wait_group<0>();
         return;
     }
 
