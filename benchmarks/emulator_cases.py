@@ -16,8 +16,8 @@ from cudatma.build import load_kernel
 from cudatma.compiler import compile_source
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import EmulatedModule, Report, load
-from cudatma.kernels.marlin.config import dump_specs
 from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.mma_sync_config import dump_specs
 from cudatma.quantization import quantize
 from cudatma.render import render
 from cudatma.target import get_target

@@ -16,7 +16,9 @@ from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.shapes import parse_shape
 from benchmarks.subjects import FEEDS, TITLES, disassembled
-from cudatma.kernels.marlin.config import Layer, choose_portable
+from cudatma.kernels.marlin.card import H200, imagined_card
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
@@ -160,7 +162,7 @@ def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:
     """One (tokens, feed); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "feed": name, "target": target.name}
     try:
-        spec = choose_portable(layer, m, target, MULTIPROCESSORS, FEEDS[name]).spec
+        spec = choose_mma_sync(layer, m, imagined_card(target, H200.multiprocessors), FEEDS[name])
         code = compile_and_analyse(spec, target)
     except Exception as error:
         return cell | {"error": failure(error)}

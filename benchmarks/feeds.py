@@ -20,8 +20,8 @@ from benchmarks.operands import GROUP_SIZE
 from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_shapes, parse_tokens
-from benchmarks.subjects import FEEDS, TITLES, choice_of
-from cudatma.kernels.marlin.config import Layer
+from benchmarks.subjects import FEEDS, TITLES, spec_of
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.target import Target
 
 SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
@@ -31,7 +31,7 @@ _CODE = ("registers", "copies", "loop", "producer_slots", "consumer_slots", "slo
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
     """The three load paths of one cell, taking turns, all of the mma.sync kernel: the others know TMA alone."""
-    contenders = [ours(layer, m, name, choice=choice_of(name, Layer.of(layer.packed[0]), m)) for name in FEEDS]
+    contenders = [ours(layer, m, name, spec=spec_of(name, Layer.of(layer.packed[0]), m)) for name in FEEDS]
     return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 
 

@@ -42,20 +42,22 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     With a target named, nothing touches a card.
     """
     from cudatma.build import load_kernel
-    from cudatma.kernels.marlin.config import Layer, choose
-    from cudatma.kernels.marlin.layer import resolve_fused
+    from cudatma.kernels.marlin.card import H200, card_of, imagined_card
+    from cudatma.kernels.marlin.choose import decide
+    from cudatma.kernels.marlin.layer import Layer, resolve_fused
     from cudatma.target import detect, get_target
 
-    layer, processors, call = Layer(K, N, 128, False, "float16"), 132, None
+    layer, call = Layer(K, N, 128, False, "float16"), None
     if target_name is None:
-        call, processors = _prepared(m)
+        call, device = _prepared(m)
     target = detect() if target_name is None else get_target(target_name)
     import cuda.bindings.nvrtc  # noqa: F401  imports are not what is timed
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
+    card = imagined_card(target, H200.multiprocessors) if call is None else card_of(device)
     # As the weight of _prepared() has it, whose scales differ by little.
-    spec = resolve_fused(choose(layer, m, target, processors).spec, "as_stored")
+    spec = resolve_fused(decide(layer, m, card).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:
@@ -72,7 +74,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """A call of marlin_gemm that waits for its result, and the card's multiprocessors; context and arrays are made."""
+    """A call of marlin_gemm that waits for its result, and its device; context and arrays are made."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -87,7 +89,7 @@ def _prepared(m: int) -> tuple[Any, int]:
         marlin_gemm(x, weight, out=out)
         stream.synchronize()
 
-    return call, context.device(context.current_device()).multiprocessors
+    return call, context.current_device()
 
 
 def _ms_since(begin: float) -> float:

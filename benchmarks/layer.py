@@ -45,10 +45,10 @@ def make_layer(k: int, n: int, dtype: str, most_tokens: int, *, with_dense: bool
     return Layer(k, n, dtype, packed, dense, x, out)
 
 
-def ours(layer: Layer, m: int, name: str = "ours", *, choice: Any = None, programmatic: bool = False) -> Contender:
+def ours(layer: Layer, m: int, name: str = "ours", *, spec: Any = None, programmatic: bool = False) -> Contender:
     """marlin_gemm on CuPy arrays, rotating over the packed weights.
 
-    choice: the configuration that runs; None: the one that a GEMM takes.
+    spec: the configuration that runs; None: the one that a GEMM takes.
     programmatic: each launch is a dependent of the one before it. All write one result and none reads it, so the chain
     is as long as a model's, without the work between its GEMMs.
     """
@@ -59,7 +59,7 @@ def ours(layer: Layer, m: int, name: str = "ours", *, choice: Any = None, progra
 
     def run(index: int) -> None:
         weight = weights[index % len(weights)]
-        with nullcontext() if choice is None else pinned(choice):
+        with nullcontext() if spec is None else pinned(spec):
             cudatma.marlin_gemm(x, weight, out=out, programmatic=programmatic)
 
     nbytes = packed_bytes(layer.k, layer.n)

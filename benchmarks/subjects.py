@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice, Feeds, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
@@ -23,14 +23,13 @@ TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_asy
 SUBJECTS = tuple(TITLES)
 
 
-def choice_of(path: str, layer: Layer, m: int) -> Choice[MarlinSpec]:
+def spec_of(path: str, layer: Layer, m: int) -> MarlinSpec:
     """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of FEEDS."""
     from cudatma import context
-    from cudatma.kernels.marlin.config import choose_portable
-    from cudatma.target import detect
+    from cudatma.kernels.marlin.card import card_of
+    from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 
-    device = context.current_device()
-    return choose_portable(layer, m, detect(device), context.device(device).multiprocessors, FEEDS[path])
+    return choose_mma_sync(layer, m, card_of(context.current_device()), FEEDS[path])
 
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
@@ -59,6 +58,6 @@ def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None
     x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))
     out = cupy.zeros((m, n), cupy.uint16).view(x.dtype)
     weight = random_packed(cupy, k, n, dtype, 1)[0]
-    with contextlib.nullcontext() if subject == "ours" else pinned(choice_of(subject, Layer.of(weight), m)):
+    with contextlib.nullcontext() if subject == "ours" else pinned(spec_of(subject, Layer.of(weight), m)):
         marlin_gemm(x, weight, out=out)
     cupy.cuda.get_current_stream().synchronize()

@@ -30,7 +30,7 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key, user_file
+from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.prebuild import usable_cores
 from cudatma.target import get_target
 
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
         raise ArgumentError(field, got, allowed, "a card can only be tuned where it is")
     card = card or _card(options, imagined)
     tasks = plan(
-        shapes, options.tokens, options.group_size, options.zeros, options.dtype, get_target(card.target), card,
-        options.candidates,
+        shapes, options.tokens, options.group_size, options.zeros, options.dtype, card, options.candidates,
     )  # fmt: skip
     console = Console(stderr=True)
     if options.dry_run:
@@ -87,13 +86,13 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
 def _tune(
     tasks: Sequence[Task], bench: Bench, path: Path, card: Card, options: argparse.Namespace, console: Console
 ) -> int:
-    key, known = tune_key(card), set()
+    gpu, known = GpuClass.of(card), set()
     if not options.again:
-        cells, problems = read_cells(path, card, get_target(card.target))
-        known = {(cell.layer, cell.m) for cell in cells}
+        entries, problems = usable_entries(path, card, get_target(card.target))
+        known = {(entry.layer, entry.m) for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
-    _say(console, f"{len(tasks)} cells for {key}\ninto {path}")
+    _say(console, f"{len(tasks)} cells for {gpu}\ninto {path}")
     outcomes: list[Outcome] = []
     todo = [task for task in tasks if (task.layer, task.m) not in known]
     interrupted = False
@@ -112,7 +111,7 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, key,
+                tasks, bench, path, gpu,
                 seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -123,7 +122,7 @@ def _tune(
     )
     _say(console, end)
     if options.json:
-        record: dict[str, Any] = {"file": str(path), "key": str(key), "interrupted": interrupted}
+        record: dict[str, Any] = {"file": str(path), "gpu": str(gpu), "interrupted": interrupted}
         print(json.dumps(record | {"cells": [outcome.as_dict() for outcome in outcomes]}, indent=1))
     if interrupted:
         return 130
@@ -155,7 +154,7 @@ def _compile_only(tasks: Sequence[Task], card: Card, options: argparse.Namespace
     if options.json:
         record = {"target": card.target, "multiprocessors": card.multiprocessors, "cache": str(cache)}
         print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
-    return int(any(task.candidates[0].choice.spec in kernels.refused for task in tasks))
+    return int(any(task.candidates[0].spec in kernels.refused for task in tasks))
 
 
 def _say(console: Console, text: str) -> None:
@@ -191,9 +190,9 @@ def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
         return
     print(f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors")
     for task in tasks:
-        print(f"\n{task}: {len(task.candidates)} candidates, the rules' choice first")
+        print(f"\n{task}: {len(task.candidates)} candidates, the cost model's choice first")
         for one in task.candidates:
-            print(f"  {one.prediction.us:9.4g} us predicted, {one.prediction.bound:<19} {one.label}")
+            print(f"  {one.cost.us:9.4g} us predicted, {one.cost.bound:<9} {one.label}")
 
 
 def _progress(console: Console, what: str) -> Progress:

@@ -28,15 +28,15 @@ class Kernels:
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Candidate -> why the compiler refuses it."""
-        listed = [one for task in tasks for one in task.candidates if one.choice.spec in self.refused]
-        return {one.label: self.refused[one.choice.spec] for one in listed}
+        listed = [one for task in tasks for one in task.candidates if one.spec in self.refused]
+        return {one.label: self.refused[one.spec] for one in listed}
 
 
 def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarlinSpec]:
     """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
     rules' choice, which every cell needs."""
     listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
-    return list(dict.fromkeys(one.choice.spec for one in listed))
+    return list(dict.fromkeys(one.spec for one in listed))
 
 
 def compile_tasks(

@@ -21,7 +21,7 @@ from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.layer import Layer, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.shortlist import Candidate
+from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight
@@ -91,7 +91,7 @@ class CardBench:
         self._x = cupy.asarray(np.resize(bits, (m, -(-layer.k // 8) * 8))).view(kind)[:, : layer.k]
         self._out = cupy.empty((m, layer.n), np.uint16).view(kind)
 
-    def result(self, candidate: Candidate) -> Any:
+    def result(self, candidate: Listed) -> Any:
         """(m, n) on the card. Two runs, on two copies of the weight, must give the same bits. Raises LaunchError if
         they do not, if the candidate would not be launched as it says, and whatever the launch raises."""
         launch = self._launcher(candidate, 2)
@@ -109,13 +109,13 @@ class CardBench:
     def keep(self, result: Any) -> Any:
         return result.view(np.uint16).copy().view(result.dtype)
 
-    def screen(self, candidate: Candidate) -> float:
+    def screen(self, candidate: Listed) -> float:
         """Microseconds of a launch in one replay of its graph, by itself on a card that has rested."""
         graph = self._captured(self._launcher(candidate, len(self._weights)))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches
 
-    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
+    def times(self, candidates: Sequence[Listed], seconds: float) -> list[float]:
         """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a card
         that rests between. Many: each runs by itself for its share of the time, twice, and the second halves count."""
         launchers = [self._launcher(candidate, len(self._weights)) for candidate in candidates]
@@ -133,19 +133,19 @@ class CardBench:
         except Exception:
             return False
 
-    def _launcher(self, candidate: Candidate, copies: int) -> Launch:
+    def _launcher(self, candidate: Listed, copies: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of the weight. Its kernel is loaded then."""
         handle = stream_handle(self._stream, "cupy", self.device)
         space = stream_workspace(self.device, handle)
         x = check_input(self._x, self._weights[0])
         out = check_output(self._out, x, self._weights[0])
-        with pinned(candidate.choice):
+        with pinned(candidate.spec):
             plans = [
                 Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=handle)
                 for weight in self._weights[:copies]
             ]
         spec, work = plans[0].spec, plans[0].schedule
-        if resolve_fused(spec, "none") != candidate.choice.spec:
+        if resolve_fused(spec, "none") != candidate.spec:
             raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
         space.require_room(spec, work)
 

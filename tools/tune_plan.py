@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.config import Layer, choose_untuned
-from cudatma.kernels.marlin.shortlist import Candidate, shortlist
-from cudatma.target import Target
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
 
@@ -20,20 +19,17 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One cell to be tuned. candidates: the rules' choice first."""
+    """One layer at one M. candidates: the cost model's choice first."""
 
     layer: Layer
     m: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Listed, ...]
 
     def __str__(self) -> str:
         return f"{self.layer.k} x {self.layer.n}, M = {self.m}"
 
     def as_dict(self) -> dict[str, Any]:
-        listed = [
-            {"label": one.label, "predicted_us": one.prediction.us, "bound": one.prediction.bound}
-            for one in self.candidates
-        ]
+        listed = [{"label": one.label, "predicted_us": one.cost.us, "bound": one.cost.bound} for one in self.candidates]
         return asdict(self.layer) | {"m": self.m, "candidates": listed}
 
 
@@ -43,7 +39,6 @@ def plan(
     group_size: int,
     has_zeros: bool,
     dtype: str,
-    target: Target,
     card: Card,
     candidates: int,
 ) -> list[Task]:
@@ -52,8 +47,7 @@ def plan(
     for k, n in dict.fromkeys(shapes):
         layer = Layer(k, n, group_size, has_zeros, dtype)
         for m in sorted(set(tokens)):
-            rule = choose_untuned(layer, m, target, card.multiprocessors)
-            tasks.append(Task(layer, m, tuple(shortlist(layer, m, target, card, rule, candidates))))
+            tasks.append(Task(layer, m, tuple(shortlist(layer, m, card, candidates))))
     return tasks
 
 

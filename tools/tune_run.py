@@ -5,7 +5,6 @@ It knows a card only as a Bench, so that all of it runs in tests without one.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
-from cudatma.kernels.marlin.shortlist import Candidate
-from cudatma.kernels.marlin.tune_file import Cell, TuneKey, store_cell
+from cudatma.kernels.marlin.shortlist import Listed
+from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
 
 from .tune_check import difference
 from .tune_plan import Task
@@ -33,17 +32,17 @@ class Bench(Protocol):
     def prepare(self, layer: Layer, m: int) -> None:
         """Make weights and activations; those of the cell before may go."""
 
-    def result(self, candidate: Candidate) -> Any:
+    def result(self, candidate: Listed) -> Any:
         """(m, n) as the candidate computes it, in memory that the next call may write over. Raises whatever goes
         wrong: a compiler that refuses, a launch that fails, two runs that differ."""
 
     def keep(self, result: Any) -> Any:
         """A copy of a result that stays."""
 
-    def screen(self, candidate: Candidate) -> float:
+    def screen(self, candidate: Listed) -> float:
         """Microseconds of one launch, as one short look shows them."""
 
-    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
+    def times(self, candidates: Sequence[Listed], seconds: float) -> list[float]:
         """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
 
     def is_usable(self) -> bool:
@@ -58,7 +57,7 @@ class Outcome:
 
     task: Task
     status: str
-    winner: Candidate | None = None
+    winner: Listed | None = None
     us: float = 0.0
     rule_us: float = 0.0
     times: dict[str, float] = field(default_factory=dict)
@@ -89,7 +88,7 @@ def run(
     tasks: Sequence[Task],
     bench: Bench,
     path: Path,
-    key: TuneKey,
+    gpu: GpuClass,
     *,
     seconds: float,
     known: Collection[tuple[Layer, int]] = (),
@@ -110,7 +109,7 @@ def run(
         else:
             outcome = tune_cell(task, bench, seconds, skip, refused)
             if outcome.winner is not None:
-                store_cell(path, key, _cell(outcome, outcome.winner))
+                store_entry(path, gpu, _entry(outcome, outcome.winner))
         outcomes.append(outcome)
         tell(outcome)
     return outcomes
@@ -126,8 +125,8 @@ def tune_cell(
     """Measure one cell. The first candidate, the rules' choice, says what a right result is."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
-    if rule.choice.spec in refused:
-        outcome.dropped[rule.label] = refused[rule.choice.spec]
+    if rule.spec in refused:
+        outcome.dropped[rule.label] = refused[rule.spec]
         return outcome
     try:
         bench.prepare(task.layer, task.m)
@@ -141,8 +140,8 @@ def tune_cell(
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped, as asked"
             continue
-        if candidate.choice.spec in refused:
-            outcome.dropped[candidate.label] = refused[candidate.choice.spec]
+        if candidate.spec in refused:
+            outcome.dropped[candidate.label] = refused[candidate.spec]
             continue
         try:
             problem = difference(reference, bench.result(candidate), task.layer.dtype)
@@ -171,7 +170,7 @@ def tune_cell(
     return outcome
 
 
-def _finalists(right: Sequence[Candidate], bench: Bench, outcome: Outcome) -> list[Candidate]:
+def _finalists(right: Sequence[Listed], bench: Bench, outcome: Outcome) -> list[Listed]:
     """The rules' choice, which comes first, and the fastest others at a short look; what cannot be timed is dropped."""
     rule, *others = right
     for candidate in others:
@@ -184,15 +183,12 @@ def _finalists(right: Sequence[Candidate], bench: Bench, outcome: Outcome) -> li
     return [rule, *sorted(seen, key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
 
 
-def _cell(outcome: Outcome, winner: Candidate) -> Cell:
+def _entry(outcome: Outcome, winner: Listed) -> Entry:
     """An outcome as the file keeps it."""
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    record = {"measured_us": outcome.times, "dropped": outcome.dropped, "date": now}
-    task = outcome.task
-    return Cell(task.layer, task.m, winner.choice, outcome.us, outcome.rule_us, record)
+    return Entry(outcome.task.layer, outcome.task.m, winner.spec, outcome.us, outcome.rule_us)
 
 
-def _require_card(bench: Bench, candidate: Candidate) -> None:
+def _require_card(bench: Bench, candidate: Listed) -> None:
     if not bench.is_usable():
         remedy = f"what was measured is kept; run again with --skip '{candidate.label}'"
         raise CardLostError("candidate", candidate.label, "one that leaves the card usable", remedy)

@@ -63,7 +63,7 @@ REGISTRY: dict[str, KernelEntry] = {
         KernelEntry(
             "marlin",
             "kernels/marlin_portable.cu.j2",
-            "cudatma.kernels.marlin.config:dump_specs",
+            "cudatma.kernels.marlin.mma_sync_config:dump_specs",
             "W4A16 GEMM, mma.sync, fed by TMA or cp.async",
             "cudatma.kernels.marlin.sample:sample",
         ),

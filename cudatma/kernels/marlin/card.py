@@ -1,6 +1,5 @@
-"""What the model of a GEMM's time must know of a card, and of an architecture. Each number says where it comes from.
-
-Per card: what the driver tells (multiprocessors, clocks, width of the memory bus). Per architecture: the rate of mma.sync.
+"""What the cost model must know of a GPU: what the driver tells (SMs, clocks, width of the memory bus), and the rate of
+mma.sync. Each number says where it comes from.
 """
 
 from __future__ import annotations

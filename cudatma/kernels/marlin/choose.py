@@ -15,9 +15,10 @@ from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.strip_config import strip_candidates
-from cudatma.kernels.marlin.tuning import lookup, pinned_spec
+from cudatma.kernels.marlin.tuning import lookup, pinned_scope
 from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
 from cudatma.target import get_target
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -41,7 +42,7 @@ def decide(layer: Layer, m: int, card: Card, *, batch_invariant: bool = False) -
     if batch_invariant:
         why = "batch invariance: one order of additions, whatever M is"
         return Decision(choose_invariant(layer, m, card), "rule", why, divide=False)
-    if (pinned := pinned_spec()) is not None:
+    if (pinned := pinned_scope.get()) is not None:
         return Decision(pinned, "pinned", "pinned by the caller")
     if (found := lookup(layer, m, card)) is not None:
         entry, source = found.entry, "shipped" if found.shipped else "tuned"

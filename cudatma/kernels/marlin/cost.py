@@ -16,7 +16,8 @@ from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.problem import ceil_div, longest_share
 
 _LAUNCH_US = 2.68
-#: From so many rows of x on, kernels run long enough for the power limit to lower the clock. [docs/performance/method.md]
+#: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
+#: [docs/performance/method.md]
 _SUSTAINED_FROM = 256
 #: int4 weights and one 16-bit scale for 128 of them.
 _WEIGHT_BYTES = 0.516
@@ -56,7 +57,7 @@ def _memory_us(k: int, n: int, card: Card) -> float:
     return _WEIGHT_BYTES * k * n / card.memory_bytes_per_us
 
 
-# ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ------------------------------------------------
+# ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Card) -> Cost:
     )
 
 
-# ---- wgmma ------------------------------------------------------------------------------------------------------------
+# ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _result_clocks(elements: int) -> float:
     return _TILE + _RESULT * elements / (128 * 128)
 
 
-# ---- mma.sync -----------------------------------------------------------------------------------------------------------
+# ---- mma.sync --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

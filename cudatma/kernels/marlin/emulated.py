@@ -14,9 +14,10 @@ from cudatma.hang.emulated import ListeningModule
 from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
-from cudatma.kernels.marlin.config import Layer, choose
+from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.plan import scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
@@ -113,9 +114,10 @@ def emulated_gemm(
     arranged = needs_arranging(w, x)
     if arranged:
         x = _arranged(x, w, target, schedules)
-    choice = choose(Layer.of(w), x.rows, target, _PROCESSORS, batch_invariant=batch_invariant)
-    spec = resolve_fused(choice.spec, w.scale_fit.form)
-    work = schedule(spec, x.rows, n, k, _PROCESSORS * choice.blocks_per_sm, divide=not batch_invariant)
+    card = imagined_card(target, _PROCESSORS)
+    decision = decide(Layer.of(w), x.rows, card, batch_invariant=batch_invariant)
+    spec = resolve_fused(decision.spec, w.scale_fit.form)
+    work = schedule(spec, x.rows, n, k, _PROCESSORS * spec.blocks_per_sm, divide=decision.divide)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
     # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.
     previous = (host_bytes(x.info),) if arranged else ()

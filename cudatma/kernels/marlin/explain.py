@@ -103,7 +103,13 @@ class Explanation:
             "",
         ]
         rows = [
-            ("->" if one.spec == self.spec else "", f"{one.cost.us:.4g}", one.cost.bound, kernel_name(one.spec), one.label)
+            (
+                "->" if one.spec == self.spec else "",
+                f"{one.cost.us:.4g}",
+                one.cost.bound,
+                kernel_name(one.spec),
+                one.label,
+            )
             for one in self.candidates
         ]
         title = f"Cheapest of {self.considered} candidates, as predicted"
@@ -149,9 +155,7 @@ def marlin_explain(
         m=m,
         card=card,
         decision=decision,
-        schedule=schedule(
-            spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm, divide=decision.divide
-        ),
+        schedule=schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm, divide=decision.divide),
         prediction=cost,
         candidates=tuple(listed),
         considered=len(found),

@@ -1,19 +1,17 @@
-"""What a choice of configuration starts from, and what it gives: load paths, layer, choice."""
+"""What a choice of configuration starts from: the layer, and the load paths."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 
 #: Any of the kernels' specs; StagedTile holds what they have in common.
 AnyMarlinSpec: TypeAlias = MarlinSpec | StripSpec | WgmmaSpec
-Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +21,6 @@ class Feeds:
     weight: str = "tma"
     scale: str = "tma"
     activation: str = "tma"
-
-    @property
-    def all_tma(self) -> bool:
-        return self.weight == self.scale == self.activation == "tma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +37,6 @@ class Layer:
     def of(cls, w: PackedWeight) -> Layer:
         """A weight's."""
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[Spec]):
-    """A spec, and how many of its blocks to keep on one multiprocessor (at most what the card holds)."""
-
-    spec: Spec
-    blocks_per_sm: int
 
 
 def weight_policy(m: int, block_m: int) -> str:

@@ -20,6 +20,7 @@ from cudatma.target import KIB, Target, get_target
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
 _SMEM_BYTES = 99 * KIB
 _MAX_STAGES = 12
+_BY_TMA = Feeds()
 #: Sums are scaled once a group where few columns share a warp; weights, where many do.
 _SCALED_SUMS_COLUMNS = 32
 #: Weights that several tiles of M read should stay in L2.
@@ -52,7 +53,7 @@ _FORMS = (
 )
 
 
-def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = Feeds()) -> Iterator[Candidate]:
+def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> Iterator[Candidate]:
     """Each tile that is no taller than the fewest tiles for M need."""
     target = get_target(card.target)
     if not target.has("mma_sync") or not target.has("tma"):
@@ -66,7 +67,7 @@ def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = Feeds()
             yield Candidate(cost, partial(_built, form, layer, target, feeds))
 
 
-def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = Feeds()) -> MarlinSpec:
+def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> MarlinSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
     spec = cheapest(mma_sync_candidates(layer, m, card, feeds))
     if not isinstance(spec, MarlinSpec):

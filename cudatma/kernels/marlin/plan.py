@@ -17,8 +17,9 @@ from cudatma.descriptor import (
 )
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.config import Layer, choose
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
@@ -53,14 +54,12 @@ def configure(
 
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
     """
-    target = detect(device)
     k, n = w.shape
-    processors = context.device(device).multiprocessors
-    choice = choose(Layer.of(w), m, target, processors, batch_invariant=batch_invariant)
-    spec = resolve_fused(choice.spec, w.scale_fit.form)
+    decision = decide(Layer.of(w), m, card_of(device), batch_invariant=batch_invariant)
+    spec = resolve_fused(decision.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
-    blocks = processors * min(choice.blocks_per_sm, resident)
-    return kernel, spec, schedule(spec, m, n, k, blocks, divide=not batch_invariant)
+    blocks = context.device(device).multiprocessors * min(spec.blocks_per_sm, resident)
+    return kernel, spec, schedule(spec, m, n, k, blocks, divide=decision.divide)
 
 
 def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[Kernel, int]:

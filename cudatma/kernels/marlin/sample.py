@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -10,13 +10,15 @@ from cudatma.build import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.config import Layer, choose_portable
+from cudatma.kernels.marlin.candidate import Candidate, cheapest
+from cudatma.kernels.marlin.card import Card, imagined_card
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.strip_config import choose_strip
-from cudatma.kernels.marlin.wgmma_config import choose_wgmma
+from cudatma.kernels.marlin.strip_config import strip_candidates
+from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
 from cudatma.kernels.sample import Sample
 from cudatma.quantization import quantize
 from cudatma.target import Target
@@ -41,11 +43,7 @@ def sample(
     processors: multiprocessors of the card that is imagined; few of them get many stages each, so that the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-
-    def choose(layer: Layer) -> AnyMarlinSpec:
-        return choose_portable(layer, m, target, processors).spec
-
-    return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
 def wgmma_sample(
@@ -60,11 +58,7 @@ def wgmma_sample(
     seed: int = 0,
 ) -> Sample:
     """The same on the wgmma kernel, whatever its number of tokens; k: a multiple of 8."""
-
-    def choose(layer: Layer) -> AnyMarlinSpec:
-        return choose_wgmma(layer, m, target, processors).spec
-
-    return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
 def strip_sample(
@@ -79,16 +73,12 @@ def strip_sample(
     seed: int = 0,
 ) -> Sample:
     """The same on the kernel for few tokens, whatever their number; k: a multiple of 8."""
-
-    def choose(layer: Layer) -> AnyMarlinSpec:
-        return choose_strip(layer, m, target, processors).spec
-
-    return _sample(target, choose, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, strip_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
 def _sample(
     target: Target,
-    choose: Callable[[Layer], AnyMarlinSpec],
+    candidates: Callable[[Layer, int, Card], Iterable[Candidate]],
     m: int,
     n: int,
     k: int,
@@ -97,7 +87,7 @@ def _sample(
     processors: int,
     seed: int,
 ) -> Sample:
-    """choose: the spec for a layer."""
+    """candidates: of the kernel, for a layer."""
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
     for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
@@ -108,7 +98,10 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    spec = resolve_fused(choose(Layer.of(weight)), weight.scale_fit.form)
+    chosen = cheapest(candidates(Layer.of(weight), m, imagined_card(target, processors)))
+    if chosen is None:
+        raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
+    spec = resolve_fused(chosen, weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)

@@ -46,8 +46,8 @@ class Listed:
 
 
 def shortlist(layer: Layer, m: int, card: Card, limit: int) -> list[Listed]:
-    """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and variants
-    of the two best."""
+    """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and
+    variants of the two best."""
     tiles = [Listed(spec, cost) for spec, cost in islice(ranked(candidates(layer, m, card)), limit)]
     turns = zip_longest(*(variants(one.spec, layer, get_target(card.target)) for one in tiles[:2]))
     changed = (Listed(one, one.cost(m, layer.n, layer.k, card)) for turn in turns for one in turn if one is not None)
@@ -81,9 +81,7 @@ def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyM
     return _changed(spec, changes, target)
 
 
-def _changed(
-    spec: AnyMarlinSpec, changes: Iterable[Mapping[str, Any]], target: Target
-) -> Iterator[AnyMarlinSpec]:
+def _changed(spec: AnyMarlinSpec, changes: Iterable[Mapping[str, Any]], target: Target) -> Iterator[AnyMarlinSpec]:
     for change in changes:
         with contextlib.suppress(ArgumentError, TargetError):
             changed: AnyMarlinSpec = replace(spec, **change)

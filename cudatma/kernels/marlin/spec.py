@@ -37,7 +37,6 @@ class MarlinSpec(StagedTile):
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
     dequantised weights, ``"epilogue"`` the result (whole-column scales only).
     weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
-    blocks_per_sm: the register budget that __launch_bounds__ asks for.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     """
 
@@ -55,13 +54,13 @@ class MarlinSpec(StagedTile):
     feed_activation: str = "tma"
     scale_on: str = "weight"
     weight_policy: str = "evict_first"
-    blocks_per_sm: int = 1
     consumer_registers: int = 0
 
     template: ClassVar[str] = "kernels/marlin_portable.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
     blocks_k: ClassVar[int] = 1
+    blocks_per_sm: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -75,7 +74,6 @@ class MarlinSpec(StagedTile):
             "block_m": (8, 16, 32, 48, 64, 128),
             "block_n": (64, 128, 256),
             "block_k": (64, 128, 256),
-            "blocks_per_sm": (1, 2, 3, 4),
             "consumer_registers": (0, 208, 216, 224, 232),
             "warps_n": (1, 2, 4, 8),
             "warps_k": (1, 2, 4),

@@ -4,8 +4,8 @@
 
     {"schema": 2, "sections": [{"gpu": {..}, "entries": [{layer, m, kernel, revision, spec, us, rule_us}]}]}
 
-A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry holds
-for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
+A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry
+holds for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
 docs/tuning.md describes every field.
 """
 
@@ -124,7 +124,7 @@ def parse_entry(raw: Any, target: Target) -> Entry:
     if kernel is None:
         raise ArgumentError("kernel", raw["kernel"], ", ".join(KERNELS))
     if revision != kernel.revision:
-        raise ArgumentError("revision", revision, kernel.revision, f"the kernel changed; {retune_command([raw])}")
+        raise ArgumentError("revision", revision, str(kernel.revision), f"the kernel changed; {retune_command([raw])}")
     if min(layer.k, layer.n, m) < 1:
         raise ArgumentError("entry", f"k {layer.k}, n {layer.n}, m {m}", "sizes from 1 up")
     spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
@@ -147,9 +147,7 @@ def retune_command(entries: list[dict[str, Any]]) -> str:
     return f"measure again with: cudatma tune{named}{more} --tokens {','.join(map(str, sizes))}"
 
 
-def _parse_spec(
-    kernel: type[AnyMarlinSpec], raw: Mapping[str, Any], layer_fields: Mapping[str, Any]
-) -> AnyMarlinSpec:
+def _parse_spec(kernel: type[AnyMarlinSpec], raw: Mapping[str, Any], layer_fields: Mapping[str, Any]) -> AnyMarlinSpec:
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(layer_fields)):
         raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the layer does not give")

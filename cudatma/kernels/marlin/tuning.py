@@ -31,7 +31,8 @@ SHIPPED = Path(__file__).with_name("tuned.json")
 _MANY_TILES = 8
 #: How many times as large an entry's M may be as the one it serves.
 _LARGER_M = 1.25
-_pinned: ContextVar[AnyMarlinSpec | None] = ContextVar("pinned configuration of a Marlin GEMM", default=None)
+#: What pinned() holds.
+pinned_scope: ContextVar[AnyMarlinSpec | None] = ContextVar("pinned configuration of a Marlin GEMM", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,11 @@ class Found:
 @contextlib.contextmanager
 def pinned(spec: AnyMarlinSpec) -> Iterator[None]:
     """Inside, every choice of this thread is this one: the tuner runs each candidate as a GEMM would run it."""
-    token = _pinned.set(spec)
+    token = pinned_scope.set(spec)
     try:
         yield
     finally:
-        _pinned.reset(token)
-
-
-def pinned_spec() -> AnyMarlinSpec | None:
-    """What pinned() holds for the calling thread."""
-    return _pinned.get()
+        pinned_scope.reset(token)
 
 
 def lookup(layer: Layer, m: int, card: Card) -> Found | None:
