@@ -141,6 +141,7 @@ class Plan:
         "_x",
         "device",
         "out_extent",
+        "partials_bytes",
         "schedule",
         "spec",
         "x_extent",
@@ -163,7 +164,7 @@ class Plan:
         kernel, spec, self.schedule = configure(
             w, x.rows, device, feeds, stream, out.pitch_bytes, batch_invariant=batch_invariant
         )
-        self.spec = spec
+        self.spec, self.partials_bytes = spec, self.schedule.partial_blocks * spec.partial_bytes
         k, n = w.shape
         problem = ProblemStruct()
         exponent = scale_exponent_of(w, spec)
