@@ -37,7 +37,14 @@ from cudatma.errors import (
 )
 from cudatma.inspection import Inspection, inspect
 from cudatma.kernels.dequantize import dequantize
-from cudatma.kernels.marlin import MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma.kernels.marlin import (
+    MarlinLinear,
+    MarlinWorkspace,
+    WorkspaceBytes,
+    marlin_gemm,
+    release_workspaces,
+    workspace_bytes,
+)
 from cudatma.kernels.marlin.explain import Explanation, marlin_explain
 from cudatma.kernels.moves import (
     broadcast,
@@ -111,6 +118,7 @@ __all__ = [
     "TiledSpec",
     "TuneFileWarning",
     "WeightFileError",
+    "WorkspaceBytes",
     "__version__",
     "broadcast",
     "check_cluster",
@@ -151,4 +159,5 @@ __all__ = [
     "selected_backend",
     "tile_copy",
     "transpose",
+    "workspace_bytes",
 ]

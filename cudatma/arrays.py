@@ -6,6 +6,7 @@ CuPy arrays and torch tensors are read through their attributes; everything else
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import operator
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
@@ -50,7 +51,8 @@ class ArrayInfo:
     shape: in NumPy order. strides_bytes: one a dimension, always filled, may be 0 or negative.
     dtype: NumPy's; bf16 is ml_dtypes.bfloat16. device: CUDA ordinal, None for host memory.
     owner: the object that keeps the memory alive. kind: "cupy", "torch", "numpy", "cai" or "dlpack".
-    readonly: whether the producer forbids writing.
+    readonly: whether the producer forbids writing. producer: handle of the stream that a reader has to wait for
+    (streams.order_after_producers), None where the array's library keeps the order itself or no stream is named.
     """
 
     pointer: int
@@ -61,6 +63,7 @@ class ArrayInfo:
     owner: object
     kind: str
     readonly: bool = False
+    producer: int | None = None
 
     @property
     def size_elems(self) -> int:
@@ -108,8 +111,7 @@ def describe(array: object, field: str = "array") -> ArrayInfo:
     """An array of any library as an ArrayInfo; an ArrayInfo is returned as it is.
 
     ``field`` names the argument in errors. Raises ArgumentTypeError for what is no dense array, DriverError where a
-    ``__cuda_array_interface__`` pointer must be located and there is no driver. A producer that names its stream in
-    ``__cuda_array_interface__`` is waited for by CuPy's current stream (on the device, not on the host).
+    ``__cuda_array_interface__`` pointer must be located and there is no driver. Nothing waits for the array's producer.
     """
     if isinstance(array, ArrayInfo):
         return array
@@ -174,13 +176,26 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
     # The interface gives arrays without elements the address 0; with elements it would be written to.
     if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
         raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
+    producer = _named_stream(interface, field)
+    device = pointer_device(pointer, field)
+    return ArrayInfo(pointer, shape, strides, dtype, device, array, "cai", readonly, producer)
+
+
+def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
+    """The handle that __cuda_array_interface__ gives; 0 would be ambiguous and is not allowed there."""
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
         raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")
-    device = pointer_device(pointer, field)
-    if producer is not None:
-        _order_after(producer, device)
-    return ArrayInfo(pointer, shape, strides, dtype, device, array, "cai", readonly)
+    return producer
+
+
+def producer_of(array: object) -> int | None:
+    """ArrayInfo.producer of what a tensor map was made from, as the array says it now; None for what is no array."""
+    cupy = sys.modules.get("cupy")
+    if array is None or is_torch(array) or (cupy is not None and isinstance(array, cupy.ndarray)):
+        return None
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return _named_stream(interface, "array") if isinstance(interface, Mapping) else None
 
 
 def pointer_device(pointer: int, field: str = "pointer") -> int:
@@ -205,22 +220,6 @@ def _pointer_attribute() -> Any:
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 
-def _order_after(producer: int, device: int) -> None:
-    """Let CuPy's current stream wait for what is queued on a producer's stream now; the host waits for nothing."""
-    # The interface calls the legacy default stream 1, because 0 would be ambiguous; CuPy calls it 0.
-    producer, consumer = (0 if producer == 1 else producer), current_stream("cupy", device)
-    if producer == consumer:
-        return
-    with context.using(device) as driver:
-        event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
-        try:
-            check(driver.cuEventRecord(event, producer), "cuEventRecord")
-            check(driver.cuStreamWaitEvent(consumer, event, 0), "cuStreamWaitEvent")
-        finally:
-            # Destroyed as soon as it has happened. [CUDA driver API, cuEventDestroy]
-            check(driver.cuEventDestroy(event), "cuEventDestroy")
-
-
 def _from_dlpack(array: Any, field: str) -> ArrayInfo:
     """Source: DLPack specification, Python interface; Python array API standard, __dlpack_device__."""
     try:
@@ -236,11 +235,14 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
             return _from_numpy(np.from_dlpack(array), array, "dlpack")
         import cupy
 
-        # CuPy hands its current stream to the producer, which orders its work before it.
+        # CuPy hands its current stream to the producer, which orders its work before it: who reads on another stream
+        # waits for that one.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
-    return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, view.data.device_id, view, "dlpack")
+    device = view.data.device_id
+    producer = current_stream("cupy", device)
+    return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, device, view, "dlpack", producer=producer)
 
 
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
@@ -271,11 +273,14 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
     return pitch, end - low - sum((n - 1) * s for s, n in spans if s == pitch)
 
 
-def empty_like_library(reference: object, shape: Sequence[int], dtype: object) -> Any:
+def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
     """An uninitialised C-ordered array of the reference's library and device.
 
     CuPy, torch and NumPy give their own; ``__cuda_array_interface__`` and DLPack producers give CuPy on the device and
-    NumPy on the host. ``dtype`` is anything NumPy takes. Raises ArgumentTypeError for a dtype that torch lacks.
+    NumPy on the host. ``dtype`` is anything NumPy takes. stream: handle of the one that will write it, None: the
+    library's current one. A library gives memory to others again in the order of the stream it was allocated on, so
+    that memory from another stream may still be read by its last user. Raises ArgumentTypeError for a dtype that torch
+    lacks.
     """
     info, found = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":
@@ -284,16 +289,21 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object) -
         if name not in _TORCH_DTYPES or not hasattr(torch, name):
             raise ArgumentTypeError("dtype", name, ", ".join(_TORCH_DTYPES))
         place = "cpu" if info.device is None else f"cuda:{info.device}"
-        return torch.empty(tuple(shape), dtype=getattr(torch, name), device=place)
+        with working_on("torch", info.device, stream):
+            return torch.empty(tuple(shape), dtype=getattr(torch, name), device=place)
     if info.device is None:
         return np.empty(tuple(shape), found)
-    ordinal = info.device
-    return with_cupy("cupy.empty", lambda cupy: _empty(cupy, ordinal, tuple(shape), found))
+    return empty_in_cupy(tuple(shape), found, info.device, stream)
 
 
-def _empty(cupy: Any, device: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    with cupy.cuda.Device(device):
-        return cupy.empty(shape, dtype)
+def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int | None) -> Any:
+    """An uninitialised CuPy array; stream: as in empty_like_library(). DriverError where CuPy cannot make it."""
+
+    def make(cupy: Any) -> Any:
+        with cupy.cuda.Device(device), working_on("cupy", device, stream):
+            return cupy.empty(shape, dtype)
+
+    return with_cupy("cupy.empty", make)
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
@@ -329,6 +339,19 @@ def current_stream(kind: str, device: int) -> int:
         return int(cupy.cuda.get_current_stream(device).ptr)
     except RuntimeError as error:  # CuPy asks the runtime, which needs a driver and a card
         raise DriverError("cupy.cuda.get_current_stream", getattr(error, "status", None), str(error)) from error
+
+
+def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which torch (kind "torch") or CuPy works on a stream, by its handle. None, or the stream that it
+    works on anyway: nothing is entered."""
+    if stream is None or device is None or stream == current_stream(kind, device):
+        return contextlib.nullcontext()
+    library: Any = sys.modules[kind].cuda
+    if kind != "torch":
+        return library.ExternalStream(stream, device)  # type: ignore[no-any-return]
+    # torch takes an external stream of handle 0 for a new one.
+    known = library.ExternalStream(stream, device=device) if stream else library.default_stream(device)
+    return library.stream(known)  # type: ignore[no-any-return]
 
 
 def stream_handle(stream: object, kind: str, device: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import describe, is_torch
+from cudatma.arrays import describe, is_torch, producer_of
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.signature import Parameter
@@ -34,11 +34,13 @@ class Arguments:
     device: ordinal that all arrays and tensor maps share, None where there is none among them.
     kind: "torch" if an argument is a torch tensor or a tensor map of one, else "cupy"; decides whose current stream is
     meant by None.
+    producers: handles of the streams that producers of arrays and of tensor maps' arrays name.
     """
 
     values: list[Any]
     device: int | None
     kind: str
+    producers: list[int]
 
     def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
         """The array of pointers to the values that cuLaunchKernelEx takes; the values must outlive it."""
@@ -57,7 +59,7 @@ def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Argument
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
         raise LaunchError("args", f"{len(args)} arguments", f"{len(parameters)} ({names or 'none'})")
-    marshalled = Arguments([], None, "cupy")
+    marshalled = Arguments([], None, "cupy", [])
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         marshalled.values.append(_one(parameter, value, f"args[{index}]", marshalled))
     return marshalled
@@ -142,6 +144,7 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
         raise LaunchError(field, type(value).__name__, allowed, "tensor maps are passed by value: __grid_constant__")
     if is_torch(getattr(value, "owner", None)):
         into.kind = "torch"
+    _note_producer(into, producer_of(getattr(value, "owner", None)))
     _same_device(into, device, field)
     return _TensorMapWords.from_buffer_copy(data)
 
@@ -164,8 +167,14 @@ def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
         raise LaunchError(field, "an array in host memory", "an array on the GPU", "cupy.asarray copies it there")
     if found.kind == "torch":
         into.kind = "torch"
+    _note_producer(into, found.producer)
     _same_device(into, found.device, field)
     return ctypes.c_uint64(found.pointer)
+
+
+def _note_producer(into: Arguments, producer: int | None) -> None:
+    if producer is not None:
+        into.producers.append(producer)
 
 
 def _same_device(into: Arguments, device: int | None, field: str) -> None:

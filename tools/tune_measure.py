@@ -20,10 +20,10 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.layer import Layer, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tuning import pinned
-from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight
 
 #: All copies of a weight together, several times any L2; while one is read, it pushes another out. Of a weight that is

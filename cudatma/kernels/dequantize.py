@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo, describe, place_name, stream_handle, with_cupy
+from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name, stream_handle
 from cudatma.backend import backend_for
 from cudatma.build import emulated_target, load_kernel
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
@@ -23,6 +23,7 @@ from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
 from cudatma.pipeline import Operand, PipelineSpec, align_up
 from cudatma.quantization import GROUP_SIZES, PackedWeight, quantize
+from cudatma.streams import order_after_producers
 from cudatma.target import SMEM_RESERVED_BYTES, Target, detect
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
         allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
         raise ArgumentError("w.device", place_name(w.device), allowed)
     if out is None:
-        out = _new_result(w)
+        out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
     info = check_dense(out, w)
     if chosen == "reference":
         host_array(info)[...] = w.dequantize(w.dtype)
@@ -166,7 +167,9 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
     if w.device is None:
         _emulate(w, info, emulated_target())
     else:
-        dequantize_into(w, info, stream_handle(stream, info.kind, w.device))
+        handle = stream_handle(stream, info.kind, w.device)
+        order_after_producers(handle, w.device, info)
+        dequantize_into(w, info, handle)
     return out
 
 
@@ -231,18 +234,13 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     return info if w.shape[0] > 1 else replace(info, strides_bytes=(least, _ELEMENT_BYTES))
 
 
-def _new_result(w: PackedWeight) -> Any:
-    """(K, N) with room for whole 16-byte pieces behind each row."""
+def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
+    """(K, N) with room for whole 16-byte pieces behind each row. stream: as in empty_like_library()."""
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
     if w.device is None:
         return np.empty(shape, dtype)[:, :n]
-
-    def empty(cupy: Any) -> Any:
-        with cupy.cuda.Device(w.device):
-            return cupy.empty(shape, dtype)[:, :n]
-
-    return with_cupy("cupy.empty", empty)
+    return empty_in_cupy(shape, np.dtype(dtype), w.device, stream)[:, :n]
 
 
 def emulate(

@@ -23,6 +23,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, check
 from cudatma.kernels.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
+from cudatma.streams import wait_for_producers
 from cudatma.target import Target, detect
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class RaggedCopy:
     """Many 2D arrays into others of the same shapes, in one launch; made once, run as often as needed.
 
     sources, destinations: as many arrays each, in pairs of one shape; one dtype of 1, 2, 4 or 8 bytes throughout, all
-    on one device (CuPy, torch, DLPack, ``__cuda_array_interface__``) or NumPy arrays on the emulator. Rows are
+    on one device (CuPy, torch, DLPack, ``__cuda_array_interface__``) or NumPy arrays on the emulator; streams that
+    producers name are waited for here, by the host. Rows are
     contiguous, their pitch, length and base multiples of 16 bytes; an array may be empty. No destination may share a
     byte with another array. The object keeps all arrays alive.
     spec: the instance of the kernel, for the arrays' element size; None: the usual box and ring.
@@ -137,6 +139,7 @@ class RaggedCopy:
         size = spec.maps_bytes(self.blocks)
         # Maps first: each is aligned to 128 bytes.
         self._memory = memory = DeviceMemory(size + self._table.nbytes, self.device)
+        wait_for_producers(self.device, *(side for pair in pairs for side in pair))
         memory.write(bytes(size) + self._table.tobytes())
         args = (*self._originals, memory.pointer + size, len(pairs), boxes, memory.pointer)
         self._plan = self.kernel.plan(self.blocks, THREADS, args, shared_bytes=spec.smem_bytes, device=self.device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
 from cudatma.backend import backend_for
 from cudatma.build import emulated_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
@@ -18,6 +18,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.box_ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
+from cudatma.streams import order_after_producers
 from cudatma.target import Target, detect
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None
         raise ArgumentError("source.device", place_name(device), allowed)
     target = emulated_target() if device is None else detect(device)
     kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
+    if device is not None:
+        stream = stream_handle(stream, "torch" if "torch" in (pair[0].kind, pair[1].kind) else "cupy", device)
+        order_after_producers(stream, device, *pair)
     kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
     return destination
 

@@ -28,7 +28,7 @@ def test_host_tables_are_copied(values: Any) -> None:
     table = int_table(values, 2, HOST, True)
     assert table.rows == 2
     assert table.host().tolist() == [[1, 2], [3, 4]]
-    with table.on_device(Place("emulator", None, get_target("sm_90a"), 4), None) as where:
+    with table.on_device(Place("emulator", None, get_target("sm_90a"), 4), 0) as where:
         assert where.dtype == np.int32
         assert where.device is None
 
@@ -109,8 +109,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param, uploads
 
 
-@pytest.mark.parametrize(("stream", "where"), [(None, 7), (7, 7), (9, 9), (0, 0)])
-def test_uploads_are_in_the_order_of_the_launch(library: tuple[str, list[int]], stream: int | None, where: int) -> None:
+@pytest.mark.parametrize(("stream", "where"), [(7, 7), (9, 9), (0, 0)])
+def test_uploads_are_in_the_order_of_the_launch(library: tuple[str, list[int]], stream: int, where: int) -> None:
     kind, uploads = library
     table = int_table([(1, 2)], 2, replace(CARD, kind=kind), True)
     with table.on_device(PLACE, stream) as found:

@@ -2,6 +2,14 @@
 
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.linear import MarlinLinear
-from cudatma.kernels.marlin.workspace import MarlinWorkspace, release_workspaces
+from cudatma.kernels.marlin.owners import WorkspaceBytes, release_workspaces, workspace_bytes
+from cudatma.kernels.marlin.workspace import MarlinWorkspace
 
-__all__ = ["MarlinLinear", "MarlinWorkspace", "marlin_gemm", "release_workspaces"]
+__all__ = [
+    "MarlinLinear",
+    "MarlinWorkspace",
+    "WorkspaceBytes",
+    "marlin_gemm",
+    "release_workspaces",
+    "workspace_bytes",
+]

@@ -100,7 +100,7 @@ class ArrangedPlan(Plan):
         self._rows_bytes = arranged_bytes(x.rows, k)
         kernel, spec, grid = configure_arrangement(w, x.rows, x.is_aligned, device, stream)
         with workspace.rows.lock:
-            rows = arranged_rows(x, workspace.rows.room(self._rows_bytes, stream))
+            rows = arranged_rows(x, workspace.rows.room(self._rows_bytes))
         super().__init__(w, rows, out, True, batch_invariant, stream)
         self.x_extent = x.info.extent[1] - x.info.pointer
         self._arrange = kernel.plan(
@@ -115,9 +115,9 @@ class ArrangedPlan(Plan):
         self._arrange_lock = threading.Lock()
 
     def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
-        """As Plan.run(), in two launches. LaunchError where the workspace would have to grow inside a graph capture."""
+        """As Plan.run(), in two launches. DriverError where the workspace has no memory to grow."""
         with workspace.rows.lock:
-            rows = workspace.rows.room(self._rows_bytes, stream)
+            rows = workspace.rows.room(self._rows_bytes)
             with self._arrange_lock:
                 self._source.value, self._result.value = x, rows
                 self._arrange.launch(stream)

@@ -6,7 +6,6 @@ type it adds up their shares, is its own choice (torch's allow_fp16_reduced_prec
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, with_cupy
+from cudatma.arrays import ArrayInfo, with_cupy, working_on
 from cudatma.errors import DriverError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.workspace import is_capturing
@@ -52,7 +51,7 @@ def by_torch(x: Rows, dense: ArrayInfo, out: Rows, bias: ArrayInfo | None, strea
         shape = (rows.rows, rows.info.shape[-1])
         return tensor.detach().as_strided(shape, (rows.pitch_bytes // _ELEMENT_BYTES, 1))
 
-    with torch.no_grad(), _torch_stream(torch, device, stream):
+    with torch.no_grad(), working_on("torch", device, stream):
         weight = torch.as_tensor(_Interface(dense), device=f"cuda:{device}").view(getattr(torch, dense.dtype.name))
         if bias is None:
             torch.mm(matrix(x), weight, out=matrix(out))
@@ -73,14 +72,6 @@ class _Interface:
             "data": (info.pointer, False),
             "version": 2,
         }
-
-
-def _torch_stream(torch: Any, device: int, stream: int) -> Any:
-    """A context in which torch works on the stream."""
-    if torch.cuda.current_stream(device).cuda_stream == stream:
-        return contextlib.nullcontext()
-    known = torch.cuda.default_stream(device) if stream == 0 else torch.cuda.ExternalStream(stream, device=device)
-    return torch.cuda.stream(known)
 
 
 def by_cupy(x: Rows, dense: ArrayInfo, out: Rows, bias: ArrayInfo | None, stream: int) -> None:

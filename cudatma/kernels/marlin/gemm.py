@@ -14,11 +14,13 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
 from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
 from cudatma.kernels.marlin.tuning import pinned_scope
-from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace, stream_workspace
+from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace
 from cudatma.quantization import PackedWeight
+from cudatma.streams import order_after_producers
 from cudatma.target import detect
 
 #: Plans that a weight keeps: decoding meets a few hundred batch sizes, each plan takes some 5 KB.
@@ -45,12 +47,13 @@ def marlin_gemm(
     device. Where its base or pitch is no multiple of 16 bytes, and where the weight was quantized in activation order,
     a second kernel copies it to the workspace first.
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
-    None. bias: (N,) or None. stream: None is the current stream of x's library.
+    None, on the stream of the launch: who reads it on another one orders the two. bias: (N,) or None. stream: None is
+    the current stream of x's library. It waits for a stream that ``__cuda_array_interface__`` names.
     backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
     ``"reference"`` (NumPy); ``"auto"``: the card, or the emulator where there is none, as a BackendWarning says.
     None: $CUDATMA_BACKEND, else auto.
-    workspace: partial sums and copied activations of this call; None: the stream's own. A graph should be launched on
-    the stream that it was captured on, or be given a workspace of its own.
+    workspace: partial sums and copied activations of this call, kept by the caller while a captured graph uses it.
+    None: the stream's own, in a capture that of the graph's branch, which goes with the graph (workspace_bytes()).
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
     dense_bytes: device memory that all dequantised weights of a device may take. On SM90 from 1024 tokens on, elsewhere
@@ -73,7 +76,7 @@ def marlin_gemm(
     library = library_of_tensor(x) if plain and debug_scope.get() is None and pinned_scope.get() is None else ""
     if library and w.__class__ is PackedWeight:
         if out is None:
-            out = new_result(library, x, w.shape[1])
+            out = new_result(library, x, w.shape[1], stream)
         key = call_key(library, x, out, bias, demands)
         plan = None if key is None else w.attachments.get(key)
         if plan is not None and run_again(plan, w, library, x, out, bias, stream):
@@ -106,19 +109,20 @@ def _first(
     device = rows.info.device
     if device is None:
         raise ArgumentError("x.device", "the host", "a CUDA device", "cupy.asarray moves it; w.to_device() the weight")
+    handle = stream_handle(stream, rows.info.kind, device)
     if out is None:
-        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
+        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype, handle)
     target = check_output(out, rows, w)
     addend = None if bias is None else check_bias(bias, w, target.info)
-    handle = stream_handle(stream, rows.info.kind, device)
     space = None if workspace is None else check_workspace(workspace, device)
     if rows.rows == 0:
         return out
+    order_after_producers(handle, device, rows.info, target.info, addend)
     if dense_bytes and serves_dense(w, rows.rows, dense_bytes, detect(device)):
         dense_gemm(rows, w, target, addend, dense_bytes, handle)
         return out
-    space = stream_workspace(device, handle) if space is None else space
     plan = _plan(w, rows, target, programmatic, batch_invariant, handle, space)
+    space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
     space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, 0 if addend is None else addend.pointer, space, handle)
     library = library_of_tensor(x)
@@ -137,14 +141,15 @@ def _plan(
     programmatic: bool,
     batch_invariant: bool,
     handle: int,
-    space: MarlinWorkspace,
+    space: MarlinWorkspace | None,
 ) -> Plan:
     layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
     key = (*layout, programmatic, batch_invariant, wants_debug(None), pinned_scope.get())
     plan = w.attachments.get(key)
     if plan is None:
         if needs_arranging(w, x):
-            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, space)
+            room = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
+            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, room)
         else:
             plan = Plan(w, x, out, programmatic, batch_invariant, handle)
         _keep(w, key, plan)

@@ -17,8 +17,9 @@ from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangemen
 from cudatma.kernels.marlin.dense import check_budget, dense_copy, serves_dense
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import configure
-from cudatma.kernels.marlin.workspace import MarlinWorkspace, stream_workspace
+from cudatma.kernels.marlin.workspace import MarlinWorkspace
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.target import detect
@@ -124,9 +125,9 @@ class MarlinLinear:
             if self.dense_bytes and serves_dense(self.weight, m, self.dense_bytes, target):
                 dense_copy(self.weight, self.dense_bytes, handle)
             else:
-                self._warm(m, space, handle)
+                self._warm(m, space)
 
-    def _warm(self, m: int, space: MarlinWorkspace, stream: int) -> None:
+    def _warm(self, m: int, space: MarlinWorkspace) -> None:
         """What a batch of m dense rows needs of kernels and memory."""
         device, k = space.device, self.in_features
         configure(self.weight, m, device, batch_invariant=self.batch_invariant)
@@ -134,7 +135,7 @@ class MarlinLinear:
         if not aligned or self.weight.perm is not None:
             configure_arrangement(self.weight, m, aligned, device)
             with space.rows.lock:
-                space.rows.room(arranged_bytes(m, k), stream)
+                space.rows.room(arranged_bytes(m, k))
 
     def __repr__(self) -> str:
         dense = f", dense_bytes={self.dense_bytes}" if self.dense_bytes else ""

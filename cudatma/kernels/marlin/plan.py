@@ -110,6 +110,7 @@ class Plan:
         "_x",
         "device",
         "out_extent",
+        "partials_bytes",
         "schedule",
         "spec",
         "x_extent",
@@ -129,7 +130,7 @@ class Plan:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         self.device, target = device, detect(device)
         kernel, spec, self.schedule = configure(w, x.rows, device, stream, batch_invariant=batch_invariant)
-        self.spec = spec
+        self.spec, self.partials_bytes = spec, self.schedule.partial_blocks * spec.partial_bytes
         k, n = w.shape
         problem = ProblemStruct()
         exponent = scale_exponent_of(w, spec)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cudatma.arrays import current_stream, stream_handle
+from cudatma.arrays import current_stream, stream_handle, working_on
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.workspace import stream_workspace
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
@@ -49,14 +49,25 @@ def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]
             demands)  # fmt: skip
 
 
-def new_result(library: str, x: Any, n: int) -> Any:
-    """An uninitialised result (..., n) beside x; None where making one takes more than a call (another device)."""
+def new_result(library: str, x: Any, n: int, stream: Any) -> Any:
+    """An uninitialised result (..., n) beside x, allocated on the stream of the launch; None where making one takes
+    more than a call (another device)."""
     if library == "torch":
-        return x.new_empty((*x.shape[:-1], n)) if x.is_cuda and x.dim() else None
+        if not x.is_cuda or not x.dim():
+            return None
+        if stream is None:
+            return x.new_empty((*x.shape[:-1], n))
+        device = x.device.index
+        with working_on(library, device, stream_handle(stream, library, device)):
+            return x.new_empty((*x.shape[:-1], n))
     cupy = sys.modules["cupy"]
-    if not x.ndim or x.data.device_id != cupy.cuda.runtime.getDevice():
+    device = x.data.device_id
+    if not x.ndim or device != cupy.cuda.runtime.getDevice():
         return None
-    return cupy.empty((*x.shape[:-1], n), x.dtype)
+    if stream is None:
+        return cupy.empty((*x.shape[:-1], n), x.dtype)
+    with working_on(library, device, stream_handle(stream, library, device)):
+        return cupy.empty((*x.shape[:-1], n), x.dtype)
 
 
 def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias: Any, stream: Any) -> bool:
@@ -76,5 +87,5 @@ def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias:
         # They say what is wrong, that views of one buffer lie side by side, or that x has to be copied first.
         return False
     handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
-    plan.run(at, to, add, stream_workspace(plan.device, handle), handle)
+    plan.run(at, to, add, stream_workspace(plan.device, handle, plan.partials_bytes), handle)
     return True

@@ -1,14 +1,16 @@
-"""Device memory for partial sums, one fixed size a card, and for rows of activations: one of each for each stream.
+"""Device memory for partial sums and for rows of activations: one workspace for each stream and each graph's branch.
 
 Blocks that share a tile leave fp32 partial sums and a flag there; the kernel leaves all flags zero behind. Two launches
-that may run at the same time must not share a workspace, so it belongs to a (device, stream) pair or is passed in.
-Activations that no TMA load can bring as they lie are copied to rows there first (arranged.py); only who needs such
-rows has them, and they grow with the largest batch.
+that may run at the same time must not share a workspace, so it belongs to a stream or to a branch of a graph
+(owners.py), or is passed in. Activations that no TMA load can bring as they lie are copied to rows there first
+(arranged.py); only who needs such rows has them, and they grow with the largest batch.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Protocol
 
 from cudatma import context
 from cudatma.device_memory import DeviceMemory
@@ -32,6 +34,15 @@ def has_room(spec: StagedTile, blocks_per_sm: int) -> bool:
 _ROWS_STEP_BYTES = 2 << 20
 
 
+class Memory(Protocol):
+    """Device memory that lives as long as its object."""
+
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
 class ActivationRows:
     """Memory for arranged activations, of one launch at a time; nothing until it is asked for.
 
@@ -40,11 +51,11 @@ class ActivationRows:
     ones stay, since a captured graph may hold their address: together they are smaller than the last.
     """
 
-    __slots__ = ("_device", "_pieces", "lock")
+    __slots__ = ("_allocate", "_pieces", "lock")
 
-    def __init__(self, device: int) -> None:
-        self._device = device
-        self._pieces: list[DeviceMemory] = []
+    def __init__(self, allocate: Callable[[int], Memory]) -> None:
+        self._allocate = allocate
+        self._pieces: list[Memory] = []
         self.lock = threading.Lock()
 
     @property
@@ -52,15 +63,16 @@ class ActivationRows:
         """Bytes of the piece in use."""
         return self._pieces[-1].nbytes if self._pieces else 0
 
-    def room(self, nbytes: int, stream: int) -> int:
-        """The address of at least ``nbytes`` bytes, for a launch on ``stream``.
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.nbytes for piece in self._pieces)
 
-        Raises LaunchError where it would have to grow inside a graph capture, DriverError (no memory).
-        """
+    def room(self, nbytes: int) -> int:
+        """The address of at least ``nbytes`` bytes. Raises DriverError (no memory)."""
         if nbytes > self.nbytes:
-            refuse_in_capture(self._device, stream, "a stream whose workspace has room for these activations")
             wanted = max(nbytes, 2 * self.nbytes)
-            self._pieces.append(DeviceMemory(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES, self._device))
+            self._pieces.append(self._allocate(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
         return self._pieces[-1].pointer
 
 
@@ -69,8 +81,8 @@ class MarlinWorkspace:
 
     rows: where activations are arranged that cannot be read as they lie (act-order, pitches and addresses off 16
     bytes); grows to the largest such batch.
-    flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream, or by the caller, who then
-    passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
+    flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream and each branch of a graph,
+    or by the caller, who then passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
     Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
     """
 
@@ -88,13 +100,30 @@ class MarlinWorkspace:
     def __init__(self, device: int | None = None) -> None:
         if device is not None and type(device) is not int:
             raise ArgumentTypeError("device", type(device).__name__, "a device's ordinal, or None")
-        self.device = context.current_device() if device is None else device
-        self.rows = ActivationRows(self.device)
-        processors = context.device(self.device).multiprocessors
-        self.partials_bytes, self.flags_bytes = processors * _PARTIALS_PER_SM_BYTES, processors * _FLAGS_PER_SM_BYTES
-        self._memory = DeviceMemory(self.partials_bytes + self.flags_bytes, self.device)
-        self.partials_pointer, self.flags_pointer = self._memory.pointer, self._memory.pointer + self.partials_bytes
-        self._memory.clear(self.partials_bytes, self.flags_bytes)
+        ordinal = context.current_device() if device is None else device
+        memory = DeviceMemory(sum(workspace_sizes(ordinal)), ordinal)
+        self._lay_out(ordinal, memory, ActivationRows(lambda nbytes: DeviceMemory(nbytes, ordinal)))
+        memory.clear(0, self.flags_bytes)
+
+    @classmethod
+    def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> MarlinWorkspace:
+        """A workspace in memory of the device whose flags are zero already. rows: its own unless given."""
+        made = object.__new__(cls)
+        made._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
+        return made
+
+    def _lay_out(self, device: int, memory: Memory, rows: ActivationRows) -> None:
+        """Flags come first: workspaces of one device whose partial sums are at the same address have their flags at the
+        same address, too, and a plan compares only the one."""
+        self.device, self.rows, self._memory = device, rows, memory
+        self.flags_bytes = workspace_sizes(device)[0]
+        self.partials_bytes = memory.nbytes - self.flags_bytes
+        self.flags_pointer, self.partials_pointer = memory.pointer, memory.pointer + self.flags_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory that it takes, rows among it."""
+        return self._memory.nbytes + self.rows.held_bytes
 
     def require_room(self, spec: StagedTile, schedule: Schedule) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
@@ -109,29 +138,10 @@ class MarlinWorkspace:
             )
 
 
-_lock = threading.Lock()
-_by_stream: dict[tuple[int, int], MarlinWorkspace] = {}
-
-
-def stream_workspace(device: int, stream: int) -> MarlinWorkspace:
-    """The workspace of a stream, made at its first use.
-
-    Raises LaunchError where that would be inside a graph capture: run once before, or call MarlinLinear.warm_up().
-    """
-    known = _by_stream.get((device, stream))
-    if known is None:
-        with _lock:
-            known = _by_stream.get((device, stream))
-            if known is None:
-                refuse_in_capture(device, stream, "a stream that has its workspace, or workspace=")
-                known = _by_stream[(device, stream)] = MarlinWorkspace(device)
-    return known
-
-
-def release_workspaces() -> None:
-    """Forget the workspaces of all streams; their memory is freed once no plan holds them."""
-    with _lock:
-        _by_stream.clear()
+def workspace_sizes(device: int) -> tuple[int, int]:
+    """Bytes of (flags, partial sums) that hold those of any launch on the device."""
+    processors = context.device(device).multiprocessors
+    return processors * _FLAGS_PER_SM_BYTES, processors * _PARTIALS_PER_SM_BYTES
 
 
 def is_capturing(device: int, stream: int) -> bool:

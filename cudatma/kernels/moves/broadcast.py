@@ -79,9 +79,9 @@ def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, bac
 
     [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
     """
-    call = Call("broadcast", backend, described(src, "src"), out, copies)
+    call = Call("broadcast", backend, described(src, "src"), out, stream, copies)
     if call.is_known:
-        return call.again(stream)
+        return call.again()
     info = call.src
     if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
         raise ArgumentError("copies", copies, "an int, 1 and up")
@@ -93,7 +93,7 @@ def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, bac
     if call.place.backend == "reference":
         host_array(result)[...] = host_array(info)
         return call.result
-    return call.first(plan_broadcast(info, result, call.place), stream)
+    return call.first(plan_broadcast(info, result, call.place))
 
 
 def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Move]:

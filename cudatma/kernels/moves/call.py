@@ -17,6 +17,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.moves.known import CALLS, Known
 from cudatma.kernels.moves.launches import Launch, beside
 from cudatma.kernels.moves.place import Move, check_out, described, place_of
+from cudatma.streams import order_after_producers
 
 #: What TMA asks of addresses, and the most that any choice of a kernel depends on.
 _ALIGNMENT = 16
@@ -29,19 +30,31 @@ class Call:
     again() serves it; else the function checks, plans and calls first().
     """
 
-    __slots__ = ("_key", "_known", "_makes", "_read", "out", "place", "result", "src")
+    __slots__ = ("_key", "_known", "_makes", "_read", "out", "place", "result", "src", "stream")
 
     def __init__(
-        self, function: str, backend: str | None, src: ArrayInfo, out: Any, *options: object, field: str = "out"
+        self,
+        function: str,
+        backend: str | None,
+        src: ArrayInfo,
+        out: Any,
+        stream: object,
+        *options: object,
+        field: str = "out",
     ) -> None:
-        """out: the caller's, or None. options: whatever else decides the launch. field: the caller's name for out.
+        """out: the caller's, or None. stream: None is the current one of torch, if an array is torch's, else CuPy's.
+        options: whatever else decides the launch. field: the caller's name for out.
 
-        Raises what describe() and place_of() raise.
+        Raises what describe(), place_of() and stream_handle() raise.
         """
         self.src, self.result, self._read, self._makes = src, out, src, out is None
         self.out = None if out is None else described(out, field)
         others = () if self.out is None else ((field, self.out),)
         self.place = place_of(function, backend, src, *others, stacklevel=4)
+        self.stream = 0
+        if self.place.device is not None:
+            is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
+            self.stream = stream_handle(stream, "torch" if is_torch else "cupy", self.place.device)
         self._key = self._key_of(function, options)
         self._known = None if self._key is None else CALLS.get(self._key)
         if self._known is not None and not self._fits(self._known):
@@ -71,7 +84,7 @@ class Call:
         return self.out is None or known.are_apart(self.src, self.out)
 
     def _make(self, shape: Sequence[int]) -> ArrayInfo:
-        self.result = empty_like_library(self.src, shape, self.src.dtype)
+        self.result = empty_like_library(self.src, shape, self.src.dtype, self.stream)
         self.out = described(self.result, "out")
         return self.out
 
@@ -89,15 +102,14 @@ class Call:
             raise ArgumentError("out", f"strides {self.out.strides_bytes}", "an array in C order without gaps")
         return self.out
 
-    def first(self, moves: Sequence[Move], stream: object, *tables: ArrayInfo) -> Any:
+    def first(self, moves: Sequence[Move], *tables: ArrayInfo) -> Any:
         """Launch what the function has planned, remember it, and return the result.
 
         tables: further arrays that the moves reach. Raises as Launch.
         """
-        arrays, handle = self._arrays(tables), self._handle(stream)
-        launches = tuple([Launch(move, arrays, self.place, handle) for move in moves])
-        for launch in launches:
-            launch.run(arrays, handle)
+        arrays = self._arrays(tables)
+        launches = tuple([Launch(move, arrays, self.place, self.stream) for move in moves])
+        self._run(launches, arrays)
         if self._key is not None:
             CALLS.put(self._key, self._known_by(launches))
         return self.result
@@ -109,23 +121,19 @@ class Call:
         makes = (self.out.shape, self.out.pointer % _ALIGNMENT) if self._makes else None
         return Known(launches, read, (*read.extent, *beside(self.out, self.out).extent), makes)
 
-    def again(self, stream: object, *tables: ArrayInfo) -> Any:
+    def again(self, *tables: ArrayInfo) -> Any:
         """Launch what is known for these arrays, and return the result. Raises as Launch.run()."""
-        arrays, handle = self._arrays(tables), self._handle(stream)
-        for launch in self._known.launches if self._known is not None else ():
-            launch.run(arrays, handle)
+        self._run(self._known.launches if self._known is not None else (), self._arrays(tables))
         return self.result
+
+    def _run(self, launches: tuple[Launch, ...], arrays: tuple[ArrayInfo, ...]) -> None:
+        if self.place.device is not None:
+            order_after_producers(self.stream, self.place.device, *arrays)
+        for launch in launches:
+            launch.run(arrays, self.stream)
 
     def _arrays(self, tables: tuple[ArrayInfo, ...]) -> tuple[ArrayInfo, ...]:
         return (self.src, *tables) if self.out is None else (self.src, self.out, *tables)
-
-    def _handle(self, stream: object) -> int:
-        """The stream's handle; None is the current one of torch, if an array is torch's, else CuPy's."""
-        device = self.place.device
-        if device is None:
-            return 0
-        is_torch = self.src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
-        return stream_handle(stream, "torch" if is_torch else "cupy", device)
 
 
 def _layout(info: ArrayInfo) -> tuple[Any, ...]:

@@ -54,9 +54,9 @@ def copy(
     [PTX ISA, cp.async.bulk, cp.async.bulk.tensor] Raises ArgumentError, ArgumentTypeError, DescriptorError,
     TargetError, CompileError, DriverError, HazardError (emulator).
     """
-    call = Call("copy", backend, described(src, "src"), out, offset, shape, pad, cache, via)
+    call = Call("copy", backend, described(src, "src"), out, stream, offset, shape, pad, cache, via)
     if call.is_known:
-        return call.again(stream)
+        return call.again()
     info = call.src
     starts, extents = check_window(info, offset, shape, pad)
     check_choice("cache", cache or "", CACHES)
@@ -68,7 +68,7 @@ def copy(
     if call.place.backend == "reference":
         copy_on_host(info, result, starts, fill is not None)
         return call.result
-    return call.first([plan_copy(info, result, starts, call.place, fill, cache or "", via)], stream)
+    return call.first([plan_copy(info, result, starts, call.place, fill, cache or "", via)])
 
 
 def plan_copy(

@@ -83,10 +83,10 @@ def gather(
     table = int_table(starts, len(info.shape), info, check)
     if table.values is not None:
         check_starts(info, table.values)
-    call = Call("gather", backend, info, out, size, pad, table.rows)
+    call = Call("gather", backend, info, out, stream, size, pad, table.rows)
     if call.is_known:
-        with table.on_device(call.place, stream) as where:
-            return call.again(stream, where)
+        with table.on_device(call.place, call.stream) as where:
+            return call.again(where)
     result = call.take((table.rows, *size), dense=True)
     if not result.size_elems:
         return call.result
@@ -94,8 +94,8 @@ def gather(
         for start, part in zip(table.host(), host_array(result), strict=True):
             copy_on_host(info, described(part, "out"), [int(at) for at in start], fill is not None)
         return call.result
-    with table.on_device(call.place, stream) as where:
-        return call.first([plan_boxes(info, result, size, call.place, fill, table=where)], stream, where)
+    with table.on_device(call.place, call.stream) as where:
+        return call.first([plan_boxes(info, result, size, call.place, fill, table=where)], where)
 
 
 def halo_tiles(
@@ -114,9 +114,9 @@ def halo_tiles(
     axis are whole 16-byte chunks. out: (tiles of axis 0, .., tile[0] + 2 halo[0], ..), C order; tiles = ceil(n / tile).
     pad: what stands outside of the source, "zeros" or "nan". src, stream, backend: as in gather(). Raises as copy().
     """
-    call = Call("halo_tiles", backend, described(src, "src"), out, tile, halo, pad)
+    call = Call("halo_tiles", backend, described(src, "src"), out, stream, tile, halo, pad)
     if call.is_known:
-        return call.again(stream)
+        return call.again()
     info = call.src
     rank = len(info.shape)
     inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
@@ -141,7 +141,7 @@ def halo_tiles(
             copy_on_host(info, described(parts[index], "out"), starts, fill is not None)
         return call.result
     axes = [(-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True)]
-    return call.first([plan_boxes(info, result, size, call.place, fill, grid=axes)], stream)
+    return call.first([plan_boxes(info, result, size, call.place, fill, grid=axes)])
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:

@@ -100,9 +100,9 @@ def im2col(
     TMA's limits: padding and dilation * (kernel - 1) - padding below 32768, 128 or 16 for one, two or three spatial
     axes. stream, backend: as in copy(). [PTX ISA, cp.async.bulk.tensor, .im2col] Raises as copy().
     """
-    call = Call("im2col", backend, described(src, "src"), out, kernel, stride, padding, dilation)
+    call = Call("im2col", backend, described(src, "src"), out, stream, kernel, stride, padding, dilation)
     if call.is_known:
-        return call.again(stream)
+        return call.again()
     info = call.src
     if not 3 <= len(info.shape) <= 5:
         raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
@@ -117,7 +117,7 @@ def im2col(
     if call.place.backend == "reference":
         columns_on_host(info, result, conv)
         return call.result
-    return call.first([plan_im2col(info, result, conv, call.place)], stream)
+    return call.first([plan_im2col(info, result, conv, call.place)])
 
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:

@@ -75,14 +75,14 @@ def prefetch(
 
     [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
     """
-    call = Call("prefetch", backend, described(src, "src"), None, offset, shape)
+    call = Call("prefetch", backend, described(src, "src"), None, stream, offset, shape)
     if call.is_known:
-        call.again(stream)
+        call.again()
         return
     part = part_of(call.src, *check_window(call.src, offset, shape, None))
     move = plan_prefetch(part, call.place) if part.size_elems else None
     if move is not None and call.place.backend != "reference":
-        call.first([move], stream)
+        call.first([move])
 
 
 def plan_prefetch(src: ArrayInfo, place: Place) -> Move | None:

@@ -63,9 +63,9 @@ def reduce_into(
     [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor] Raises as copy(); DescriptorError where TMA cannot.
     """
     into, info = described(dst, "dst"), described(src, "src")
-    call = Call("reduce_into", backend, info, into, op, offset, cache, field="dst")
+    call = Call("reduce_into", backend, info, into, stream, op, offset, cache, field="dst")
     if call.is_known:
-        call.again(stream)
+        call.again()
         return dst
     check_choice("op", op, OPS)
     check_choice("cache", cache or "", CACHES)
@@ -81,7 +81,7 @@ def reduce_into(
     if call.place.backend == "reference":
         reduce_on_host(target, part, op)
         return dst
-    call.first([plan_reduce(target, part, op, call.place, cache or "")], stream)
+    call.first([plan_reduce(target, part, op, call.place, cache or "")])
     return dst
 
 

@@ -68,10 +68,10 @@ def gather_rows(src: Any, rows: Any, out: Any = None, *, stream: Any = None, bac
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows")
-    call = Call("gather_rows", backend, info, out, index.rows)
+    call = Call("gather_rows", backend, info, out, stream, index.rows)
     if call.is_known:
-        with index.on_device(call.place, stream) as where:
-            return call.again(stream, where)
+        with index.on_device(call.place, call.stream) as where:
+            return call.again(where)
     result = call.take((index.rows, info.shape[1]), dense=True)
     if not result.size_elems:
         return call.result
@@ -81,8 +81,8 @@ def gather_rows(src: Any, rows: Any, out: Any = None, *, stream: Any = None, bac
         values[...] = np.zeros((), info.dtype)
         values[inside] = host_array(info)[wanted[inside]]
         return call.result
-    with index.on_device(call.place, stream) as where:
-        return call.first([plan_rows("gather", info, result, where, call.place)], stream, where)
+    with index.on_device(call.place, call.stream) as where:
+        return call.first([plan_rows("gather", info, result, where, call.place)], where)
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
@@ -98,10 +98,10 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     index = int_table(rows, None, info, False, "rows")
     if index.rows != info.shape[0]:
         raise ArgumentError("rows.shape", (index.rows,), f"({info.shape[0]},), one for each row of src")
-    call = Call("scatter_rows", backend, info, into, index.rows, field="dst")
+    call = Call("scatter_rows", backend, info, into, stream, index.rows, field="dst")
     if call.is_known:
-        with index.on_device(call.place, stream) as where:
-            call.again(stream, where)
+        with index.on_device(call.place, call.stream) as where:
+            call.again(where)
         return dst
     check_written(into, info, "dst")
     if not info.size_elems or not into.size_elems:
@@ -111,8 +111,8 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
         inside = (wanted >= 0) & (wanted < into.shape[0])
         host_array(into)[wanted[inside]] = host_array(info)[inside]
         return dst
-    with index.on_device(call.place, stream) as where:
-        call.first([plan_rows("scatter", info, into, where, call.place)], stream, where)
+    with index.on_device(call.place, call.stream) as where:
+        call.first([plan_rows("scatter", info, into, where, call.place)], where)
     return dst
 
 

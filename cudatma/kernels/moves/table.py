@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.arrays import ArrayInfo, current_stream, describe, stream_handle, with_cupy
+from cudatma.arrays import ArrayInfo, describe, with_cupy, working_on
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
 from cudatma.kernels.moves.place import Place
@@ -36,8 +36,8 @@ class Table:
         return np.empty((0, 0), np.int64) if self.info is None else _read(self.info)
 
     @contextlib.contextmanager
-    def on_device(self, place: Place, stream: object) -> Iterator[ArrayInfo]:
-        """The table as int32 where the kernel runs, allocated and freed in the order of its stream."""
+    def on_device(self, place: Place, stream: int) -> Iterator[ArrayInfo]:
+        """The table as int32 where the kernel runs, allocated and freed in the order of its stream, by its handle."""
         if self.info is not None:
             yield self.info
             return
@@ -45,33 +45,16 @@ class Table:
         if place.device is None:
             yield describe(words, "table")
             return
-        device, handle = place.device, stream_handle(stream, self.kind, place.device)
-        # Streams are entered only where they differ: torch takes an external stream of handle 0 for a new one.
-        another = None if handle == current_stream(self.kind, device) else handle
         if self.kind == "torch":
-            with _torch_stream(another, device):
-                yield describe(sys.modules["torch"].from_numpy(words).to(f"cuda:{device}"), "table")
+            with working_on("torch", place.device, stream):
+                yield describe(sys.modules["torch"].from_numpy(words).to(f"cuda:{place.device}"), "table")
             return
-        yield with_cupy("cupy.asarray", lambda cupy: describe(_uploaded(cupy, words, another, device), "table"))
+        yield with_cupy("cupy.asarray", lambda cupy: describe(_uploaded(cupy, words, place.device, stream), "table"))
 
 
-def _torch_stream(handle: int | None, device: int) -> contextlib.AbstractContextManager[Any]:
-    """torch's stream of this handle made current; None leaves what is current."""
-    cuda: Any = sys.modules["torch"].cuda
-    if handle is None:
-        return contextlib.nullcontext()
-    made: contextlib.AbstractContextManager[Any] = cuda.stream(
-        cuda.ExternalStream(handle, device=device) if handle else cuda.default_stream(device)
-    )
-    return made
-
-
-def _uploaded(cupy: Any, words: NDArray[np.int32], handle: int | None, device: int) -> Any:
-    with cupy.cuda.Device(device):
-        if handle is None:
-            return cupy.asarray(words)
-        with cupy.cuda.ExternalStream(handle, device):
-            return cupy.asarray(words)
+def _uploaded(cupy: Any, words: NDArray[np.int32], device: int | None, stream: int) -> Any:
+    with cupy.cuda.Device(device), working_on("cupy", device, stream):
+        return cupy.asarray(words)
 
 
 def int_table(values: Any, columns: int | None, beside: ArrayInfo, check: bool, field: str = "starts") -> Table:

@@ -157,9 +157,9 @@ def transpose(src: Any, out: Any = None, *, via: str = "auto", stream: Any = Non
 
     [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix] Raises as copy().
     """
-    call = Call("transpose", backend, described(src, "src"), out, via)
+    call = Call("transpose", backend, described(src, "src"), out, stream, via)
     if call.is_known:
-        return call.again(stream)
+        return call.again()
     info = call.src
     check_choice("via", via, VIAS)
     if len(info.shape) < 2:
@@ -170,7 +170,7 @@ def transpose(src: Any, out: Any = None, *, via: str = "auto", stream: Any = Non
     if call.place.backend == "reference":
         host_array(result)[...] = np.swapaxes(host_array(info), -1, -2)
         return call.result
-    return call.first([plan_transpose(info, result, call.place, via)], stream)
+    return call.first([plan_transpose(info, result, call.place, via)])
 
 
 def exchanged(info: ArrayInfo) -> ArrayInfo:

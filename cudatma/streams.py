@@ -1,0 +1,253 @@
+"""What identifies a CUDA stream, which graph captures it, how long that graph lives, and which stream waits for which.
+
+A handle does not identify a stream: the driver gives the handle of a destroyed stream to a new one, and
+``CU_STREAM_PER_THREAD`` is another stream in each thread. Source: CUDA driver API, "Stream Management", "Graph
+Management".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo
+from cudatma.errors import DriverError, LaunchError, check
+
+#: CU_STREAM_LEGACY and CU_STREAM_PER_THREAD of cuda.h; handle 0 means one of them.
+_LEGACY, _PER_THREAD = 1, 2
+#: What handle 0 means to cuda.bindings, which launches.
+_ZERO = _PER_THREAD if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0") else _LEGACY
+#: The driver's ids are 0 and up, the numbers of threads below this one.
+_LEGACY_IDENTITY = -1
+#: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE of cuda.h.
+_ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
+#: At least a sem_t: 32 bytes on 64-bit Linux.
+_SEMAPHORE_BYTES = 64
+
+_thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
+#: Identities of per-thread default streams whose threads have ended; who keeps something for them takes them out.
+ended_threads: deque[int] = deque()
+
+
+class _Life:
+    """Notes the end of its thread, whose local storage holds the only reference to it."""
+
+    __slots__ = ("_note", "number")
+
+    def __init__(self) -> None:
+        self.number, self._note = next(_thread_numbers), ended_threads.append
+
+    def __del__(self) -> None:
+        self._note(self.number)
+
+
+class _Thread(threading.local):
+    """What each thread has of its own.
+
+    life: the identity of its default stream. asks: the two driver functions that identity() calls, each with the
+    address that it writes to and the ctypes object there.
+    """
+
+    life: _Life | None = None
+    asks: tuple[Any, int, Any, Any, int, Any] | None = None
+
+
+_thread = _Thread()
+
+
+def identity(device: int, stream: int) -> int | None:
+    """What identifies a stream in the process, by its handle; None while it is being captured into a graph.
+
+    No two streams have the same identity, whenever they live. Costs two driver calls, none for the legacy default
+    stream, which cannot be captured. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing] Raises DriverError.
+    """
+    if stream <= _PER_THREAD:
+        return _default_identity(device, stream or _ZERO)
+    is_capturing, status_at, status, get_id, number_at, number = _thread.asks or _prepare()
+    if is_capturing(stream, status_at) or get_id(stream, number_at):
+        return _asked_again(device, stream)
+    return None if status.value else number.value
+
+
+def _prepare() -> tuple[Any, int, Any, Any, int, Any]:
+    library, status, number = _libcuda(), ctypes.c_int(), ctypes.c_uint64()
+    _thread.asks = (
+        *(library.cuStreamIsCapturing, ctypes.addressof(status), status),
+        *(library.cuStreamGetId, ctypes.addressof(number), number),
+    )
+    return _thread.asks
+
+
+@lru_cache(maxsize=1)
+def _libcuda() -> Any:
+    """The driver through ctypes, which is several times faster than cuda.bindings here."""
+    context.initialise()
+    library = ctypes.CDLL("libcuda.so.1")
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    library.cuStreamIsCapturing.argtypes = library.cuStreamGetId.argtypes = (pointer, pointer)
+    # Version 2 tells no dependencies unless it is asked; version 3 is of CUDA 12.3.
+    library.cuStreamGetCaptureInfo_v2.argtypes = (pointer,) * 6
+    library.cuCtxGetCurrent.argtypes = (pointer,)
+    library.cuUserObjectCreate.argtypes = (pointer, pointer, pointer, number, number)
+    library.cuGraphRetainUserObject.argtypes = (pointer, pointer, number, number)
+    library.cuUserObjectRelease.argtypes = (pointer, number)
+    return library
+
+
+def _asked_again(device: int, stream: int) -> int | None:
+    """Off the hot path: ask in the device's context, or say what is wrong."""
+    with context.using(device) as driver:
+        capturing = int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing"))
+        number = int(check(driver.cuStreamGetId(stream), "cuStreamGetId"))
+    return None if capturing else number
+
+
+def _default_identity(device: int, stream: int) -> int | None:
+    if stream == _LEGACY:
+        return _LEGACY_IDENTITY
+    # The handle means the thread's stream in the current context, which has to be the device's.
+    is_capturing, status_at, status, *_ = _thread.asks or _prepare()
+    here, wanted = ctypes.c_void_p(), int(context.primary_context(device))
+    if _libcuda().cuCtxGetCurrent(ctypes.addressof(here)) or here.value != wanted:
+        with context.using(device):
+            _require(is_capturing(_PER_THREAD, status_at), "cuStreamIsCapturing")
+    else:
+        _require(is_capturing(_PER_THREAD, status_at), "cuStreamIsCapturing")
+    return None if status.value else _thread_number()
+
+
+def _thread_number() -> int:
+    if _thread.life is None:
+        _thread.life = _Life()
+    return _thread.life.number
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A capture in progress. number: its own, unique in the process. graph: CUgraph. stream: identity of the capturing
+    stream; work on two streams of a capture may become concurrent branches."""
+
+    number: int
+    graph: int
+    stream: int
+
+
+def capture_of(device: int, stream: int) -> Capture | None:
+    """The capture that a stream takes part in, None where there is none. [CUDA driver API, cuStreamGetCaptureInfo]
+
+    Raises LaunchError where the capture has been invalidated, DriverError.
+    """
+    stream = stream or _ZERO
+    if stream == _LEGACY:
+        return None
+    status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    with context.using(device) as driver:
+        places = [ctypes.addressof(place) for place in (status, number, graph)]
+        code = _libcuda().cuStreamGetCaptureInfo_v2(stream, *places, None, None)
+        _require(code, "cuStreamGetCaptureInfo")
+        if not status.value:
+            return None
+        if status.value != _ACTIVE:
+            got, remedy = "a stream whose capture has been invalidated", "end it; what broke it came before this call"
+            raise LaunchError("stream", got, "a stream that can be captured", remedy)
+        if stream == _PER_THREAD:
+            return Capture(number.value, graph.value or 0, _thread_number())
+        return Capture(number.value, graph.value or 0, int(check(driver.cuStreamGetId(stream), "cuStreamGetId")))
+
+
+def _require(code: int, call: str) -> None:
+    if code:
+        raise DriverError(call, code, f"CUresult {code}")
+
+
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    library = ctypes.CDLL(None)
+    library.calloc.restype, library.calloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t, ctypes.c_size_t)
+    library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
+    library.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
+    library.sem_trywait.argtypes = (ctypes.c_void_p,)
+    return library
+
+
+class GraphLife:
+    """Tells when a graph, all that was instantiated from it and all their launches have ended.
+
+    The graph owns a user object. The driver runs its destructor in a thread of its own, which may neither call CUDA nor
+    wait for Python, so the destructor is sem_post() of the C library, and has_ended() looks at the semaphore.
+    [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
+    """
+
+    __slots__ = ("_semaphore",)
+
+    def __init__(self, graph: int) -> None:
+        """graph: CUgraph, one that is being captured or not. Raises DriverError."""
+        library, libc = _libcuda(), _libc()
+        # Not Python's memory: the graph may outlive the interpreter.
+        self._semaphore = libc.calloc(1, _SEMAPHORE_BYTES)
+        libc.sem_init(self._semaphore, 0, 0)
+        made = ctypes.c_void_p()
+        destructor = ctypes.cast(libc.sem_post, ctypes.c_void_p)
+        code = library.cuUserObjectCreate(ctypes.addressof(made), self._semaphore, destructor, 1, _NO_DESTRUCTOR_SYNC)
+        _require(code, "cuUserObjectCreate")
+        code = library.cuGraphRetainUserObject(graph, made, 1, _MOVE)
+        if code:
+            library.cuUserObjectRelease(made, 1)
+        _require(code, "cuGraphRetainUserObject")
+
+    def has_ended(self) -> bool:
+        """Whether all of it is gone. Not for two threads at a time."""
+        if self._semaphore and _libc().sem_trywait(self._semaphore) == 0:
+            _libc().free(self._semaphore)
+            self._semaphore = None
+        return not self._semaphore
+
+
+def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
+    """Let a stream wait for what the arrays' producers have queued; the host waits for nothing.
+
+    Only arrays whose producer names its stream cost anything, CuPy's and torch's do not. [CUDA Array Interface 3,
+    Synchronization] A wait would pull one stream into the other's graph where only one of them is captured, or each
+    into its own: nobody waits then.
+    """
+    for array in arrays:
+        if array is not None and array.producer is not None:
+            order_after(stream, array.producer, device)
+
+
+def order_after(stream: int, producer: int, device: int) -> None:
+    """As order_after_producers(), for one producer's stream by its handle."""
+    stream, producer = stream or _ZERO, producer or _ZERO
+    if stream == producer or _capture_number(device, stream) != _capture_number(device, producer):
+        return
+    with context.using(device) as driver:
+        event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
+        try:
+            check(driver.cuEventRecord(event, producer), "cuEventRecord")
+            check(driver.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
+        finally:
+            # Destroyed as soon as it has happened. [CUDA driver API, cuEventDestroy]
+            check(driver.cuEventDestroy(event), "cuEventDestroy")
+
+
+def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
+    """The host waits for what the arrays' producers have queued: for an object that launches later, on any stream.
+
+    A stream that is being captured has nothing to wait for.
+    """
+    for producer in {array.producer for array in arrays if array.producer is not None}:
+        with context.using(device) as driver, context.outside_captures(driver):
+            if _capture_number(device, producer) is None:
+                check(driver.cuStreamSynchronize(producer or _ZERO), "cuStreamSynchronize")
+
+
+def _capture_number(device: int, stream: int) -> int | None:
+    capture = capture_of(device, stream)
+    return None if capture is None else capture.number
