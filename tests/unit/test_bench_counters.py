@@ -224,7 +224,9 @@ def test_the_portable_kernel_is_chosen_for_a_while() -> None:
     assert plan.choose is before
 
 
-@pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install 'cudatma[sass]'")
+@pytest.mark.skipif(
+    find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
+)
 def test_a_cell_of_feeds_holds_their_code() -> None:
     code = feeds.code_of(8192, 28672, 16, get_target("sm_90a"))
     assert set(code) == set(subjects.FEEDS)
