@@ -134,7 +134,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
-    """The same GEMM on the emulator under SCHEDULES: its report. Draws the last schedule, or the first with a hazard."""
+    """The same GEMM on the emulator, under SCHEDULES. Draws the last schedule, or the first that showed a hazard."""
     from cudatma.emulator import Trace
     from cudatma.kernels.marlin.emulated import emulated_gemm
     from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
