@@ -20,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError
+from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, DriverError
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
@@ -312,7 +312,7 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DriverError(call, None, f"no CuPy ({error}); install cudatma[cuda13] or cudatma[cuda12]") from error
+        raise DriverError(call, None, f"no CuPy ({error}). {INSTALL_CUDA}") from error
     try:
         return function(cupy)
     except cupy.cuda.runtime.CUDARuntimeError as error:

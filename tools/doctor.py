@@ -1,5 +1,5 @@
-"""Check what cudatma needs: driver, cards, NVRTC, CuPy, templates, cache and disassemblers. Each line says what was
-found and, where something is missing, what would fail and what to do about it."""
+"""Check what cudatma needs: driver, cards, NVRTC, CuPy, emulator, templates, cache, disassemblers. Each line says what
+was found and, where something is missing, what would fail and what to do about it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _NEEDS = {
     "CPU reference and packing": ("python",),
     "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
+    "run kernels on the emulator": ("python", "cuda-bindings", "NVRTC", "templates", "emulator"),
     "dump SASS": ("cuda-bindings", "NVRTC", "templates", "disassembler"),
     "launch kernels": ("driver", "card", "cuda-bindings", "NVRTC", "CuPy", "templates"),
 }
@@ -58,25 +59,22 @@ def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
 
 def _print(checks: Sequence[Check], gpu: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+
+    def say(line: Text) -> None:
+        console.print(line, soft_wrap=True)  # a path that is folded into lines cannot be copied
+
     for check in checks:
-        words = Text(check.found)
+        say(Text.assemble((f"{check.status:<5}", _STYLES[check.status]), f"{check.name:<14}{check.found}"))
         if check.remedy:
-            words.append(f"\n{check.remedy}", style="italic")
-        table.add_row(Text(check.status, style=_STYLES[check.status]), check.name, words)
-    console.print(table)
-    console.print()
+            say(Text(f"{'':19}{check.remedy}", style="italic"))
+    say(Text())
     for ability, (works, why) in abilities(checks).items():
-        console.print(Text(f"{'can' if works else 'cannot':<7}{ability}{f'  ({why})' if why else ''}"))
+        say(Text(f"{'can' if works else 'cannot':<7}{ability}{f'  ({why})' if why else ''}"))
     if not passed(checks, gpu=gpu):
-        console.print(Text("\nSomething failed: see the lines above.", style="bold red"))
+        say(Text("\nSomething failed: see the lines above.", style="bold red"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -96,7 +96,7 @@ CLASSES: dict[str, dict[str, str]] = {
     },
 }
 
-#: The pip packages that bring the disassemblers; the extra ``cudatma[sass]`` names them too.
+#: The pip packages that bring the disassemblers; the extra ``sass`` of pyproject.toml names them too.
 SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
 
 _INSTRUCTION = re.compile(

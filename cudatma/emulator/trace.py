@@ -176,10 +176,11 @@ class Trace:
         """Chrome trace JSON, for ui.perfetto.dev or chrome://tracing; one step is one microsecond."""
         return chrome_trace(self)
 
-    def to_svg(self, width: int = 1200, blocks: int = 1, window: tuple[int, int] | None = None) -> str:
+    def to_svg(self, width: int = 1200, blocks: int = 1, window: tuple[int, int] | None = None, title: str = "") -> str:
         """A picture of the first ``blocks`` blocks that copy something.
 
         width: in pixels. window: (first, last) step to show; by default the beginning, as much as can be read.
+        title: what was run; by default the kernel's name.
         Raises ArgumentError for an empty window or a picture that is too narrow.
         """
-        return picture(self, width, blocks, window)
+        return picture(self, width, blocks, window, title)

@@ -25,7 +25,7 @@ WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
 MOST_FILLS, MOST_BARS = 30, 70
 
 
-def picture(trace: Trace, width: int, blocks: int, window: tuple[int, int] | None) -> str:
+def picture(trace: Trace, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
     """The first blocks of a trace as an SVG document. Raises ArgumentError."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
@@ -35,7 +35,7 @@ def picture(trace: Trace, width: int, blocks: int, window: tuple[int, int] | Non
     first, last = window or _readable(shown[0] if shown else None, trace.steps)
     if not 0 <= first < last:
         raise ArgumentError("window", (first, last), "(first, last) steps, 0 <= first < last")
-    return _Picture(trace, width, first, last).draw(shown)
+    return _Picture(trace, width, first, last).draw(shown, title)
 
 
 def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
@@ -72,12 +72,13 @@ class _Picture:
         """Pixels of a step; what lies outside of the window is put onto its edge."""
         return LEFT + (min(max(step, self.first), self.last) - self.first) * self.scale
 
-    def draw(self, shown: list[BlockView]) -> str:
+    def draw(self, shown: list[BlockView], title: str) -> str:
         trace, out = self.trace, self.out
-        title = f"Pipeline of {trace.kernel or 'no kernel'}"
+        kernel = trace.kernel or "no kernel"
+        title, named = (title, f"{kernel}, ") if title else (f"Pipeline of {kernel}", "")
         out.text(18, 30, title, size=16, bold=True)
         is_whole = self.first == 0 and self.last >= trace.steps
-        about = f"{trace.steps} emulated steps" if is_whole else f"emulated steps {self.first} to {self.last}"
+        about = named + (f"{trace.steps} emulated steps" if is_whole else f"emulated steps {self.first} to {self.last}")
         about += f"{'' if is_whole else f' of {trace.steps}'}, schedule {trace.schedule} of seed {trace.seed}"
         if trace.dropped:
             about += f"; {trace.dropped} events were too many and are left out"

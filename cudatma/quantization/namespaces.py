@@ -45,8 +45,8 @@ def is_float(dtype: Any) -> bool:
 def native_array(value: Any, field: str) -> Any:
     """``value`` as a NumPy array (host memory) or a CuPy array (device memory), copied only where it must be.
 
-    torch tensors are detached; their bf16 arrives as ml_dtypes' bfloat16 on the host and as float32, which holds every
-    bf16 value, on the device. Raises ArgumentTypeError for anything that is no array.
+    torch tensors are detached. Raises ArgumentTypeError for anything that is no array, and for bf16 on a device where
+    this CuPy has none.
     """
     library = library_of(value)
     if isinstance(value, np.ndarray):
@@ -78,11 +78,17 @@ def upload(array: NDArray[Any]) -> Any:
 
     if array.dtype != BFLOAT16:
         return cupy.asarray(array)
-    bits = cupy.asarray(array.view(np.uint16))
+    return bfloat16_view(cupy.asarray(array.view(np.uint16)))
+
+
+def bfloat16_view(bits: Any) -> Any:
+    """A CuPy array of 16-bit integers as bf16. ArgumentTypeError where this CuPy has no bf16."""
     try:
         return bits.view(BFLOAT16)
     except (TypeError, ValueError) as error:
-        remedy = "install CuPy 14 or newer, or convert the weight to float16 scales"
+        import cupy
+
+        remedy = "install CuPy 14 or newer, or use float16"
         raise ArgumentTypeError("dtype", f"bfloat16 with CuPy {cupy.__version__}", "float16", remedy) from error
 
 
@@ -90,10 +96,9 @@ def _from_torch(tensor: Any, field: str) -> Any:
     import torch
 
     on_host = tensor.device.type == "cpu"
-    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack knows no bf16: carry its bits, or widen it on the device
-        if on_host:
-            return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
-        tensor = tensor.float()
+    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack knows no bf16: carry its bits
+        bits = tensor.view(torch.int16)
+        return bits.numpy().view(BFLOAT16) if on_host else bfloat16_view(_from_dlpack(bits, field))
     if not on_host:
         return _from_dlpack(tensor, field)
     try:

@@ -10,24 +10,42 @@ use.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16, ActivationType, activation_type
 from cudatma.errors import ArgumentTypeError, QuantizationError
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
-from cudatma.quantization.namespaces import is_float, namespace_of, native_array, on_device_of
+from cudatma.quantization.layout_v1 import (
+    BLOCK,
+    BLOCK_BYTES,
+    SYMMETRIC_ZERO,
+    blocks,
+    group_count,
+    order_channels,
+    pack_values,
+)
+from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
-from cudatma.quantization.packing import pack
 
 #: Shares of the full range that a clip search tries, the full range first, so that searching never makes a group worse.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Elements worked on at once, so that temporaries stay in the caches of a CPU, or small beside a GPU's memory.
-_HOST_CHUNK_ELEMS, _DEVICE_CHUNK_ELEMS = 1 << 21, 1 << 27
+#: Elements worked on at once: a CPU's caches hold them, and on a GPU a kernel's work outweighs its launch.
+_HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """group_rows: rows of K that share a scale. ratios: the shares of a group's range that are tried."""
+
+    group_rows: int
+    symmetric: bool
+    dtype: ActivationType
+    ratios: tuple[float, ...]
 
 
 def quantize(
@@ -68,86 +86,146 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
             raise ArgumentTypeError(name, repr(chosen), "True, False")
     xp = namespace_of(weight)
     depth, width = weight.shape
-    groups = group_count(depth, group_size)
-    ratios = CLIP_RATIOS if clip_search else CLIP_RATIOS[:1]
-    step = max(1, (_HOST_CHUNK_ELEMS if xp is np else _DEVICE_CHUNK_ELEMS) // depth)
-    scales = np.empty((groups, width), dtype=dtype.numpy)
-    zeros: NDArray[Any] | None = None if symmetric else np.empty((groups, width), dtype=np.uint8)
-    with on_device_of(weight):
-        q = xp.empty((depth, width), dtype=np.uint8)
-        for first in range(0, width, step):
-            columns = slice(first, min(first + step, width))
-            block = _grouped(weight[:, columns], group_size, first, xp)
-            scale, zero = _search(block, symmetric, ratios, dtype, first, xp)
-            levels = _levels(block, scale, zero, xp) + zero[:, None]
-            q[:, columns] = levels.reshape(-1, block.shape[2])[:depth].astype(np.uint8)
-            scales[:, columns] = _to_host(scale).astype(dtype.numpy)  # exact: the values were rounded already
-            if zeros is not None:
-                zeros[:, columns] = _to_host(zero).astype(np.uint8)
-    return pack(q, scales, zeros, group_size=group_size)
+    group_rows = blocks(depth) * BLOCK if group_size == -1 else group_size
+    scheme = _Scheme(group_rows, bool(symmetric), dtype, CLIP_RATIOS if clip_search else CLIP_RATIOS[:1])
+    k64, n64 = blocks(depth), blocks(width)
+    table = (group_count(depth, group_size), n64 * BLOCK)
+    with on_device_of(weight), np.errstate(over="ignore", invalid="ignore"):
+        qweight = xp.empty((n64, k64, BLOCK_BYTES), dtype=np.uint8)
+        scales = xp.zeros(table, dtype=np.float32)
+        zeros = xp.full(table, SYMMETRIC_ZERO, dtype=np.uint8)
+        fits = xp.ones(table, dtype=np.bool_)
+        for rows, columns in _tiles(depth, width, group_rows, xp):
+            block = _grouped(weight[rows, columns], group_rows, xp)
+            place = slice(rows.start // group_rows, rows.start // group_rows + len(block)), columns
+            scales[place], zero, fits[place] = _search(block, scheme, xp)
+            zeros[place] = zero
+            packed = _pack_tile(_levels(block, scales[place], zero, xp), rows.stop - rows.start, xp)
+            first_n, first_k = columns.start // BLOCK, rows.start // BLOCK
+            qweight[first_n : first_n + packed.shape[0], first_k : first_k + packed.shape[1]] = packed
+        if not bool(fits.all()):  # the only wait for a GPU before the weight is checked
+            _refuse(weight, fits, group_rows, dtype, xp)
+        return PackedWeight(
+            qweight=qweight.reshape(n64 * k64, BLOCK_BYTES),
+            scales=_narrowed(order_channels(scales), dtype, xp),
+            zeros=None if symmetric else order_channels(zeros),
+            perm=None,
+            shape=(depth, width),
+            group_size=group_size,
+            dtype=dtype.name,
+        )
 
 
-def _grouped(columns: Any, group_size: int, first: int, xp: Any) -> Any:
-    """(K, n) -> float32 (G, group, n), the last group padded with zeros, which change neither range nor error."""
-    finite = xp.isfinite(columns.astype(np.float32) if columns.dtype == BFLOAT16 else columns)
-    if not bool(finite.all()):
-        row, column = (int(i) for i in xp.argwhere(~finite)[0])
-        got = str(columns[row, column])
-        raise QuantizationError(f"weight[{row}, {first + column}]", got, "finite values", "repair the weight first")
-    depth, width = columns.shape
-    groups = group_count(depth, group_size)
-    size = depth if group_size == -1 else group_size
-    block = xp.zeros((groups * size, width), dtype=np.float32)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf and is refused with its group
-        block[:depth] = columns
-    return block.reshape(groups, size, width)
+def _tiles(depth: int, width: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of tiles made of whole groups and whole 64 x 64 blocks.
+
+    A tile is an eighth of the weight at most, where blocks allow it: its temporaries are smaller than the weight.
+    """
+    elems = min(_tile_elems(xp), depth * width // 8)
+    least_rows = max(group_rows, BLOCK)
+    column_step = min(max(1, elems // least_rows // BLOCK), blocks(width)) * BLOCK
+    row_step = least_rows * max(1, elems // (least_rows * column_step))
+    for row in range(0, depth, row_step):
+        for column in range(0, width, column_step):
+            yield slice(row, min(row + row_step, depth)), slice(column, min(column + column_step, width))
 
 
-def _search(
-    block: Any, symmetric: bool, ratios: tuple[float, ...], dtype: ActivationType, first: int, xp: Any
-) -> tuple[Any, Any]:
-    """Scale (float32 that the dtype holds exactly) and zero point (float32) of least squared error, each (G, n)."""
+def _tile_elems(xp: Any) -> int:
+    return _HOST_TILE_ELEMS if xp is np else _DEVICE_TILE_ELEMS
+
+
+def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
+    """(k, n) -> a float32 copy (G, group_rows, n), the last group padded with zeros, which change neither range nor
+    error.
+    """
+    rows, width = tile.shape
+    groups = -(-rows // group_rows)
+    block = xp.empty((groups * group_rows, width), dtype=np.float32)
+    block[:rows] = (
+        _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
+    )  # a float64 beyond float32 becomes inf and is refused with its group
+    block[rows:] = 0
+    return block.reshape(groups, group_rows, width)
+
+
+def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
+    """Integers 0..15 as float32 (G, group_rows, n), ``rows`` of them within K -> bytes (n64, k64, 2048).
+
+    Padding holds what dequantises to 0: below the rows of K the group's zero point, elsewhere 8.
+    """
+    width = levels.shape[2]
+    plain = levels.reshape(-1, width)[: blocks(rows) * BLOCK]
+    q = xp.full((blocks(rows) * BLOCK, blocks(width) * BLOCK), SYMMETRIC_ZERO, dtype=np.uint8)
+    q[: len(plain), :width] = plain
+    return pack_values(q).reshape(blocks(width), blocks(rows), BLOCK_BYTES)
+
+
+def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
+    """Scale (float32 that the dtype holds exactly) and zero point (float32) of least squared error, and whether all
+    that was tried fits the dtype, each (G, n).
+    """
     low, high = xp.minimum(block.min(axis=1), 0), xp.maximum(block.max(axis=1), 0)
-    scale, zero = _parameters(low, high, symmetric, dtype, first, xp)
-    if len(ratios) == 1:
-        return scale, zero
+    scale, zero, fits = _parameters(low, high, scheme, xp)
+    if len(scheme.ratios) == 1:
+        return scale, zero, fits
     best = _squared_error(block, scale, zero, xp)
-    for ratio in ratios[1:]:
-        tried = _parameters(low * np.float32(ratio), high * np.float32(ratio), symmetric, dtype, first, xp)
-        error = _squared_error(block, *tried, xp)
+    for ratio in scheme.ratios[1:]:
+        tried = _parameters(low * np.float32(ratio), high * np.float32(ratio), scheme, xp)
+        error = _squared_error(block, tried[0], tried[1], xp)
         better = error < best
         best = xp.where(better, error, best)
         scale, zero = xp.where(better, tried[0], scale), xp.where(better, tried[1], zero)
-    return scale, zero
+        fits &= tried[2]
+    return scale, zero, fits
 
 
-def _parameters(low: Any, high: Any, symmetric: bool, dtype: ActivationType, first: int, xp: Any) -> tuple[Any, Any]:
-    """Scale and zero point of ranges low <= 0 <= high, each (G, n). QuantizationError where the dtype overflows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if symmetric:
-            wanted = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
-        else:
-            wanted = high / np.float32(15) - low / np.float32(15)
-        scale = _rounded(wanted, dtype, xp)
-        # A range that the dtype rounds to nothing keeps its smallest step, so that what can be represented survives.
-        smallest = np.float32(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)
-        scale = xp.where((scale == 0) & (wanted != 0), xp.copysign(smallest, wanted), scale)
-        if symmetric:
-            zero = xp.full(scale.shape, SYMMETRIC_ZERO, dtype=np.float32)
-        else:
-            zero = xp.clip(xp.rint(-low / xp.where(scale == 0, np.float32(1), scale)), 0, 15)
-        reach = xp.maximum(zero, 15 - zero) * xp.abs(scale)
-    largest = float(ml_dtypes.finfo(dtype.numpy).max)
-    fits = reach <= largest  # False for NaN and inf as well
-    if not bool(fits.all()):
-        group, column = (int(i) for i in xp.argwhere(~fits)[0])
-        got = f"values from {float(low[group, column]):g} to {float(high[group, column]):g}"
-        allowed = f"dequantised values that {dtype.name} holds, up to {largest:g}"
-        remedy = (
-            "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
-        )
-        raise QuantizationError(f"weight[group {group}, channel {first + column}]", got, allowed, remedy)
-    return scale, zero
+def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
+    """Scale and zero point of ranges low <= 0 <= high, and whether the dtype holds what they give, each (G, n)."""
+    if scheme.symmetric:
+        wanted = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
+    else:
+        wanted = high / np.float32(15) - low / np.float32(15)
+    scale = _rounded(wanted, scheme.dtype, xp)
+    # A range that the dtype rounds to nothing keeps its smallest step, so that what can be represented survives.
+    smallest = np.float32(ml_dtypes.finfo(scheme.dtype.numpy).smallest_subnormal)
+    scale = xp.where((scale == 0) & (wanted != 0), xp.copysign(smallest, wanted), scale)
+    if scheme.symmetric:
+        zero = xp.full(scale.shape, SYMMETRIC_ZERO, dtype=np.float32)
+    else:
+        zero = xp.clip(xp.rint(-low / _divisor(scale, xp)), 0, 15)
+    reach = xp.maximum(zero, 15 - zero) * xp.abs(scale)
+    # low <= 0 <= high: their sum is finite where both are.
+    return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
+
+
+def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
+    """The QuantizationError of the first element that is not finite, else of the first group that does not fit."""
+    depth, width = weight.shape
+    step = max(1, _tile_elems(xp) // width)
+    for first in range(0, depth, step):
+        rows = weight[first : first + step]
+        finite = xp.isfinite(_float32(rows, xp) if rows.dtype == BFLOAT16 else rows)
+        if not bool(finite.all()):
+            row, column = (int(i) for i in xp.argwhere(~finite)[0])
+            got = str(rows[row, column])
+            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite values", "repair the weight first")
+    group, column = (int(i) for i in xp.argwhere(~fits)[0])
+    values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
+    got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
+    allowed = f"dequantised values that {dtype.name} holds, up to {_largest(dtype):g}"
+    remedy = "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
+    raise QuantizationError(f"weight[group {group}, channel {column}]", got, allowed, remedy)
+
+
+def _largest(dtype: ActivationType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).max)
+
+
+def _float32(values: Any, xp: Any) -> Any:
+    """``values`` as float32. bf16 on a GPU is widened by its bits, because not every CuPy has bf16."""
+    if xp is np or values.dtype != BFLOAT16:
+        return values.astype(np.float32, copy=False)
+    return (values.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
@@ -156,22 +234,34 @@ def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
         return values.astype(np.float16).astype(np.float32)
     if xp is np:
         return values.astype(dtype.numpy).astype(np.float32)
-    bits = xp.ascontiguousarray(values).view(np.uint32)  # on the bits, because not every CuPy has bf16
+    bits = xp.ascontiguousarray(values).view(np.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def _narrowed(values: Any, dtype: ActivationType, xp: Any) -> Any:
+    """float32 that fp16 or bf16 holds exactly, in that type."""
+    if xp is np or dtype.name == "float16":
+        return values.astype(dtype.numpy)
+    return bfloat16_view((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16))
+
+
+def _divisor(scale: Any, xp: Any) -> Any:
+    return xp.where(scale == 0, np.float32(1), scale)
+
+
 def _levels(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    """Integer levels relative to the zero point, -zero .. 15 - zero, as float32 (G, group, n)."""
-    steps = block / xp.where(scale == 0, np.float32(1), scale)[:, None]
-    return xp.clip(xp.rint(steps), -zero[:, None], 15 - zero[:, None])
+    """Integers 0..15 as float32 (G, group_rows, n)."""
+    steps = block / _divisor(scale, xp)[:, None]
+    xp.rint(steps, out=steps)
+    steps += zero[:, None]
+    return xp.clip(steps, 0, 15, out=steps)
 
 
 def _squared_error(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    error = _levels(block, scale, zero, xp) * scale[:, None] - block
-    return (error * error).sum(axis=1)
-
-
-def _to_host(array: Any) -> NDArray[Any]:
-    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
-    return host
+    error = _levels(block, scale, zero, xp)
+    error -= zero[:, None]
+    error *= scale[:, None]
+    error -= block
+    error *= error
+    return error.sum(axis=1)

@@ -32,12 +32,12 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It prints that its result is right, after 20 schedules without a hazard."""
+    """It prints that its result is right, after 20 schedules (of the largest step, 5) without a hazard."""
     monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
-    emulate = cudatma.Kernel.emulate
+    emulate, schedules = cudatma.Kernel.emulate, 5 if name == "s9_gemm.py" else 20
 
     def thoroughly(self: cudatma.Kernel, *args: Any, **options: Any) -> Any:
-        return emulate(self, *args, **{**options, "schedules": 20})
+        return emulate(self, *args, **{**options, "schedules": schedules})
 
     monkeypatch.setattr(cudatma.Kernel, "emulate", thoroughly)
     runpy.run_path(str(GUIDE / "steps" / name), run_name="__main__")

@@ -208,7 +208,9 @@ def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> 
 # ---- Feeds ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install 'cudatma[sass]'")
+@pytest.mark.skipif(
+    find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
+)
 def test_a_cell_of_feeds_holds_their_code() -> None:
     code = feeds.code_of(8192, 28672, 16, get_target("sm_90a"))
     assert set(code) == set(subjects.FEEDS)

@@ -27,6 +27,7 @@ from benchmarks import (
     marlin,
     ncu,
     operands,
+    quantize,
     read_floor,
     report,
 )
@@ -318,6 +319,7 @@ NAMES = {
     "marlin",
     "ncu",
     "plot",
+    "quantize",
     "read_floor",
 }
 
@@ -340,6 +342,15 @@ def test_without_a_card_the_reason_is_said(
         module.main([])
     assert ended.value.code == 2
     assert "no CUDA driver" in capsys.readouterr().err
+
+
+def test_quantizing_is_timed_and_its_memory_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "quantize.json"
+    assert quantize.main(["--k", "256", "--n", "192", "--libraries", "numpy", "--json", str(path)]) == 0
+    cells = json.loads(path.read_text())["cells"]
+    assert [cell["dtype"] for cell in cells] == list(quantize.TYPES)
+    assert all(cell["memory"] * (2 if cell["dtype"] == "float32" else 1) > 0.25 and cell["ms"] > 0 for cell in cells)
+    assert "| numpy, float16 |" in table_text("x", {"table": quantize.quantize_table(cells).as_json()})
 
 
 def test_calls_are_timed_without_the_drains() -> None:
@@ -521,7 +532,9 @@ def test_copies_of_a_stage() -> None:
     assert feed_code.copies_by_operand(spec_of("scales")) == pieces | {"scale": 1}
 
 
-@pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install 'cudatma[sass]'")
+@pytest.mark.skipif(
+    find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
+)
 def test_real_code_shows_what_tma_saves() -> None:
     target = get_target("sm_90a")
     tma, pieces = (feed_code.compile_and_analyse(spec_of(name), target) for name in ("tma", "cp_async"))

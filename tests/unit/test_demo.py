@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cudatma
+from cudatma import build
+from cudatma.errors import ArgumentError
 from tools import demo
 
 
@@ -18,10 +22,17 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MODEL_PACKAGE", "no_such_package_of_weights")
 
 
+@pytest.fixture
+def small_layer(no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = demo.load_layer()
+    layer = replace(whole, weight=np.ascontiguousarray(whole.weight[:128, :64]), bias=whole.bias[:64])
+    monkeypatch.setattr(demo, "load_layer", lambda: layer)
+
+
 def test_without_the_model_a_seeded_layer_takes_its_place(no_model: None) -> None:
     first, second = demo.load_layer(), demo.load_layer()
     assert first.weight.shape == (384, 1536)
-    assert "random" in first.origin
+    assert "random" in first.name
     assert np.array_equal(first.weight, second.weight)
 
 
@@ -55,30 +66,78 @@ def test_relative_error() -> None:
 
 
 def test_without_a_card_the_emulator_runs_the_kernel_and_draws_its_pipeline(
-    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     monkeypatch.setattr(demo, "selected_backend", lambda wanted: "emulator")
     monkeypatch.setattr(demo, "TOKENS", (3,))
+    monkeypatch.setattr(demo, "CHECKED", 3)
     assert demo.main(["--json", "--out", str(tmp_path / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["backend"] == "emulator"
     assert 0 < found["results"][0]["error"] <= demo.ERROR_LIMIT
     picture, trace = map(Path, found["pictures"])
     assert picture == tmp_path / "out" / "marlin_pipeline.svg"
-    assert "ring of stages" in picture.read_text()
+    assert "M = 3, N = 64, K = 128" in picture.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_the_gemm_that_ran_is_drawn_and_its_hazards_are_checked(
+    small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "TOKENS", (16,))
+    assert demo.main(["--backend", "emulator", "--json", "--out", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    checked = found["checked"]
+    assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (16, demo.SCHEDULES, [])
+    picture = Path(found["pictures"][0]).read_text()
+    assert "random layer, seed 0: M = 16, N = 64, K = 128" in picture
+    assert checked["kernel"] in picture
+
+
+def test_a_hazard_is_a_failure(
+    small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hazard = SimpleNamespace(kind="read_before_load", message="a tile is read too early")
+    report = SimpleNamespace(kernel="k", schedules=3, hazards=[hazard], is_clean=False)
+    monkeypatch.setattr(demo, "TOKENS", (16,))
+    monkeypatch.setattr(demo, "_gemm", lambda x, weight, bias, backend: x @ weight.dequantize(np.float32) + bias)
+    monkeypatch.setattr(demo, "check_and_draw", lambda *args: report)
+    assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 1
+    assert "read_before_load: a tile is read too early" in capsys.readouterr().out
+
+
+def test_the_folder_of_pictures_is_checked_before_anything_is_computed(
+    no_model: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cudatma, "quantize", lambda *args, **options: pytest.fail("quantized first"))
+    with pytest.raises(ArgumentError, match=r"--out: got .*file; allowed: a folder that can be written"):
+        demo.main(["--backend", "emulator", "--out", str(tmp_path / "file")])
+
+
+def test_what_compiling_takes_is_told_apart(small_layer: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def compiling(x: Any, weight: Any, bias: Any, backend: str) -> Any:
+        build.compile_seconds.append(2.5)
+        return x @ weight.dequantize(np.float32) + bias
+
+    monkeypatch.setattr(demo, "TOKENS", (1, 2))
+    monkeypatch.setattr(demo, "_gemm", compiling)
+    found = demo.run(demo.load_layer(), 128, "emulator", tmp_path, show=False)
+    assert [result["compiling"] for result in found["results"]] == [2500, 2500]
+
+
 def test_the_text_names_progress_errors_and_the_picture(
-    no_model: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(demo, "TOKENS", (1,))
+    monkeypatch.setattr(demo, "CHECKED", 1)
     assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "100%" in captured.err
     assert "relative error" in captured.out
-    assert str(tmp_path / "marlin_pipeline.svg") in captured.out.replace("\n", "")
+    assert "hazards  none (M = 1, 3 schedules" in captured.out
+    assert str(tmp_path / "marlin_pipeline.svg") in captured.out
 
 
 def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""docs/descriptors.md: its tables are the code's, its examples run, its pictures are there.
+"""docs/descriptors.md: its tables are the code's, its pictures are there.
 
 `python tests/unit/test_descriptor_docs.py` writes the tables between markers.
 """
@@ -61,14 +61,6 @@ def table() -> str:
 
 def test_the_table_is_the_codecs() -> None:
     assert table() in PAGE.read_text(encoding="utf-8"), f"docs/descriptors.md should have this table:\n{table()}"
-
-
-def test_the_examples_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        assert block.count("assert") >= 2
-        exec(compile(block, str(PAGE), "exec"), {})
 
 
 def differences() -> str:

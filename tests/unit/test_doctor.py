@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cudatma.emulator import EmulatorError
 from cudatma.errors import CompileError, DriverError
 from cudatma.target import Target
 from tools import checks as module
@@ -46,6 +47,9 @@ class Sound(Machine):
 
     def nvrtc_version(self) -> tuple[int, int]:
         return self._answer("nvrtc_version", (13, 0))
+
+    def emulate_probe(self) -> list[int]:
+        return self._answer("emulate_probe", list(range(32)))
 
     def compile_probe(self, target: Target) -> float:
         return self._answer(target.name, 0.02)
@@ -86,6 +90,8 @@ NO_DRIVER = DriverError("cuInit", None, "no CUDA driver on this machine")
         ({"cupy": ImportError("No module named 'cupy'")}, "CuPy", "warn", "cannot be imported"),
         ({"cuda.bindings.driver": ImportError("gone")}, "cuda-bindings", "fail", "nothing compiles"),
         ({"python": (3, 9, 1)}, "python", "fail", "3.9.1"),
+        ({"emulate_probe": [0] * 32}, "emulator", "fail", "wrong results"),
+        ({"emulate_probe": EmulatorError("no such form")}, "emulator", "fail", "no such form"),
         ({"cards": ValueError("surprise")}, "cards", "fail", "ValueError: surprise"),
     ],
 )
@@ -147,6 +153,29 @@ def test_missing_disassemblers_only_cost_the_sass(root: Path, monkeypatch: pytes
     assert doctor.abilities(found)["launch kernels"][0]
 
 
+def test_without_a_card_kernels_run_on_the_emulator(root: Path) -> None:
+    found = examine(Sound(cuda_version=NO_DRIVER, cards=NO_DRIVER), root)
+    able = doctor.abilities(found)
+    assert able["run kernels on the emulator"] == (True, "")
+    assert "emulator" in next(check.remedy for check in found if check.name == "driver")
+    broken = doctor.abilities(examine(Sound(emulate_probe=[1] * 32), root))
+    assert broken["run kernels on the emulator"] == (False, "emulator: a probe gave wrong results")
+
+
+def test_lines_are_not_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path that a terminal of 40 columns would have been given in pieces can be copied."""
+    root = tmp_path / ("long_name_" * 12)
+    monkeypatch.setattr(doctor, "Machine", Sound)
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(root))
+    monkeypatch.setenv("COLUMNS", "40")
+    assert doctor.main([]) == 0
+    printed = capsys.readouterr().out
+    assert str(root) in printed
+    assert "run kernels on the emulator" in printed
+
+
 def test_json_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +184,13 @@ def test_json_on_this_machine(
     status = doctor.main(["--json"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"] == (status == 0)
-    assert {check["name"] for check in printed["checks"]} >= {"python", "driver", "NVRTC", "cache", "templates"}
+    assert {check["name"] for check in printed["checks"]} >= {
+        "python",
+        "driver",
+        "NVRTC",
+        "emulator",
+        "cache",
+        "templates",
+    }
     assert all(check["remedy"] or check["status"] != "fail" for check in printed["checks"])
     assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0

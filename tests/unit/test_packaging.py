@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cudatma.errors import CUDA_PACKAGES
 from tools import readme_tables
 
 if sys.version_info >= (3, 11):
@@ -51,6 +52,27 @@ def test_every_package_is_listed() -> None:
     assert set(setuptools["packages"]) == inside | {"cudatma.ptx_templates", "cudatma.tools"}
     assert setuptools["package-dir"]["cudatma.tools"] == "tools"
     assert setuptools["package-dir"]["cudatma.ptx_templates"] == "ptx_templates"
+
+
+@pytest.mark.parametrize("cuda", [12, 13])
+def test_the_packages_that_errors_name_are_those_of_the_project(cuda: int) -> None:
+    assert shlex.split(CUDA_PACKAGES[cuda]) == PROJECT["project"]["optional-dependencies"][f"cuda{cuda}"]
+
+
+def test_nothing_tells_to_install_cudatma_from_an_index() -> None:
+    """It is not on one: what can be installed is a checkout or a wheel, and the packages that it needs."""
+    files = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").rglob("*.md")]
+    files += [
+        path for part in ("cudatma", "tools", "examples", "benchmarks", "tests") for path in (ROOT / part).rglob("*.py")
+    ]
+    asked = re.compile(r"cudatma\[(cuda|sass|dev|examples)|pip install [^.\n]*\bcudatma\b")
+    told = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if asked.search(line)
+    ]
+    assert [line for line in told if not line.startswith("tests/unit/test_packaging.py")] == []
 
 
 @pytest.mark.parametrize(("name", "cuda"), list(zip(CONSTRAINTS, ("cuda13", "cuda12"), strict=True)))
@@ -106,16 +128,3 @@ def test_the_readme_names_only_files_that_exist() -> None:
     links = {target for target in re.findall(r"\]\(([^)#:]+)\)", text) if not target.startswith("http")}
     assert links
     assert [target for target in sorted(links) if not (ROOT / target).exists()] == []
-
-
-def test_the_code_of_the_readme_is_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block parses; the one that compiles a kernel without a card does so."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    programs = [compile(block, f"README.md, block {i}", "exec") for i, block in enumerate(blocks)]
-    without_card = [program for program, block in zip(programs, blocks, strict=True) if "cupy" not in block]
-    assert without_card
-    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
-    for program in without_card:
-        names: dict[str, Any] = {}
-        exec(program, names)
-        assert "cp.async.bulk.tensor.2d" in names["kernel"].ptx

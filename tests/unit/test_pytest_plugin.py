@@ -123,19 +123,6 @@ def test_every_form_of_a_kernel_and_wrong_calls(files: pytest.Pytester) -> None:
     files.runpytest_inprocess("test_forms.py").assert_outcomes(passed=6)
 
 
-def test_the_page_shows_tests_that_run(files: pytest.Pytester) -> None:
-    """The Python and CUDA blocks of docs/testing_your_kernel.md, as they stand there."""
-    import re
-
-    page = (Path(__file__).resolve().parents[2] / "docs" / "testing_your_kernel.md").read_text()
-    (kernel,) = re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)
-    tests = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (files.path / "scale.cu").write_text(kernel)
-    files.makepyfile(test_page="\n".join(tests))
-    result = files.runpytest_inprocess("test_page.py")
-    result.assert_outcomes(passed=sum(block.count("def test_") for block in tests))
-
-
 def test_the_entry_point_has_the_modules_name() -> None:
     """pytest then knows that `-p cudatma.pytest_plugin` and the installed plugin are the same."""
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()

@@ -65,12 +65,25 @@ def test_a_weight_there_and_back(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(PackedWeight.load(tmp_path / "weight.safetensors").qweight, host.qweight)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_torch_tensors(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_torch_tensors(dtype: str, symmetric: bool) -> None:
     torch = pytest.importorskip("torch")
-    tensor = torch.from_numpy(dense()).to(getattr(torch, dtype))
-    same(quantize(tensor.cuda()), quantize(tensor))
-    same(quantize_linear(tensor.cuda().T), quantize(tensor))
+    tensor = torch.from_numpy(dense(2100, 4500)).to(getattr(torch, dtype))  # more than one tile
+    same(quantize(tensor.cuda(), symmetric=symmetric), quantize(tensor, symmetric=symmetric))
+    same(quantize_linear(tensor.cuda().T, symmetric=symmetric), quantize(tensor, symmetric=symmetric))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("group_size", [32, 128, -1])
+def test_quantizing_takes_at_most_twice_the_memory_of_the_weight(dtype: str, group_size: int) -> None:
+    cupy = pytest.importorskip("cupy")
+    weight = cupy.asarray(dense(4096, 4096).astype(dtype))
+    quantize(weight, group_size=group_size)  # loads the kernels of CuPy
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        packed = quantize(weight, group_size=group_size)
+        assert packed.nbytes <= pool.total_bytes() <= 2 * weight.nbytes  # a pool gives nothing back: at least the peak
 
 
 def test_what_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentTypeError, QuantizationError
-from cudatma.quantization import GROUP_SIZES, quantize, quantize_linear, unpack
+from cudatma.quantization import GROUP_SIZES, PackedWeight, pack, quantize, quantize_linear, rounding, unpack
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -152,13 +153,111 @@ def test_linear_weights_are_transposed() -> None:
     np.testing.assert_array_equal(packed.dequantize(), quantize(weight, group_size=32).dequantize())
 
 
-def test_columns_do_not_depend_on_their_neighbours() -> None:
-    """A weight is worked on in runs of columns: a wide one gives the same integers as its parts."""
-    weight = dense(256, 16500)
-    packed = unpack(quantize(weight))
-    part = unpack(quantize(weight[:, 8000:8400]))
-    np.testing.assert_array_equal(packed.q[:, 8000:8400], part.q)
-    np.testing.assert_array_equal(packed.scales[:, 8000:8400], part.scales)
+def plainly_packed(weight: Any, size: int, symmetric: bool, dtype: str, ratios: tuple[float, ...]) -> PackedWeight:
+    """quantize() as a formula over the whole weight at once, and pack() of its integers."""
+    depth, width = weight.shape
+    rows = depth if size == -1 else size
+    groups = -(-depth // rows)
+    block = np.zeros((groups * rows, width), np.float32)
+    block[:depth] = weight
+    block = block.reshape(groups, rows, width)
+    kind = BF16 if dtype == "bfloat16" else np.dtype(np.float16)
+    best = np.full((groups, width), np.inf, np.float32)
+    found = [np.zeros((groups, width), np.float32) for _ in range(2)]
+    for ratio in ratios:
+        low, high = (np.float32(ratio) * bound for bound in (block.min(1).clip(max=0), block.max(1).clip(min=0)))
+        wanted = np.where(high > -low, high, low) / np.float32(-8) if symmetric else high / 15 - low / 15
+        scale = wanted.astype(kind).astype(np.float32)
+        smallest = np.copysign(np.float32(ml_dtypes.finfo(kind).smallest_subnormal), wanted)
+        scale = np.where((scale == 0) & (wanted != 0), smallest, scale)
+        step = np.where(scale == 0, np.float32(1), scale)
+        zero = np.full_like(scale, 8) if symmetric else np.rint(-low / step).clip(0, 15)
+        levels = np.rint(block / step[:, None]).clip(-zero[:, None], 15 - zero[:, None])
+        error = ((levels * scale[:, None] - block) ** 2).sum(axis=1)
+        found = [np.where(error < best, new, old) for new, old in zip((scale, zero), found, strict=True)]
+        best = np.minimum(error, best)
+    scale, zero = found
+    steps = np.rint(block / np.where(scale == 0, np.float32(1), scale)[:, None])
+    q = (steps.clip(-zero[:, None], 15 - zero[:, None]) + zero[:, None]).reshape(-1, width)[:depth]
+    zeros = None if symmetric else zero.astype(np.uint8)
+    return pack(q.astype(np.uint8), scale.astype(kind), zeros, group_size=size)
+
+
+class _DeviceNumPy:
+    """NumPy under another name, which takes the path of a GPU's arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+@pytest.fixture(params=["host", "device"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of host arrays, and the one of device arrays, on NumPy."""
+    if request.param == "device":
+        monkeypatch.setattr(rounding, "namespace_of", lambda array: _DeviceNumPy())
+
+
+def assert_same_bytes(one: PackedWeight, other: PackedWeight) -> None:
+    for name in ("qweight", "scales", "zeros"):
+        found, wanted = getattr(one, name), getattr(other, name)
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("shape", [(1, 1), (33, 1), (65, 130), (130, 129), (288, 70), (257, 1025)])
+@pytest.mark.parametrize("size", [32, 64, 128, -1])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tiles_have_the_bytes_of_the_plain_formula(
+    shape: tuple[int, int], size: int, symmetric: bool, dtype: str
+) -> None:
+    weight = (np.random.default_rng(shape).standard_t(3, shape) * 0.02).astype(np.float32)
+    weight[:, shape[1] // 2] = 0
+    weight[: shape[0] // 3] *= np.float32(1e-6)
+    options: dict[str, Any] = {"symmetric": symmetric, "dtype": dtype}
+    for kind in (np.float32, np.float16, BF16, np.float64):
+        one = weight.astype(kind)
+        wanted = plainly_packed(one, size, symmetric, dtype, (1.0,))
+        assert_same_bytes(quantize(one, group_size=size, **options), wanted)
+        assert_same_bytes(quantize_linear(np.ascontiguousarray(one.T), group_size=size, **options), wanted)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("size", [32, -1])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_tiles_of_a_clip_search_have_the_bytes_of_the_plain_formula(size: int, symmetric: bool) -> None:
+    weight = np.random.default_rng(3).standard_t(3, (300, 70)).astype(np.float32)
+    wanted = plainly_packed(weight, size, symmetric, "float16", rounding.CLIP_RATIOS)
+    assert_same_bytes(quantize(weight, group_size=size, symmetric=symmetric, clip_search=True), wanted)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+@pytest.mark.parametrize("size", [32, -1])
+@pytest.mark.parametrize("search", [False, True])
+def test_quantizing_takes_at_most_twice_the_memory_of_the_weight(kind: Any, size: int, search: bool) -> None:
+    weight = dense(1024, 768, dtype=kind)
+    quantize(weight, group_size=size, clip_search=search)
+    tracemalloc.start()
+    try:
+        quantize(weight, group_size=size, clip_search=search)
+        assert tracemalloc.get_traced_memory()[1] <= 2 * weight.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("path")
+def test_what_is_wrong_is_found_in_every_tile() -> None:
+    weight = dense(700, 900)
+    weight[555, 650] = 1e6
+    with pytest.raises(QuantizationError, match=r"group 4, channel 650\]: got values from -0\.\d+ to 1e\+06"):
+        quantize(weight)
+    weight[666, 777] = np.nan
+    with pytest.raises(QuantizationError, match=r"weight\[666, 777\]: got nan"):
+        quantize(weight)
 
 
 class _Shared:

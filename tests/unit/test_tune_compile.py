@@ -199,7 +199,13 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     command = [sys.executable, "-m", "cudatma.cli", "tune", *COMPILE, "--jobs", "2"]
     environment = os.environ | {"CUDATMA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
     assert running.stderr is not None
     while not running.stderr.readline().startswith("into "):

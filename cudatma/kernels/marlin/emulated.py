@@ -97,17 +97,20 @@ def emulated_gemm(
     out: Rows,
     bias: ArrayInfo | None,
     *,
+    target: Target | None = None,
     dense_bytes: int = 0,
     batch_invariant: bool = False,
     schedules: int = 1,
+    **options: Any,
 ) -> Report:
     """Run the kernels for these operands, all on the host; out holds the result. The report is the last kernel's.
 
-    dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS. schedules: interleavings to try; the
-    first is in order, the second delays every completion as far as it can.
+    target: None is emulated_target(). dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS.
+    schedules: interleavings to try; the first is in order, the second delays every completion as far as it can.
+    options: of ``EmulatedModule.launch``, for the GEMM itself.
     Raises HazardError where a kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
     """
-    target = emulated_target()
+    target = emulated_target() if target is None else target
     if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
         return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape
@@ -126,6 +129,7 @@ def emulated_gemm(
         schedules=schedules,
         target=target,
         produced_by_previous=previous,
+        **options,
     )
 
 

@@ -49,11 +49,10 @@ class HostMistake:
     wrong: str
     right: str
     says: str
-    names: dict[str, Any]
 
     def try_it(self, mended: bool = False) -> str:
         try:
-            exec(self.right if mended else self.wrong, dict(self.names))
+            exec(self.right if mended else self.wrong, {})
         except CudaTmaError as error:
             return f"{type(error).__name__}: {error}"
         return ""

@@ -55,7 +55,7 @@ ENVIRONMENT = [
          lambda b: (b.without_card("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), gemm())),
     Case("a card before Hopper", TargetError, "device", "8.0", lambda b: target_for((8, 0))),
     Case("a card of tomorrow", TargetError, "device", "99.0", lambda b: target_for((99, 0))),
-    Case("no CuPy", DriverError, "PackedWeight.to_device", "cudatma[cuda13]",
+    Case("no CuPy", DriverError, "PackedWeight.to_device", "cupy-cuda13x",
          lambda b: (b.without_cupy(), host_weight().to_device())),
     Case("CuPy without a driver", DriverError, "PackedWeight.to_device", "InsufficientDriver",
          lambda b: (b.cupy_without_driver(), host_weight().to_device())),

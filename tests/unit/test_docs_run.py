@@ -1,0 +1,221 @@
+"""Every fenced block of README.md and docs/**/*.md runs as it stands: alone, in a folder of its own.
+
+The paragraph before a block says how:
+
+- "`name`:" or "`name`, beside it:" makes the block a file, which the page's other blocks find; `test_*.py` is run by
+  pytest.
+- "needs a GPU": where there is none, Python ends in an error of cudatma's, and a command's options are parsed only.
+- "takes minutes": a command's options are parsed only.
+
+Python before the word "Instead:" shows a mistake: it ends in an error of cudatma's. Blocks without a language show
+output.
+The fragments of kernels in docs/guide/mistakes.md are cut from files that tests/emulator/test_guide.py runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from cudatma import cli
+from cudatma.errors import CudaTmaError
+from cudatma.ptx_source import ptx_source
+from cudatma.target import detect
+from tools.emulate_launch import read_launch
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: Commands of a shell that are not cudatma's to check.
+FOREIGN = ("cp", "export", "pip")
+
+
+@dataclass(frozen=True)
+class Block:
+    """before, after: the text around it, up to the next blank line. file: what the page calls it, or ""."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    before: str
+    after: str
+
+    @property
+    def file(self) -> str:
+        named = re.fullmatch(r"`([\w.]+)`(?:, beside it)?:", self.before)
+        return named[1] if named else ""
+
+    @property
+    def needs_gpu(self) -> bool:
+        return "needs a GPU" in self.before
+
+    @property
+    def takes_minutes(self) -> bool:
+        return "takes minutes" in self.before
+
+
+def blocks_of(path: Path) -> list[Block]:
+    text, found = path.read_text(encoding="utf-8"), []
+    for block in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        before = text[: block.start()].rstrip().rpartition("\n\n")[2]
+        after = text[block.end() :].lstrip().partition("\n\n")[0]
+        line = text.count("\n", 0, block.start()) + 1
+        page = path.relative_to(ROOT).as_posix()
+        found.append(Block(page, line, block[1], block[2], " ".join(before.split()), after))
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def of_language(*languages: str) -> Callable[[Any], Any]:
+    chosen = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize("block", [pytest.param(b, id=f"{b.page}:{b.line}") for b in chosen])
+
+
+@pytest.fixture
+def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the page's files."""
+    for other in BLOCKS:
+        if other.page == block.page and other.file:
+            (tmp_path / other.file).write_text(other.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
+    return tmp_path
+
+
+def has_gpu() -> bool:
+    try:
+        detect()
+    except (CudaTmaError, ImportError):
+        return False
+    return True
+
+
+def execute(code: str, name: str) -> None:
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+def test_every_language_is_run() -> None:
+    assert {block.language for block in BLOCKS} == {"", "cuda", "json", "python", "sh", "toml"}
+
+
+def test_the_first_python_of_the_readme_needs_numpy_alone() -> None:
+    first = next(block for block in BLOCKS if block.page == "README.md" and block.language == "python")
+    assert set(re.findall(r"^(?:import|from) (\w+)", first.text, re.MULTILINE)) == {"cudatma", "numpy"}
+    assert not first.needs_gpu
+
+
+@of_language("python")
+@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+def test_python(block: Block, folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    if block.file.startswith("test_"):
+        result = pytester.runpytest_inprocess(
+            "-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider", folder / block.file
+        )
+        result.assert_outcomes(passed=block.text.count("\ndef test_"))
+        return
+    monkeypatch.chdir(folder)  # pytester has a folder of its own
+    name = f"{block.page}:{block.line}"
+    if block.after == "Instead:" or (block.needs_gpu and not has_gpu()):
+        with pytest.raises(CudaTmaError):
+            execute(block.text, name)
+        return
+    if block.needs_gpu and "import torch" in block.text:
+        pytest.importorskip("torch")
+    execute(block.text, name)
+
+
+@of_language("sh")
+@pytest.mark.usefixtures("folder")
+def test_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = commands_of(block.text)
+    assert commands
+    for words in commands:
+        run_command(words, block.needs_gpu or block.takes_minutes, monkeypatch)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The words of each command; one may go over several lines."""
+    found: list[list[str]] = []
+    pending = ""
+    for line in text.splitlines():
+        pending += line
+        if pending.endswith("\\"):
+            pending = pending[:-1]
+            continue
+        try:
+            words = shlex.split(pending, comments=True)
+        except ValueError:  # a quotation goes on
+            pending += "\n"
+            continue
+        for part in " ".join(map(shlex.quote, words)).split(" '&&' "):
+            found += [shlex.split(part)] if part else []
+        pending = ""
+    assert not pending, f"unfinished: {pending}"
+    return found
+
+
+def run_command(words: list[str], parse_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, arguments = Path(words[0]).name, words[1:]
+    if name == "cudatma" and parse_only:
+        benchmark = arguments[0] == "bench" and not arguments[1].startswith("-")
+        module = f"benchmarks.{arguments.pop(1)}" if benchmark else f"cudatma.tools.{cli.COMMANDS[arguments[0]][0]}"
+        check_options(module, arguments[1:], monkeypatch)
+    elif name == "cudatma":
+        assert cli.main(arguments) == 0, shlex.join(words)
+    elif name == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(f"\n{target}:" in makefile for target in arguments if "=" not in target)
+    elif name in ("python", "python3") and arguments[0] == "-c":
+        execute(arguments[1], "-c")
+    elif name in ("python", "python3") and arguments[0] != "-m":
+        script = ROOT / arguments[0]
+        assert script.is_file()
+        if script.parent.name == "benchmarks":
+            check_options(f"benchmarks.{script.stem}", arguments[1:], monkeypatch)
+    elif name == "pytest":
+        assert all((ROOT / path).exists() for path in arguments if not path.startswith("-"))
+    else:
+        assert name in (*FOREIGN, "python3"), f"nothing is known of {name}"
+
+
+def check_options(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That main() of a tool takes these arguments, without doing what they say."""
+    parse = argparse.ArgumentParser.parse_args
+
+    class Parsed(Exception):  # noqa: N818
+        pass
+
+    def parse_alone(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> NoReturn:
+        parse(self, args, namespace)
+        raise Parsed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
+        with pytest.raises(Parsed):
+            importlib.import_module(module).main(arguments)
+
+
+@of_language("cuda", "json", "toml")
+def test_files(block: Block, folder: Path) -> None:
+    if block.language == "json":
+        assert json.loads(block.text)
+    elif block.language == "toml":
+        if sys.version_info < (3, 11):
+            pytest.skip("Python 3.10 reads no TOML")
+        assert read_launch(folder / block.file).arrays
+    elif block.page != "docs/guide/mistakes.md":
+        assert ".entry" in ptx_source(folder / block.file).ptx
