@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+#: What a CompileError shows of a log that names no line.
+_LOG_LINES = 12
+
 
 class CudaTmaError(Exception):
     """Base of all errors raised by cudatma."""
@@ -67,16 +70,22 @@ class TemplateError(CudaTmaError, ValueError):
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC refused the source. Shows the log and the numbered source; ``folder`` keeps the artifacts."""
+    """NVRTC refused the source.
 
-    def __init__(self, message: str, log: str = "", source: str = "", folder: str | None = None) -> None:
+    Shows the first error with the lines around it, and the folder of the artifacts. Attributes: ``log`` and ``source``,
+    both whole, ``excerpt`` (what is shown of them), ``folder`` (None where nothing was kept).
+    """
+
+    def __init__(
+        self, message: str, log: str = "", source: str = "", folder: str | None = None, excerpt: str = ""
+    ) -> None:
         self.message, self.log, self.source, self.folder = message, log, source, folder
-        numbered = "\n".join(f"{i:5d} | {line}" for i, line in enumerate(source.splitlines(), 1))
-        parts = [message, log.strip(), numbered, f"artifacts: {folder}" if folder else ""]
+        self.excerpt = excerpt or "\n".join(log.strip().splitlines()[:_LOG_LINES])
+        parts = [message, self.excerpt, f"artifacts: {folder}" if folder else ""]
         super().__init__("\n".join(part for part in parts if part))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message, self.log, self.source, self.folder))
+        return (type(self), (self.message, self.log, self.source, self.folder, self.excerpt))
 
 
 class LaunchError(FieldError, RuntimeError):

@@ -33,7 +33,7 @@ from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.quantization.packed import LAYOUT_VERSION
-from cudatma.render import template_files, template_fingerprint
+from cudatma.render import template_texts
 from cudatma.target import Target
 
 SCHEMA = 1
@@ -109,15 +109,16 @@ def _card_part(key: Mapping[str, Any]) -> tuple[Any, ...]:
 @lru_cache(maxsize=1)
 def templates_digest() -> str:
     """12 hexadecimal digits over all that the kernels' sources are made of, comment lines left out, and what only
-    ``debug=True`` renders. Raises CacheError: for files that did not change it is remembered."""
-    return str(remembered({"digest of the Marlin templates, 1": template_fingerprint()}, _templates_digest))
+    ``debug=True`` renders. Raises CacheError: for files that hold the same it is remembered."""
+    texts = template_texts(*(kernel.template for kernel in _KERNELS.values()))
+    content = hashlib.sha256(b"\0".join(texts.values())).hexdigest()
+    return str(remembered({"digest of the Marlin templates, 2": content}, lambda: _templates_digest(texts)))
 
 
-def _templates_digest() -> str:
+def _templates_digest(texts: Mapping[str, bytes]) -> str:
     total = hashlib.sha256()
-    files = {path for kernel in _KERNELS.values() for path in template_files(kernel.template)}
-    for path in sorted(path for path in files if not path.name.startswith(_ONLY_DEBUG)):
-        lines = map(str.strip, path.read_text(encoding="utf-8").splitlines())
+    for name in sorted(name for name in texts if not name.rpartition("/")[2].startswith(_ONLY_DEBUG)):
+        lines = map(str.strip, texts[name].decode("utf-8").splitlines())
         kept = (line for line in lines if line and (line.startswith("//%") or not line.startswith("//")))
         total.update("".join(f"{line}\n" for line in kept).encode())
     return total.hexdigest()[:12]
