@@ -6,8 +6,10 @@ ValueError, TypeError or RuntimeError, so that code which knows nothing of cudat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+_Error = TypeVar("_Error", bound="FieldError")
 
 #: What a CompileError shows of a log that names no line.
 _LOG_LINES = 12
@@ -39,6 +41,10 @@ class FieldError(CudaTmaError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
+
+    def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
+        """The same error of the field as its caller knows it: ``names[field]``, where there is one."""
+        return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
 
 
 class ArgumentError(FieldError, ValueError):
