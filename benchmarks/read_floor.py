@@ -157,7 +157,7 @@ class FloorBench:
 
         self.device = current_device()
         self.multiprocessors = device(self.device).multiprocessors
-        self.kernel = cudatma.compile(SOURCE)
+        self.kernel = cudatma.compile(SOURCE, template=True)
         self.kernel.load(self.device)
         size = (copies_for(largest_bytes) + 1) * largest_bytes
         self.pool: Any = filled(cupy, (size,), random_words(cupy, 1 << 22, 7).view(cupy.uint8))

@@ -35,7 +35,7 @@ from cudatma.errors import (
 )
 from cudatma.launch import Kernel
 from cudatma.ptxas_log import performance_losses
-from cudatma.render import render, template_files, template_fingerprint
+from cudatma.render import is_like_template, render, template_texts
 from cudatma.signature import entries
 from cudatma.target import TARGETS, Target, detect, get_target
 
@@ -43,7 +43,7 @@ TARGET_VARIABLE = "CUDATMA_TARGET"
 DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _EMULATED_TARGET = "sm_90a"
 _SCHEMA = 1
-_TEMPLATE_SUFFIX = ".j2"
+TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
 _COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target")
 
@@ -51,7 +51,7 @@ _COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target")
 @dataclass(frozen=True, slots=True)
 class _Order:
     """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one.
-    smem_layout: what the spec says of it."""
+    smem_layout: what the spec says of it. is_plain: whether the source is a caller's text that nothing rendered."""
 
     facts: dict[str, Any]
     source: Callable[[], str]
@@ -59,6 +59,7 @@ class _Order:
     entry: str | None
     options: tuple[str, ...]
     smem_layout: tuple[tuple[str, int, int], ...] = ()
+    is_plain: bool = False
 
 
 #: Of each compilation in this process.
@@ -143,14 +144,17 @@ def compile(
     target: str | Target | None = None,
     *,
     entry: str | None = None,
+    template: bool = False,
     options: Sequence[str] = (),
     debug: bool | None = None,
 ) -> Kernel:
     """Compile a kernel of your own, or find it in the cache.
 
     source_or_template: CUDA C++ text, or what ends in ".j2": the name of one of cudatma's templates or the path of
-    yours. Both are rendered, so ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and
-    ``${ spec.x }`` prints a field. spec: a frozen dataclass, or None.
+    yours. spec: a frozen dataclass, or None.
+    template: whether the text is a template, as what ends in ".j2" always is: it is rendered first, so that
+    ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and ``${ spec.x }`` prints a field. Other text
+    is compiled as it is. Errors and hazards have the line numbers of your text either way.
     target: $CUDATMA_TARGET, else the card at hand, unless named.
     entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
     options: more NVRTC options.
@@ -162,24 +166,28 @@ def compile(
     """
     if not isinstance(source_or_template, str):
         raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
+    if not isinstance(template, bool):
+        raise ArgumentTypeError("template", type(template).__name__, "bool")
     debug = wants_debug(debug)
     chosen = default_target() if target is None else get_target(target)
     compile_flags(chosen, options)
     name = getattr(spec, "entry", None) if entry is None else entry
-    text = source_or_template
-    if text.endswith(_TEMPLATE_SUFFIX) and "\n" not in text:
+    text, file = source_or_template, "kernel.cu"
+    if text.endswith(TEMPLATE_SUFFIX) and "\n" not in text:
         try:
             return _have(_from_template(text, spec, chosen, name, tuple(options), debug))
         except TemplateError:
             if not Path(text).is_file():
                 raise
+            file, template = Path(text).name.removesuffix(TEMPLATE_SUFFIX), True
             text = Path(text).read_text(encoding="utf-8")
     elif text.endswith((".cu", ".cuh")) and "\n" not in text:
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
-    rendered = render(text, spec, chosen, is_source=True, debug=debug)
+    if template:
+        text = render(text, spec, chosen, is_source=True, name=file, debug=debug)
     layout = _smem_layout(spec)
-    return _have(_Order({"source": rendered}, lambda: rendered, chosen, name, tuple(options), layout))
+    return _have(_Order({"source": text}, lambda: text, chosen, name, tuple(options), layout, not template))
 
 
 def default_target() -> Target:
@@ -228,14 +236,12 @@ def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
 
 
 def _file_digests(template: str) -> list[str]:
-    """Of all that it can include. Remembered for files that did not change: to read them costs half of a warm load."""
-    facts = {"files of": template, "templates": template_fingerprint()}
-    found: list[str] = remembered(facts, lambda: [_file_digest(path) for path in template_files(template)])
-    return found
+    """Of all that it can include, as the files are now."""
+    return [_digest(text) for text in template_texts(template).values()]
 
 
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @lru_cache(maxsize=64)
@@ -248,7 +254,7 @@ def _code_digests(spec_module: str) -> list[str]:
     own = getattr(sys.modules.get(spec_module), "__file__", None)
     if own is not None:
         files |= set(Path(own).parent.glob("*.py")) if spec_module.startswith("cudatma.") else {Path(own)}
-    return sorted(_file_digest(path) for path in files if path.is_file())
+    return sorted(_digest(path.read_bytes()) for path in files if path.is_file())
 
 
 def _have(order: _Order) -> Kernel:
@@ -322,9 +328,10 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
     """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
     source = order.source()
-    made = compile_source(
-        source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
-    )
+    with hinting_at_template(source, not order.is_plain):
+        made = compile_source(
+            source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
+        )
     compile_seconds.append(made.seconds)
     losses = performance_losses(made.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
@@ -341,6 +348,21 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
         "log.txt": made.log.encode(),
         "spec.json": json.dumps(canonical(record), indent=1).encode(),
     }
+
+
+@contextmanager
+def hinting_at_template(text: str, is_template: bool) -> Iterator[None]:
+    """A CompileError inside of it says first that the text may be meant as a template, where it looks like one."""
+    try:
+        yield
+    except CompileError as error:
+        if is_template or not is_like_template(text):
+            raise
+        hint = (
+            'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
+        )
+        hint += f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
+        raise CompileError(f"{hint}\n{error.message}", error.log, error.source, error.folder, error.excerpt) from None
 
 
 def _choose_entry(ptx: str, named: str | None) -> str:

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
+import stat
 import tempfile
 import time
 import warnings
@@ -132,9 +135,9 @@ def size_limit_bytes() -> int:
 class Cache:
     """The artifact folder at ``root`` (default_root() unless given).
 
-    Raises CacheError for a folder that belongs to another user or that others may write to: what lies in it is loaded
-    onto the GPU. A folder that cannot be made or written is replaced by memory, with one RuntimeWarning; ``folder`` is
-    None then.
+    Raises CacheError for a folder that belongs to another user or that others may write to, and for one below such a
+    folder: what lies in it is loaded onto the GPU. A folder that cannot be made or written is replaced by memory, with
+    one RuntimeWarning; ``folder`` is None then.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -143,8 +146,12 @@ class Cache:
         self._memory: dict[str, Artifact] = {}
         self.folder: Path | None = self.root
         try:
+            for part in (*reversed(self.root.parents), self.root, *(self.root / name for name in _ROOMS)):
+                if not part.is_dir():
+                    part.mkdir(mode=0o700, exist_ok=True)
+            for part in _holders(self.root):
+                _require_safe(part, self.root)
             for part in (self.root, *(self.root / name for name in _ROOMS)):
-                part.mkdir(mode=0o700, parents=part == self.root, exist_ok=True)
                 _require_private(part)
             tempfile.TemporaryFile(dir=self.root / "tmp").close()
         except OSError as error:
@@ -284,14 +291,56 @@ class Cache:
                 total -= size
 
 
+_REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
+
+
+def _holders(path: Path) -> Iterator[Path]:
+    """Every folder in which somebody could put another folder in the place of ``path``: its parents, and where one of
+    them or ``path`` is a symbolic link, those of what it points to."""
+    waiting, seen = [path.absolute()], set[Path]()
+    while waiting:
+        parts = waiting.pop()
+        for part in (parts, *parts.parents):
+            if part in seen:
+                continue
+            seen.add(part)
+            if part != parts:
+                yield part
+            if part.is_symlink():
+                waiting.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
+
+
+def _require_safe(folder: Path, root: Path) -> None:
+    """Owner root or this user; nobody else writes to it, or at least (sticky, as /tmp) to what belongs to others."""
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        owner = f"{folder}, in which {root} lies, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
+        raise CacheError(f"{owner}; {_REMEDY}")
+    is_open = status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))
+    if is_open and not status.st_mode & stat.S_ISVTX:
+        mode = f"{status.st_mode & 0o7777:04o}"
+        raise CacheError(
+            f"{folder}, in which {root} lies, can be written by others (mode {mode}); chmod go-w it, or {_REMEDY}"
+        )
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has one member, this user: what distributions that set the umask to 002 give everybody."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
+
+
 def _require_private(folder: Path) -> None:
     status = folder.stat()
-    remedy = f"set {DIRECTORY_VARIABLE} to a folder of your own"
     if status.st_uid != os.geteuid():
-        raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {remedy}")
+        raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {_REMEDY}")
     if status.st_mode & 0o022:
         mode = f"{status.st_mode & 0o777:04o}"
-        raise CacheError(f"{folder} can be written by others (mode {mode}); chmod 700 it, or {remedy}")
+        raise CacheError(f"{folder} can be written by others (mode {mode}); chmod 700 it, or {_REMEDY}")
 
 
 def _check_names(files: Mapping[str, bytes]) -> None:

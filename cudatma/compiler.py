@@ -7,6 +7,7 @@ no PTX compiler of its own. Source: NVRTC documentation, "Supported Compile Opti
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError, check
 from cudatma.ptxas_log import log_warnings
+from cudatma.source_lines import excerpt
 from cudatma.target import Target
 
 #: PTX ISA version -> the CUDA release whose NVRTC first writes it [PTX ISA, "Release Notes"].
@@ -42,6 +44,7 @@ _REFUSED_OPTIONS = (
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 #: NVRTC turns a relative name into a path of the working directory and writes it into the PTX; "/" keeps it out.
 _NAME_PREFIX = "/"
+_PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +154,8 @@ def compile_source(
 
     source: CUDA C++ text with no #include. name: what errors call the source. options: more NVRTC options.
     keep: on failure it gets the artifacts by file name (source, log, PTX if there is one) and says which folder holds
-    them. Raises TargetError where this NVRTC does not know the target, CompileError with log and numbered source where
-    it refuses the text, DriverError without NVRTC.
+    them. Raises TargetError where this NVRTC does not know the target, CompileError where it refuses the text,
+    DriverError without NVRTC.
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
@@ -161,13 +164,15 @@ def compile_source(
     flags = compile_flags(target, options)
     began = time.perf_counter()
     code, log, ptx, cubin = _run(_nvrtc(), source, _NAME_PREFIX + name, flags)
-    log = log.replace(_NAME_PREFIX + name, name)
+    # The name itself, and those of #line directives (render.line_name).
+    log = _PREFIXED_PLACE.sub("", log.replace(_NAME_PREFIX + name, name))
     if int(code) != 0 or not cubin:
         kept = None
         if keep is not None:
             kept = keep({"kernel.cu": source.encode(), "kernel.ptx": ptx.encode(), "log.txt": log.encode()})
         message = f"NVRTC {version[0]}.{version[1]} refused {name} for {target.name} ({getattr(code, 'name', code)})"
-        raise CompileError(message, log, source, None if kept is None else str(kept))
+        shown = excerpt(log, source, name, ptx)
+        raise CompileError(message, log, source, None if kept is None else str(kept), shown)
     return Compiled(ptx, cubin, log, version, time.perf_counter() - began)
 
 

@@ -72,14 +72,14 @@ TMA_TYPES: dict[str, TmaType] = {
 }
 
 #: NumPy dtypes that TMA has no type of its own for, and the unsigned type of the same width that carries their bits.
-_CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16", "complex64": "uint64"}
+_CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16"}
 _BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
 
 
 def tma_type(dtype: object) -> TmaType:
     """The TmaType for a name (``"tfloat32"``), a TmaType or anything NumPy takes as a dtype (bf16 through ml_dtypes).
 
-    int8, bool, int16 and complex64 are carried as unsigned integers of their width. Raises DescriptorError otherwise.
+    int8, bool and int16 are carried as unsigned integers of their width. Raises DescriptorError otherwise.
     """
     if isinstance(dtype, TmaType):
         return dtype
@@ -94,7 +94,10 @@ def tma_type(dtype: object) -> TmaType:
             return _BY_NUMPY[found]
         if found.name in _CARRIED:
             return TMA_TYPES[_CARRIED[found.name]]
-    raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), "convert the array, or describe it as uint8")
+    remedy = "convert the array, or describe it as uint8"
+    if found == np.complex64:
+        remedy = 'dtype="uint64" copies its bits; TMA has no complex type'
+    raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,13 @@ ValueError, TypeError or RuntimeError, so that code which knows nothing of cudat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+_Error = TypeVar("_Error", bound="FieldError")
+
+#: What a CompileError shows of a log that names no line.
+_LOG_LINES = 12
 
 #: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
 CUDA_PACKAGES = {
@@ -44,6 +49,10 @@ class FieldError(CudaTmaError):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
 
+    def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
+        """The same error of the field as its caller knows it: ``names[field]``, where there is one."""
+        return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
+
 
 class ArgumentError(FieldError, ValueError):
     """A wrong value in a call: shape, pitch, alignment, range, device, overlap."""
@@ -74,16 +83,22 @@ class TemplateError(CudaTmaError, ValueError):
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC refused the source. Shows the log and the numbered source; ``folder`` keeps the artifacts."""
+    """NVRTC refused the source.
 
-    def __init__(self, message: str, log: str = "", source: str = "", folder: str | None = None) -> None:
+    Shows the first error with the lines around it, and the folder of the artifacts. Attributes: ``log`` and ``source``,
+    both whole, ``excerpt`` (what is shown of them), ``folder`` (None where nothing was kept).
+    """
+
+    def __init__(
+        self, message: str, log: str = "", source: str = "", folder: str | None = None, excerpt: str = ""
+    ) -> None:
         self.message, self.log, self.source, self.folder = message, log, source, folder
-        numbered = "\n".join(f"{i:5d} | {line}" for i, line in enumerate(source.splitlines(), 1))
-        parts = [message, log.strip(), numbered, f"artifacts: {folder}" if folder else ""]
+        self.excerpt = excerpt or "\n".join(log.strip().splitlines()[:_LOG_LINES])
+        parts = [message, self.excerpt, f"artifacts: {folder}" if folder else ""]
         super().__init__("\n".join(part for part in parts if part))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message, self.log, self.source, self.folder))
+        return (type(self), (self.message, self.log, self.source, self.folder, self.excerpt))
 
 
 class LaunchError(FieldError, RuntimeError):

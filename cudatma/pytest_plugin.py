@@ -61,6 +61,7 @@ class Emulate:
         seed: int | None = None,
         target: Any = None,
         hazards: str = "fail",
+        template: bool = False,
         options: Sequence[str] = (),
         trace: Trace | None = None,
         **more: Any,
@@ -71,6 +72,7 @@ class Emulate:
         cudatma.Kernel, or an emulator module. args: NumPy arrays, numbers, tensor maps. entry, grid, block, cluster,
         shared_bytes, target, and ``more`` (arrays, step_limit, ...): as in ``EmulatedModule.launch``.
         schedules, seed: the command line goes before the test, which goes before 10 and 0. options: for NVRTC.
+        template: whether CUDA text is a template, as a .j2 file always is, see cudatma.compile().
         hazards: "fail" fails the test with a list of what was found; "collect" leaves it to the test, in the report.
         trace: filled; by default one is made where --emulator-trace asks for it.
 
@@ -80,7 +82,7 @@ class Emulate:
 
         if hazards not in ("fail", "collect"):
             raise ArgumentError("hazards", hazards, "fail, collect")
-        module, source = self._load(kernel, entry, target, options)
+        module, source = self._load(kernel, entry, target, template, options)
         self._launches += 1
         trace = trace or self._trace()
         report = module.launch(
@@ -108,7 +110,7 @@ class Emulate:
         return next(number for number in numbers if number is not None)
 
     def _load(
-        self, kernel: Any, entry: str | None, target: Any, options: Sequence[str]
+        self, kernel: Any, entry: str | None, target: Any, template: bool, options: Sequence[str]
     ) -> tuple[EmulatedModule, PtxSource]:
         from cudatma.emulator import EmulatedModule, load
         from cudatma.ptx_source import PtxSource, ptx_source
@@ -117,7 +119,7 @@ class Emulate:
             return kernel, PtxSource("", entry or "")
         if isinstance(kernel, str | Path) and "\n" not in str(kernel) and (self._folder / kernel).is_file():
             kernel = self._folder / kernel
-        source = ptx_source(kernel, entry=entry, target=target, options=options)
+        source = ptx_source(kernel, entry=entry, target=target, template=template, options=options)
         return load(source.ptx), source
 
     # ---- when something is wrong

@@ -7,18 +7,18 @@ Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so th
     //# why                                         a note that does not reach the output
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
-An include names its file in quotes and renders once an output: whoever needs a primitive includes it, and the second
-include of the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is
-an error, and the filters that would hide or scramble values (`default`, `random`) are not there.
+The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. An include
+names its file in quotes and renders once an output: whoever needs a primitive includes it, and the second include of
+the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is an error,
+and the filters that would hide or scramble values (`default`, `random`) are not there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -32,6 +32,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
@@ -42,8 +43,13 @@ _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
 
 #: include, import, from .. import and extends, as a line statement or a block; the names are literals, see IncludeOnce.
+#: It begins with a literal character, which lets re skip most of a file.
 _REFERENCE = re.compile(
-    r"""(?:^[ \t]*//%|/\*%)[-+]?[ \t]*(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1""", re.MULTILINE
+    r"""/[/*]%[-+]?[ \t]*(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1""",
+)
+#: What no CUDA text has and a template often does.
+_TEMPLATE_SYNTAX = re.compile(
+    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|set|if|for|macro)\b|\$\{|/\*%", re.MULTILINE
 )
 
 #: Files that the running render() has included so far.
@@ -80,6 +86,66 @@ class IncludeOnce(Extension):
         return not known
 
 
+class LineDirectives(Extension):
+    """#line directives wherever the output's lines stop following the template's, so that the compiler, and with it
+    PTX, hazards and hang reports, counts lines as the file that somebody wrote does.
+
+    A macro's body has none: it may be printed in the middle of a line.
+    """
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        name = line_name(stream.name or _SOURCE_NAME)
+        is_lost, at_line_start, expected = False, True, 1
+        statement: list[str] = []
+        bodies = 0
+        yield Token(1, "data", f'\n#line 1 "{name}"\n')
+        for token in stream:
+            if token.type == "data":
+                is_lost = is_lost or token.lineno != expected
+                expected = token.lineno + token.value.count("\n")
+                if is_lost and not bodies:
+                    value, is_lost = _with_line(token.value, token.lineno, name, at_line_start)
+                    token = Token(token.lineno, "data", value)
+                at_line_start = token.value.endswith("\n")
+            elif token.type in ("block_begin", "variable_begin"):
+                statement = []
+            elif token.type == "block_end":
+                bodies += _opens_body(statement)
+                is_lost, at_line_start = True, "\n" in token.value
+            elif token.type == "variable_end":
+                is_lost, at_line_start = is_lost or "(" in statement, False
+                expected = token.lineno
+            else:
+                statement.append(str(token.value))
+            yield token
+
+
+def _opens_body(statement: list[str]) -> int:
+    """1 for a statement that captures what follows it, -1 for one that ends that, else 0."""
+    if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
+        return 1
+    return -int(statement[0] in ("endmacro", "endcall", "endfilter", "endset"))
+
+
+def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[str, bool]:
+    """A text that begins at a template's line, with a directive at its first start of a line; whether it has none."""
+    if at_line_start:
+        return f'#line {number} "{name}"\n{text}', False
+    end = text.find("\n")
+    while text[:end].endswith("\\"):  # a directive would end what the backslash goes on with
+        end = text.find("\n", end + 1)
+    if end < 0:
+        return text, True
+    after = number + text.count("\n", 0, end + 1)
+    return f'{text[: end + 1]}#line {after} "{name}"\n{text[end + 1 :]}', False
+
+
+def line_name(name: str) -> str:
+    """A file's name as a #line directive has it. Absolute: NVRTC would put its working directory before any other."""
+    quoted = name.replace("\\", "/").replace('"', "'")
+    return f"/{quoted}"
+
+
 def _printable(value: Any) -> Any:
     """Jinja's finalize: what ``${ }`` may print. Exact types: a bool or an IntEnum is an int that prints as a name."""
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
@@ -103,9 +169,25 @@ def template_root() -> Path:
     )
 
 
-@lru_cache(maxsize=4)
-def _environment(root: Path) -> jinja2.Environment:
-    environment = jinja2.Environment(
+class _Loader(jinja2.FileSystemLoader):
+    """Templates of a folder. One that was parsed is used again while its text, not only its time, is the same."""
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        text, filename, _ = super().get_source(environment, template)
+
+        def is_the_same() -> bool:
+            try:
+                return Path(filename).read_text(encoding=self.encoding) == text
+            except OSError:
+                return False
+
+        return text, filename, is_the_same
+
+
+@lru_cache(maxsize=8)
+def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
+    """has_lines: with #line directives, see LineDirectives."""
+    environment = ImmutableSandboxedEnvironment(
         block_start_string="/*%",
         block_end_string="%*/",
         variable_start_string="${",
@@ -119,8 +201,8 @@ def _environment(root: Path) -> jinja2.Environment:
         autoescape=False,
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
-        extensions=[IncludeOnce],
-        loader=jinja2.FileSystemLoader(root),
+        extensions=[IncludeOnce, LineDirectives] if has_lines else [IncludeOnce],
+        loader=_Loader(root),
     )
     environment.filters = {name: environment.filters[name] for name in _FILTERS}
     environment.globals = {name: environment.globals[name] for name in _GLOBALS}
@@ -133,6 +215,7 @@ def render(
     target: str | Target,
     *,
     is_source: bool = False,
+    name: str | None = None,
     debug: bool = False,
     root: Path | None = None,
 ) -> str:
@@ -141,80 +224,81 @@ def render(
     template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
     spec: a frozen dataclass, or None; the template sees it as ``spec``. If it has ``notes`` (an iterable of str), these
     lines stand in the opening comment: what each stage holds.
+    name: of the file that the text is from; the source then has #line directives, which name it.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
     see docs/debugging.md. Without it nothing of that is in the text.
     root: another folder of templates, as those of another version; None: template_root().
     The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
     """
     chosen, folder = get_target(target), root or template_root()
-    name = _SOURCE_NAME if is_source else template
-    token = _included.set({name})
+    shown = (name or _SOURCE_NAME) if is_source else template
+    token = _included.set({shown})
     try:
-        environment = _environment(folder)
-        loaded = environment.from_string(template) if is_source else environment.get_template(template)
+        environment = _environment(folder, is_source and name is not None)
+        if is_source:
+            code = environment.compile(template, shown)
+            loaded = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        else:
+            loaded = environment.get_template(template)
         body = loaded.render(spec=spec, target=chosen, debug=bool(debug))
     except TemplateError:
         raise
     except Exception as error:  # whatever an expression of the template raised
-        raise TemplateError(_explain(name, error, folder)) from error
+        raise TemplateError(_explain(shown, error, folder)) from error
     finally:
         _included.reset(token)
-    opening = _opening_comment(name, spec, chosen, debug)
-    return opening + re.sub(r"\n{3,}", "\n\n", "\n" + body.strip("\n")) + "\n"
+    body = body.strip("\n")
+    if name is None:  # else the directives count the blank lines
+        body = re.sub(r"\n{3,}", "\n\n", body)
+    return f"{_opening_comment(shown, spec, chosen, debug)}\n{body}\n"
+
+
+def is_like_template(text: str) -> bool:
+    """Whether a text holds what only a template means: an include or another statement, or a ``${`` or ``/*%``."""
+    return _TEMPLATE_SYNTAX.search(text) is not None
+
+
+def template_texts(*templates: str) -> dict[str, bytes]:
+    """Templates and every file that they can include, with what the files hold now: the templates first, the others by
+    name. The cache key digests them.
+
+    Nothing is parsed or rendered. Raises TemplateError for a name that has no file.
+    """
+    root, found = str(template_root()), dict[str, bytes]()
+    waiting = [(template, "") for template in reversed(templates)]
+    while waiting:
+        name, user = waiting.pop()
+        if name not in found:
+            found[name] = text = _template_text(root, name, user)
+            waiting.extend((other, name) for other in _references(text))
+    others = sorted(found.keys() - set(templates))
+    return {name: found[name] for name in (*templates, *others)}
 
 
 def template_files(template: str) -> tuple[Path, ...]:
-    """The template and every file that it can include, for the cache key: the template first, the others by name.
-
-    Reads the text only: nothing is parsed or rendered. Raises TemplateError for a name that has no file.
-    """
-    found: dict[str, Path] = {}
-    waiting = [(template, "")]
-    while waiting:
-        name, user = waiting.pop()
-        if name in found:
-            continue
-        found[name] = path = _template_path(name, user)
-        state = path.stat()
-        waiting.extend((other, name) for other in _references(path, state.st_mtime_ns, state.st_size))
-    others = sorted(name for name in found if name != template)
-    return (found[template], *(found[name] for name in others))
-
-
-def template_fingerprint() -> str:
-    """64 hexadecimal digits over path, size and modification time (ns) of every file below ``ptx_templates/``.
-
-    As long as they are the same, so is what is made from them; to look costs a tenth of reading.
-    """
-    found, waiting = [], [str(template_root())]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                else:
-                    state = entry.stat()
-                    found.append(f"{entry.path}\0{state.st_size}\0{state.st_mtime_ns}\n")
-    return hashlib.sha256("".join(sorted(found)).encode(errors="surrogateescape")).hexdigest()
+    """The files of template_texts()."""
+    return tuple(template_root() / name for name in template_texts(template))
 
 
 @lru_cache(maxsize=512)
-def _references(path: Path, _changed_ns: int, _bytes: int) -> tuple[str, ...]:
-    """What a file can include, as long as it is the same: kernels share most of their files."""
-    return tuple(match["name"] for match in _REFERENCE.finditer(path.read_text(encoding="utf-8")))
+def _references(text: bytes) -> tuple[str, ...]:
+    """What a template can include."""
+    names = []
+    decoded = text.decode("utf-8")
+    for match in _REFERENCE.finditer(decoded):
+        begin = match.start()
+        is_block = decoded[begin + 1] == "*"
+        if is_block or not decoded[decoded.rfind("\n", 0, begin) + 1 : begin].strip():
+            names.append(match["name"])
+    return tuple(names)
 
 
-@lru_cache(maxsize=512)
-def _place(root: Path, name: str) -> Path:
-    return root.joinpath(*name.split("/"))
-
-
-def _template_path(name: str, user: str) -> Path:
-    path = _place(template_root(), name)
-    if not name or any(part in ("", ".", "..") for part in name.split("/")) or not path.is_file():
-        where = f", included by {user}" if user else ""
-        raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {template_root()}")
-    return path
+def _template_text(root: str, name: str, user: str) -> bytes:
+    if name and not any(part in ("", ".", "..") for part in name.split("/")):
+        with suppress(OSError, ValueError), open(f"{root}/{name}", "rb") as file:  # ValueError: a null character
+            return file.read()
+    where = f", included by {user}" if user else ""
+    raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {root}")
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:
@@ -227,7 +311,7 @@ def _explain(name: str, error: Exception, root: Path) -> str:
         if path.is_relative_to(root):
             place = f"{path.relative_to(root).as_posix()}:{frame.lineno}"
         elif frame.filename in ("<template>", "<unknown>"):
-            place = f"{_SOURCE_NAME}:{frame.lineno}"
+            place = f"{name}:{frame.lineno}"
     if isinstance(error, jinja2.TemplateNotFound):
         return f"{place}: got no template {error.name!r}; allowed: a path below {root}"
     return f"{place}: {error}"

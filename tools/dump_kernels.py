@@ -99,7 +99,9 @@ def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> R
     try:
         made = compile_source(source, job.target, name=f"{job.name}.cu")
     except CompileError as error:
-        raise CompileError(f"{job.name}: {error.message}", error.log, error.source, str(folder)) from error
+        raise CompileError(
+            f"{job.name}: {error.message}", error.log, error.source, str(folder), error.excerpt
+        ) from error
     _file(path, "ptx").write_text(made.ptx)
     _file(path, "cubin").write_bytes(made.cubin)
     sass_text, notes = None, list(made.warnings)

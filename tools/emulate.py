@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
     parser.add_argument("--coverage", metavar="FILE.ptx", help="look through a PTX file, or - for standard input")
     launch = parser.add_argument_group("the launch")
+    launch.add_argument("--template", action="store_true", help="render the .cu file first, as a .j2 file is")
     launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="blocks (1)")
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a block (32)")

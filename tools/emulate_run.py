@@ -149,7 +149,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
             described |= {field_name: str(Path(file).absolute())}
     operands = make_operands(launch)
     found = launch.launch
-    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"))
+    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"), template=options.template)
     module = load(source.ptx)
 
     def run(**more: Any) -> Report:

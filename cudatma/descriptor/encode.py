@@ -6,7 +6,8 @@ A kernel takes a TensorMap as ``const __grid_constant__`` parameter; its bytes a
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,15 @@ from cudatma.descriptor import codec, driver, rules
 from cudatma.descriptor.access import check_target
 from cudatma.descriptor.compare import Comparison, compare
 from cudatma.descriptor.modes import L2Promotion, OobFill
-from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec, array_axes, tma_strides
+from cudatma.descriptor.spec import (
+    AnySpec,
+    Im2colSpec,
+    Im2colWideSpec,
+    TiledSpec,
+    array_axes,
+    array_fields,
+    tma_strides,
+)
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.layout import Interleave, Swizzle
@@ -85,7 +94,8 @@ class TensorMap:
         box, element_strides: one value for each axis of the array, in the array's order.
         dtype: another TMA type of the same width (``"tfloat32"`` for fp32); by default the array's.
         axes: the array's axes from innermost to outermost; by default C or Fortran order, whichever the array is in.
-        Others: tiled(). Raises DescriptorError, ArgumentTypeError, TargetError, DriverError.
+        Others: tiled(). Raises DescriptorError, which counts axes as the array does, ArgumentTypeError, TargetError,
+        DriverError.
         """
         from cudatma.arrays import describe
 
@@ -108,7 +118,8 @@ class TensorMap:
             oob_fill=oob_fill,
         )
         host = info.device is None
-        made = cls(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=host)
+        with _counted_as(order):
+            made = cls(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=host)
         made._axes = order
         return made
 
@@ -137,7 +148,8 @@ class TensorMap:
         sizes = rules.as_ints(shape, "shape")
         strides = _dense_strides(sizes, kind) if strides_bytes is None else strides_bytes
         spec = TiledSpec.from_strided(address, sizes, strides, kind, box, axes=axes, **options)
-        return cls(spec, device=device, owner=owner, target=target, backend=backend)
+        with _counted_as(array_axes(sizes, rules.as_ints(strides, "strides_bytes"), kind, axes)):
+            return cls(spec, device=device, owner=owner, target=target, backend=backend)
 
     @classmethod
     def tiled(
@@ -274,6 +286,15 @@ class TensorMap:
 
     def _fits(self, shape: Sequence[int]) -> bool:
         return self._axes is not None and len(shape) == len(self._axes)
+
+
+@contextmanager
+def _counted_as(order: Sequence[int]) -> Iterator[None]:
+    """DescriptorErrors about a spec count the axes of the array that it describes."""
+    try:
+        yield
+    except DescriptorError as error:
+        raise error.renamed(array_fields(order)) from None
 
 
 def _choose(backend: str, on_host: bool) -> str:

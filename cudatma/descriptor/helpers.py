@@ -5,7 +5,7 @@ The shapes are those of packed weights, layout version 1 (docs/architecture.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cudatma.descriptor import rules
@@ -36,16 +36,9 @@ def create_weight_tma_desc(
     surplus blocks be ignored. Raises DescriptorError, TargetError, DriverError.
     """
     info = _packed_rows(qweight)
-    spec = TiledSpec.from_strided(
-        info.pointer,
-        (info.shape[0], BLOCK_WORDS),
-        (info.strides_bytes[0], 8),
-        "uint64",
-        (block_k64, BLOCK_WORDS),
-        l2_promotion=L2Promotion.B256,
-    )
-    on_host = info.device is None
-    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+    shape, strides = (info.shape[0], BLOCK_WORDS), (info.strides_bytes[0], 8)
+    box = {"block_k64": block_k64, "box": BLOCK_WORDS}
+    return _map(info, shape, strides, "uint64", box, target, backend, l2_promotion=L2Promotion.B256)
 
 
 def create_weight_tile_tma_desc(
@@ -69,16 +62,11 @@ def create_weight_tile_tma_desc(
     if k64 < 1 or info.shape[0] % k64:
         raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "ceil(K / 64)")
     pitch = info.strides_bytes[0]
-    spec = TiledSpec.from_strided(
-        info.pointer,
-        (info.shape[0] // k64, k64, BLOCK_WORDS),
-        (pitch * k64, pitch, 8),
-        "uint64",
-        (block_n64, block_k64, BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS),
-        l2_promotion=L2Promotion.B256,
-    )
-    on_host = info.device is None
-    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+    shape, strides = (info.shape[0] // k64, k64, BLOCK_WORDS), (pitch * k64, pitch, 8)
+    words = BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS
+    box = {"block_n64": block_n64, "block_k64": block_k64, "box": words}
+    names = {"strides_bytes[1]": "strides_bytes[0]"}
+    return _map(info, shape, strides, "uint64", box, target, backend, names, l2_promotion=L2Promotion.B256)
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
@@ -125,12 +113,8 @@ def create_scale_tma_desc(
     if whole_column and block_groups != 1:
         raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
     taken = slice(-1, None) if whole_column else slice(None)
-    box = (block_n,) if whole_column else (block_groups, block_n)
-    shape, strides = info.shape[taken], info.strides_bytes[taken]
-    axes = tuple(reversed(range(len(shape))))
-    spec = TiledSpec.from_strided(info.pointer, shape, strides, info.dtype, box, axes=axes)
-    on_host = info.device is None
-    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+    box = {"block_n": block_n} if whole_column else {"block_groups": block_groups, "block_n": block_n}
+    return _map(info, info.shape[taken], info.strides_bytes[taken], info.dtype, box, target, backend)
 
 
 def create_activation_tma_desc(
@@ -162,21 +146,44 @@ def create_activation_tma_desc(
         raise DescriptorError("blocks", blocks, "an int from 1 up")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
-        return _blocks_of_depths(info, (blocks, block_m, block_k), options, target, backend)
-    return TensorMap.from_array(info, (block_m, block_k), axes=(1, 0), target=target, backend=backend, **options)
+        shape, strides = _blocks_of_depths(info, block_k)
+        box = {"blocks": blocks, "block_m": block_m, "block_k": block_k}
+        names = {"strides_bytes[0]": "block_k", "strides_bytes[1]": "strides_bytes[0]"}
+        names |= {"shape[0]": "shape[1]", "shape[1]": "shape[0]"}
+        return _map(info, shape, strides, info.dtype, box, target, backend, names, **options)
+    box = {"block_m": block_m, "block_k": block_k}
+    return _map(info, info.shape, info.strides_bytes, info.dtype, box, target, backend, **options)
 
 
-def _blocks_of_depths(
-    info: ArrayInfo, box: tuple[int, int, int], options: dict[str, Any], target: Target | str | None, backend: str
-) -> TensorMap:
-    """(M, K) seen as (K / block_k, M, block_k), a box of several blocks of depths."""
-    (m, k), block_k = info.shape, box[2]
+def _blocks_of_depths(info: ArrayInfo, block_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(M, K) seen as (K / block_k, M, block_k): shape and strides."""
+    m, k = info.shape
     if type(block_k) is not int or block_k < 1 or k % block_k:
         why = "a box knows no end inside of its blocks; take blocks=1"
         raise DescriptorError("block_k", block_k, f"a divisor of K = {k}", why)
     pitch, step = info.strides_bytes
-    shape, strides = (k // block_k, m, block_k), (block_k * step, pitch, step)
-    spec = TiledSpec.from_strided(info.pointer, shape, strides, info.dtype, box, axes=(2, 1, 0), **options)
+    return (k // block_k, m, block_k), (block_k * step, pitch, step)
+
+
+def _map(
+    info: ArrayInfo,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: object,
+    box: dict[str, int],
+    target: Target | str | None,
+    backend: str,
+    names: Mapping[str, str] | None = None,
+    **options: Any,
+) -> TensorMap:
+    """A map in C order. box: argument of the caller's -> extent, outermost first; errors name the argument. names: what
+    the caller calls other fields."""
+    axes = tuple(reversed(range(len(shape))))
+    names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
+    try:
+        spec = TiledSpec.from_strided(info.pointer, shape, strides, dtype, tuple(box.values()), axes=axes, **options)
+    except DescriptorError as error:
+        raise error.renamed(names) from None
     on_host = info.device is None
     return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
 

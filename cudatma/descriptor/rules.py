@@ -29,6 +29,7 @@ _PADDED_SWIZZLES = {
     "16u4_align16b": (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B),
     "16u6_align16b": (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B, Swizzle.B128_ATOM_64B),
 }
+_WIDEST_SPAN = max(swizzle.span_bytes for swizzle in Swizzle)
 _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
@@ -140,8 +141,9 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
         raise DescriptorError(
             field,
             f"{bits // 8} bytes",
-            f"at most {swizzle.span_bytes} bytes with swizzle {swizzle.label}",
-            "issue several boxes, or use a wider swizzle",
+            f"at most {swizzle.span_bytes} bytes ({8 * swizzle.span_bytes // smem_bits(dtype)} elements) with swizzle "
+            f"{swizzle.label}",
+            "issue several boxes" + (", or use a wider swizzle" if swizzle.span_bytes < _WIDEST_SPAN else ""),
         )
 
 

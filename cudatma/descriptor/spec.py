@@ -160,7 +160,7 @@ class TiledSpec(MapSpec):
         shape, strides_bytes, box, element_strides: one value for each axis of the array, outermost first.
         axes: the array's axes from innermost to outermost; by default all of them reversed (C order), or as they are
         where only the first axis is dense (Fortran order). The innermost axis must be dense.
-        options: the other fields of TiledSpec. Raises DescriptorError.
+        options: the other fields of TiledSpec. Raises DescriptorError, which counts axes as the array does.
         """
         sizes, pitches = rules.as_ints(shape, "shape"), rules.as_ints(strides_bytes, "strides_bytes")
         rank, kind = len(sizes), tma_type(dtype)
@@ -169,15 +169,18 @@ class TiledSpec(MapSpec):
         for name, values in (("strides_bytes", pitches), ("element_strides", steps), ("box", extents)):
             rules.check_length(values, rank, name, rank)
         order = array_axes(sizes, pitches, kind, axes)
-        return cls(
-            dtype=kind,
-            dims=tuple(sizes[axis] for axis in order),
-            strides_bytes=tma_strides(sizes, pitches, kind, order),
-            box=tuple(extents[axis] for axis in order),
-            element_strides=tuple(steps[axis] for axis in order),
-            address=address,
-            **options,
-        )
+        try:
+            return cls(
+                dtype=kind,
+                dims=tuple(sizes[axis] for axis in order),
+                strides_bytes=tma_strides(sizes, pitches, kind, order),
+                box=tuple(extents[axis] for axis in order),
+                element_strides=tuple(steps[axis] for axis in order),
+                address=address,
+                **options,
+            )
+        except DescriptorError as error:
+            raise error.renamed(array_fields(order)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +292,16 @@ def array_axes(
             "TMA cannot step over elements there; make the array contiguous, or name another innermost axis in axes=",
         )
     return order
+
+
+def array_fields(order: Sequence[int]) -> dict[str, str]:
+    """The fields of a TiledSpec, which count from the innermost dimension, as those of the array: ``"box[0]"`` ->
+    ``"box[1]"``. order: the array's axes from innermost to outermost."""
+    names = {f"strides_bytes[{index}]": f"strides_bytes[{axis}]" for index, axis in enumerate(order[1:])}
+    for index, axis in enumerate(order):
+        names |= {f"dims[{index}]": f"shape[{axis}]"}
+        names |= {f"{name}[{index}]": f"{name}[{axis}]" for name in ("box", "element_strides")}
+    return names
 
 
 def tma_strides(sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, order: Sequence[int]) -> tuple[int, ...]:

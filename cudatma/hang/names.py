@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cudatma.source_lines import own_lines
+
 _BARRIER_BYTES = 8
 #: A shared address has the block's rank in its cluster from here on.
 _RANK_SHIFT = 24
@@ -33,6 +35,7 @@ class Names:
         return f"mbarrier at {address:#x} ({where})"
 
     def line(self, number: int) -> str:
-        """The text of a line of the generated source, without its indentation; "" where there is none."""
-        lines = self.source.splitlines()
-        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        """The text of a line, without its indentation; "" where there is none. Lines are numbered as in the text that
+        compile() was given, and for cudatma's own templates as in the generated source."""
+        (lines,) = own_lines(self.source).values()
+        return lines.get(number, "").strip()

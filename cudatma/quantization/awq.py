@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import AWQ, check_arrays, check_layer
 from cudatma.quantization.importing import (
     WORD_VALUES,
     assemble,
@@ -33,6 +34,7 @@ def from_awq(
     ArgumentTypeError.
     """
     check_bits(bits)
+    check_arrays({"qweight": qweight, "scales": scales}, AWQ)
     q, zeros, factors = _channels(qweight, "qweight"), _channels(qzeros, "qzeros"), matrix(scales, "scales")
     groups, width = factors.shape
     remedy = "N / 8 words for four bits; other bit widths are not supported"
@@ -51,9 +53,11 @@ def load_awq(
 ) -> PackedWeight:
     """from_awq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
+    wrong contents.
     """
     checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, AWQ)
     tensors = [checkpoint.read(f"{layer}.{name}") for name in ("qweight", "qzeros", "scales")]
     return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
 

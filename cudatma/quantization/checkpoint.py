@@ -14,7 +14,7 @@ from cudatma.errors import WeightFileError
 from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, similar_names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
     """Tensors of one or several files by name. path: what was opened."""
 
@@ -25,6 +25,16 @@ class Checkpoint:
     def names(self) -> tuple[str, ...]:
         """The names of all tensors, sorted."""
         return tuple(sorted(self.files))
+
+    def __repr__(self) -> str:
+        shards = len({file.path for file in self.files.values()})
+        return f"Checkpoint({str(self.path)!r}, {len(self.files)} tensors in {shards} file{'s' if shards != 1 else ''})"
+
+    def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
+        """The tensors of a layer by their name without it, sorted, with their shapes."""
+        start = f"{layer}."
+        names = (name for name in self.names if name.startswith(start))
+        return {name[len(start) :]: self.files[name].tensors[name].shape for name in names}
 
     def read(self, name: str) -> NDArray[Any]:
         """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
@@ -64,13 +74,18 @@ def _in_folder(folder: Path) -> Path:
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
 
 
-def _sharded(index: Path) -> Checkpoint:
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises WeightFileError."""
     try:
-        content = json.loads(index.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
-        raise WeightFileError(str(index), f"{error}", "a readable index", "check the path") from error
+        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise WeightFileError(str(index), f"{error}", "JSON", "copy or download the file again") from error
+        raise WeightFileError(str(path), f"{error}", "JSON", "copy or download the file again") from error
+
+
+def _sharded(index: Path) -> Checkpoint:
+    content = read_json(index)
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or any(not isinstance(name, str) for name in shards.values()):
         raise WeightFileError(f"{index}: weight_map", repr(shards)[:80], "an object of tensor name: file name")

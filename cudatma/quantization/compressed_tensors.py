@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer
 from cudatma.quantization.importing import (
     WORD_VALUES,
     assemble,
@@ -76,9 +77,11 @@ def load_compressed_tensors(
     """from_compressed_tensors() for the tensors ``{layer}.weight_packed`` ... of a checkpoint (a path, or what
     open_checkpoint returned).
 
-    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
+    wrong contents.
     """
     checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, COMPRESSED_TENSORS)
     return from_compressed_tensors(
         checkpoint.read(f"{layer}.weight_packed"),
         checkpoint.read(f"{layer}.weight_scale"),

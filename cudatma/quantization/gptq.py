@@ -4,22 +4,25 @@ Tensors of a layer: qweight int32 (K / 8, N), eight consecutive depths in a word
 (G, N / 8), eight consecutive channels in a word; scales (G, N); g_idx (K,), the group of each depth, which is not
 sorted where the model was quantized in activation order ("desc_act").
 
-Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. A file does not say which it
-is in its tensors: quantize_config.json or config.json does ("checkpoint_format"). The first format has no code for a
-zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16; GPTQModel subtracts
-1 from the eight values of a word as one 32-bit number, so that a 0 borrows from its neighbour and adding gives it back.
+Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. The tensors do not say which
+it is: "checkpoint_format" of quantize_config.json, or of config.json's "quantization_config", does. The first format has
+no code for a zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16;
+GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so that a 0 borrows from its neighbour and
+adding gives it back.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import QuantizationError
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.errors import QuantizationError, WeightFileError
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint, read_json
+from cudatma.quantization.formats import GPTQ, check_arrays, check_layer
 from cudatma.quantization.importing import (
     WORD_VALUES,
     assemble,
@@ -37,6 +40,8 @@ _OTHER_BITS = "eight values a word for four bits; other bit widths are not suppo
 #: files of the first format); plain.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
 _ONES = 0x11111111
+#: checkpoint_format of a configuration -> zero_point_format.
+_CHECKPOINT_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
 
 
 def from_gptq(
@@ -56,6 +61,7 @@ def from_gptq(
     symmetric weight; g_idx that is not sorted gives a perm. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
+    check_arrays({"qweight": qweight, "scales": scales}, GPTQ)
     q, zeros = nibbles_along_rows(qweight, "qweight"), _zero_points(qzeros, zero_point_format)
     factors = matrix(scales, "scales")
     groups, width = factors.shape
@@ -76,16 +82,22 @@ def load_gptq(
     path: str | os.PathLike[str] | Checkpoint,
     layer: str,
     *,
-    zero_point_format: str = "v1",
+    zero_point_format: str | None = None,
     group_size: int | None = None,
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    zero_point_format: None: what "checkpoint_format" of the quantize_config.json or config.json in the same folder
+    asks for, "v1" where neither is there or says it.
+    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
+    wrong contents.
     """
     checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, GPTQ)
+    if zero_point_format is None:
+        zero_point_format = _configured_format(checkpoint.path.parent)
     return from_gptq(
         checkpoint.read(f"{layer}.qweight"),
         checkpoint.read(f"{layer}.qzeros"),
@@ -96,6 +108,27 @@ def load_gptq(
         dtype=dtype,
         bits=bits,
     )
+
+
+def _configured_format(folder: Path) -> str:
+    """The zero_point_format that the configurations of a folder ask for; "v1" where they say nothing."""
+    said: dict[str, str] = {}
+    for file in ("quantize_config.json", "config.json"):
+        if not (folder / file).is_file():
+            continue
+        content = read_json(folder / file)
+        section = content.get("quantization_config") if file == "config.json" and isinstance(content, dict) else content
+        named = section.get("checkpoint_format") if isinstance(section, dict) else None
+        if named is None:
+            continue
+        if str(named) not in _CHECKPOINT_FORMATS:
+            field, remedy = f"{folder / file}: checkpoint_format", "name zero_point_format= to read it all the same"
+            raise WeightFileError(field, named, ", ".join(_CHECKPOINT_FORMATS), remedy)
+        said[file] = _CHECKPOINT_FORMATS[str(named)]
+    if len(set(said.values())) > 1:
+        got = ", ".join(f"{form} in {file}" for file, form in said.items())
+        raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", "name the right zero_point_format=")
+    return next(iter(said.values()), "v1")
 
 
 def _zero_points(qzeros: Any, zero_point_format: str) -> NDArray[np.uint8]:

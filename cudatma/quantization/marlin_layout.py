@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import MARLIN, check_layer
 from cudatma.quantization.importing import WORD_VALUES, assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
@@ -48,9 +49,11 @@ def load_marlin(
     """from_marlin() for the tensors ``{layer}.B`` and ``{layer}.s`` of a checkpoint (a path, or what open_checkpoint
     returned).
 
-    Raises WeightFileError for files that cannot be read or lack a tensor, QuantizationError for wrong contents.
+    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
+    wrong contents.
     """
     checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, MARLIN)
     return from_marlin(checkpoint.read(f"{layer}.B"), checkpoint.read(f"{layer}.s"), group_size=group_size, dtype=dtype)
 
 

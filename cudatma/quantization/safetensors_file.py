@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class SafetensorsFile:
     """A file whose header has been read. tensors: by name. metadata: the header's strings."""
 
     path: Path
-    tensors: dict[str, TensorEntry]
-    metadata: dict[str, str]
+    tensors: dict[str, TensorEntry] = field(repr=False)
+    metadata: dict[str, str] = field(repr=False)
 
     def read(self, name: str) -> NDArray[Any]:
         """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
@@ -111,15 +111,15 @@ def as_path(path: object) -> Path:
 
 
 def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:
-    field = f"{path}: {name}"
+    place = f"{path}: {name}"
     if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
-        raise WeightFileError(field, repr(value)[:80], "an object with dtype, shape, data_offsets", _COPY_AGAIN)
+        raise WeightFileError(place, repr(value)[:80], "an object with dtype, shape, data_offsets", _COPY_AGAIN)
     shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise WeightFileError(field, repr(value)[:80], "shape and data_offsets of non-negative integers", _COPY_AGAIN)
+        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets of non-negative integers", _COPY_AGAIN)
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
-        raise WeightFileError(field, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
+        raise WeightFileError(place, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
     return TensorEntry(value["dtype"], shape, begin, end)
 
 

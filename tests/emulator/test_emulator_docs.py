@@ -20,7 +20,7 @@ def add_tiles_source() -> str:
 
 def add_tiles(source: str, folder: Path, schedules: int) -> tuple[Report, float]:
     """The report, and the sum that the kernel computes of six tiles of ones."""
-    path = folder / "add_tiles.cu"
+    path = folder / "add_tiles.cu.j2"
     path.write_text(source)
     x, out = np.ones((6, 32), np.float32), np.zeros(32, np.float32)
     args = (TensorMap.from_array(x, (1, 32), backend="codec"), out)
@@ -35,7 +35,7 @@ def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> No
     first = report.hazards[0]
     assert first.kind == "overwritten_while_read"
     assert re.fullmatch(r"tma_load\.cuh\.j2:\d+, inlined at add_tiles\.cu:23", first.source)
-    assert "cp_async_bulk_tensor_2d_load" in ptx_source(tmp_path / "add_tiles.cu").line(first.source)
+    assert "cp_async_bulk_tensor_2d_load" in ptx_source(tmp_path / "add_tiles.cu.j2").line(first.source)
     assert first.source.split(", ")[1] in PAGE
 
 

@@ -416,7 +416,7 @@ def test_floor_configurations_fit(name: str) -> None:
 def test_the_floor_kernel_compiles(name: str) -> None:
     from cudatma.build import compile
 
-    kernel = compile(read_floor.SOURCE, target=name)
+    kernel = compile(read_floor.SOURCE, target=name, template=True)
     assert [parameter.size_bytes for parameter in kernel.parameters] == [8, 8, 8, 4, 4, 4]
     assert "cp.async.bulk.shared::cta.global" in kernel.ptx
     assert kernel.ptx.count("griddepcontrol.") == 2, "launched in a chain, it lets the next one in and waits"
@@ -426,7 +426,7 @@ def test_the_floor_kernel_compiles(name: str) -> None:
 def test_the_floor_kernel_has_no_hazard() -> None:
     from cudatma.build import compile
 
-    kernel = compile(read_floor.SOURCE, target="sm_90a")
+    kernel = compile(read_floor.SOURCE, target="sm_90a", template=True)
     source, sink = np.arange(8192, dtype=np.uint32).view(np.uint8), np.zeros(1, np.uint32)
     nbytes = source.nbytes - 48  # the last copy is shorter; two blocks go round a ring of two slots
     for interleaved in (0, 1):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import grp
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -225,6 +227,71 @@ def test_a_folder_that_others_write_to_is_refused(cache: Cache, mode: int, part:
     (cache.root / part).chmod(mode)
     with pytest.raises(CacheError, match="written by others"):
         Cache(cache.root)
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"), [(0o777, True), (0o722, True), (0o757, True), (0o1777, False), (0o755, False)]
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int, refused: bool, depth: int) -> None:
+    """Who may write to a parent renames the folder and puts their own in its place."""
+    root = tmp_path / "a" / "b" / "cache"
+    root.parents[depth - 1].mkdir(parents=True)
+    root.parents[depth - 1].chmod(mode)
+    if not refused:
+        assert Cache(root).folder == root
+        return
+    with pytest.raises(CacheError, match=f"{root.parents[depth - 1]}, in which .* can be written by others"):
+        Cache(root)
+
+
+def test_the_parents_of_what_a_link_leads_to_count(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine" / "cache").mkdir(parents=True, mode=0o700)
+    shared.chmod(0o777)
+    (tmp_path / "root_link").symlink_to(shared / "mine" / "cache")
+    (tmp_path / "link").symlink_to("shared/mine")
+    for root in (tmp_path / "root_link", tmp_path / "link" / "cache"):
+        with pytest.raises(CacheError, match=f"{shared}, in which"):
+            Cache(root)
+    shared.chmod(0o755)
+    assert Cache(tmp_path / "link" / "cache").folder is not None
+
+
+def test_a_parent_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        found = real(path, **options)
+        return os.stat_result((*found[:4], 12345, *found[5:])) if path == tmp_path / "theirs" else found
+
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(CacheError, match=r"theirs, in which .* belongs to user 12345"):
+        Cache(tmp_path / "theirs" / "cache")
+
+
+def test_a_group_of_ones_own_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a umask of 002 leaves, where every user has a group."""
+    parent = tmp_path / "home"
+    parent.mkdir()
+    parent.chmod(0o775)
+    members: list[str] = []
+    own = type("Group", (), {"gr_name": pwd.getpwuid(os.geteuid()).pw_name, "gr_mem": members})
+    monkeypatch.setattr(grp, "getgrgid", lambda group: own)
+    assert Cache(parent / "cache").folder is not None
+    members.append("somebody")
+    with pytest.raises(CacheError, match=r"home, in which .*mode 0775"):
+        Cache(parent / "cache")
+
+
+def test_parents_that_were_missing_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Cache(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
 def test_another_users_folder_is_refused(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

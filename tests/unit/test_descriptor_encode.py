@@ -139,18 +139,54 @@ def test_targets_are_checked() -> None:
         (lambda: TensorMap.from_array(aligned((8, 64))[::-1], (8, 64)), DescriptorError, "strides_bytes[0]"),
         (lambda: TensorMap.from_array(aligned((8, 64))[:, 1:], (8, 64)), DescriptorError, "address"),
         (lambda: TensorMap.from_array(aligned((8, 60)), (8, 32)), DescriptorError, "strides_bytes[0]"),
-        (lambda: TensorMap.from_array(aligned((0, 64)), (8, 64)), DescriptorError, "dims[1]"),
+        (lambda: TensorMap.from_array(aligned((0, 64)), (8, 64)), DescriptorError, "shape[0]"),
         (lambda: TensorMap.from_array(aligned((8, 64)), (8, 64), swizzle="1B"), DescriptorError, "swizzle"),
         (lambda: TensorMap.from_array(aligned((8, 64)), (8,)), DescriptorError, "box"),
         (lambda: TensorMap.from_array(np.float16(1), ()), (DescriptorError, ArgumentTypeError), None),
         (lambda: TensorMap.from_array([1, 2, 3], (3,)), ArgumentTypeError, "array"),
         (lambda: TensorMap.from_array(aligned((8, 64), np.complex128), (8, 64)), DescriptorError, "dtype"),
+        (lambda: TensorMap.from_array(aligned((8, 64), np.complex64), (8, 64)), DescriptorError, "dtype"),
+        # Axes as the array counts them, in any order that they lie in memory.
+        (lambda: TensorMap.from_array(aligned((512, 64)), (257, 64)), DescriptorError, "box[0]"),
+        (lambda: TensorMap.from_array(aligned((512, 64)), (8, 60)), DescriptorError, "box[1]"),
+        (lambda: TensorMap.from_array(aligned((512, 64)).T, (60, 8)), DescriptorError, "box[0]"),
+        (lambda: TensorMap.from_array(aligned((4, 512, 64)), (1, 257, 64)), DescriptorError, "box[1]"),
+        (
+            lambda: TensorMap.from_array(aligned((4, 8, 64)), (1, 8, 64), element_strides=(9, 1, 1)),
+            DescriptorError,
+            "element_strides[0]",
+        ),
+        (lambda: TensorMap.from_array(aligned((4, 8, 60)), (1, 8, 64)), DescriptorError, "strides_bytes[1]"),
+        (lambda: TensorMap.from_address(4096, (8, 0), (8, 64), dtype="float16"), DescriptorError, "shape[1]"),
+        (
+            lambda: TensorMap.from_address(
+                4096, (2, 9, 3, 4, 8), (1, 9, 1, 1, 8), dtype="float16", strides_bytes=(4096, 256, 64, 16, 2),
+                interleave="16B", target="sm_90a",
+            ),
+            DescriptorError,
+            "box[1]",
+        ),
     ],
-)
+)  # fmt: skip
 def test_wrong_calls(call: Any, error: Any, field: str | None) -> None:
     with pytest.raises(error) as caught:
         call()
     assert field is None or caught.value.field == field
+
+
+@pytest.mark.parametrize(("swizzle", "has_wider"), [("32B", True), ("64B", True), ("128B", False)])
+def test_a_wider_swizzle_is_suggested_where_there_is_one(swizzle: str, has_wider: bool) -> None:
+    with pytest.raises(DescriptorError, match=r"box\[1\]: got 256 bytes; .* elements\)") as caught:
+        TensorMap.from_array(aligned((8, 128)), (8, 128), swizzle=swizzle)
+    assert ("wider swizzle" in str(caught.value)) is has_wider
+    assert "issue several boxes" in str(caught.value)
+
+
+def test_complex_numbers_are_described_only_where_it_is_said() -> None:
+    array = aligned((8, 64), np.complex64)
+    with pytest.raises(DescriptorError, match='dtype="uint64"'):
+        TensorMap.from_array(array, (8, 32))
+    assert TensorMap.from_array(array, (8, 32), dtype="uint64").spec.dtype.name == "uint64"
 
 
 def test_replace_address_with_the_codec() -> None:

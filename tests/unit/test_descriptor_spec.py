@@ -272,7 +272,7 @@ def test_from_strided_gives_single_rows_a_legal_pitch() -> None:
         ((8, 64), (128, 2), (8, 8), {"element_strides": (1,)}, "element_strides"),
         ((8, 64), (-128, 2), (8, 8), {}, "strides_bytes[0]"),
         ((), (), (), {}, "rank"),
-        ((0, 64), (128, 2), (8, 8), {}, "dims[1]"),
+        ((0, 64), (128, 2), (8, 8), {}, "shape[0]"),
     ],
 )
 def test_from_strided_refuses(shape: Any, strides: Any, box: Any, kwargs: dict[str, Any], field: str) -> None:

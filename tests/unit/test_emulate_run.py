@@ -46,7 +46,7 @@ extern "C" __global__ void fetch(const __grid_constant__ TensorMap map, float* o
 }
 """
 LAUNCH: dict[str, Any] = {
-    "kernel": "fetch.cu",
+    "kernel": "fetch.cu.j2",
     "grid": [1],
     "block": 128,
     "target": "sm_120a",
@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("reverse.cu").write_text(REVERSE.replace("SYNC", "__syncthreads();"))
     Path("racy.cu").write_text(REVERSE.replace("SYNC", ""))
-    Path("fetch.cu").write_text(FETCH)
+    Path("fetch.cu.j2").write_text(FETCH)
     return tmp_path
 
 
@@ -118,7 +118,7 @@ NO_TOML = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 rea
 @pytest.mark.parametrize("suffix", [".json", pytest.param(".toml", marks=NO_TOML)])
 def test_a_launch_file(suffix: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml = """
-kernel = "fetch.cu"
+kernel = "fetch.cu.j2"
 grid = [1]
 block = 128
 target = "sm_120a"
@@ -143,11 +143,20 @@ save = "out.npy"
 def test_tensor_maps_on_the_command_line_and_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--block", "128", "--array", "x:float32[64,16]=arange", "--arg", "map(x, box=8x16)"]
     arguments += ["--arg", "out:float32[8,16]", "--arg", "row:int32=8", "--save", "out=out.npy"]
-    assert emulate("fetch.cu", *arguments, "--trace", "sub/t.svg", "--trace", "t.json") == 0
+    assert emulate("fetch.cu.j2", *arguments, "--trace", "sub/t.svg", "--trace", "t.json") == 0
     assert "wrote sub/t.svg" in capsys.readouterr().out
     ElementTree.parse("sub/t.svg")
     assert {event["ph"] for event in json.loads(Path("t.json").read_text())["traceEvents"]} >= {"M", "X", "b", "e", "C"}
     assert np.load("out.npy").ravel().tolist() == list(range(128, 256))
+
+
+def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("fetch.cu").write_text(FETCH)
+    arguments = ["fetch.cu", "--block", "128", "--array", "x:float32[64,16]", "--arg", "map(x, box=8x16)"]
+    arguments += ["--arg", "out:float32[8,16]", "--arg", "row:int32=8", "--schedules", "1"]
+    assert emulate(*arguments) == 2
+    assert "--template" in capsys.readouterr().err
+    assert emulate(*arguments, "--template") == 0
 
 
 @pytest.mark.parametrize(

@@ -481,8 +481,7 @@ def test_a_serving_cell_has_the_same_work_a_token_tile(tuned: list[int], m: int,
 def test_the_digest_follows_code_and_not_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     template = tmp_path / "k.cu.j2"
     digests = []
-    monkeypatch.setattr(tune_file, "template_files", lambda name: (template,))
-    monkeypatch.setattr(tune_file, "template_fingerprint", template.read_text)
+    monkeypatch.setattr(tune_file, "template_texts", lambda *names: {"k.cu.j2": template.read_bytes()})
     for text in ("int x;\n", "// why\n  int x;\n\n//# note\n", "int y;\n", "int x;\n//% if spec.a\n"):
         template.write_text(text)
         tune_file.templates_digest.cache_clear()
@@ -498,15 +497,14 @@ def test_the_digest_is_remembered_for_files_that_did_not_change(
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path))
     tune_file.templates_digest.cache_clear()
     first = tune_file.templates_digest()
-    assert first == tune_file._templates_digest()
     tune_file.templates_digest.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(tune_file, "_templates_digest", lambda: pytest.fail("nothing changed"))
+        patched.setattr(tune_file, "_templates_digest", lambda texts: pytest.fail("nothing changed"))
         assert tune_file.templates_digest() == first
     tune_file.templates_digest.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(tune_file, "template_fingerprint", lambda: "of changed files")
-        patched.setattr(tune_file, "_templates_digest", lambda: "another")
+        patched.setattr(tune_file, "template_texts", lambda *names: {"k.cu.j2": b"of changed files"})
+        patched.setattr(tune_file, "_templates_digest", lambda texts: "another")
         assert tune_file.templates_digest() == "another"
     tune_file.templates_digest.cache_clear()
 

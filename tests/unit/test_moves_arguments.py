@@ -98,7 +98,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     # transpose
     (lambda o: c.transpose(F32[0], **o), c.ArgumentError, "src.shape", "two dimensions"),
     (lambda o: c.transpose(F32, fresh(), **o), c.ArgumentError, "out", "(64, 32)"),
-    (lambda o: c.transpose(F32[:31], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
+    (lambda o: c.transpose(F32[:31], via="tma", **o), c.DescriptorError, "out.strides_bytes[0]", "16 bytes"),
     (lambda o: c.transpose(fresh((4, 4), np.complex128), via="tma", **o), c.DescriptorError, "dtype", "1, 2, 4 or 8"),
     (
         lambda o: c.transpose(fresh((4, 4, 32, 32))[:, :3], via="tma", **o),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
 from cudatma.quantization import (
@@ -304,3 +307,89 @@ def test_a_layer_that_is_not_there(load: Callable[..., PackedWeight]) -> None:
 def test_a_wrong_prefix_shows_the_right_ones() -> None:
     with pytest.raises(WeightFileError, match=r"it holds act\.qweight, asym\.qweight"):
         load_gptq(FIXTURES / "gptq_v1.safetensors", "missing")
+
+
+FORMATS = {
+    load_gptq: ("gptq_v1", "GPTQ"),
+    load_awq: ("awq", "AWQ"),
+    load_compressed_tensors: ("compressed_tensors", "compressed-tensors"),
+    load_marlin: ("marlin", "the original Marlin"),
+}
+
+
+@pytest.mark.parametrize("load", FORMATS)
+@pytest.mark.parametrize("right", FORMATS)
+def test_the_wrong_importer_names_the_right_one(load: Callable[..., Any], right: Callable[..., Any]) -> None:
+    file, title = FORMATS[right]
+    layer = {"awq": "asym", "gptq_v1": "sym", "compressed_tensors": "group", "marlin": "whole"}[file]
+    if load is right:
+        assert load(FIXTURES / f"{file}.safetensors", layer).shape[0] > 0
+        return
+    with pytest.raises(WeightFileError) as caught:
+        load(FIXTURES / f"{file}.safetensors", layer)
+    assert f"looks like {title}" in str(caught.value)
+    assert caught.value.remedy == f"read it with {right.__name__}"
+
+
+def test_arrays_of_the_wrong_importer_name_the_right_one() -> None:
+    gptq, awq = fixture("gptq_v1", "sym"), fixture("awq", "asym")
+    with pytest.raises(QuantizationError, match=r"looks like AWQ.*pass it to from_awq"):
+        from_gptq(awq["qweight"], awq["qzeros"], awq["scales"])
+    with pytest.raises(QuantizationError, match=r"looks like GPTQ.*pass it to from_gptq"):
+        from_awq(gptq["qweight"], gptq["qzeros"], gptq["scales"])
+
+
+def test_a_weight_that_is_not_quantized_is_named(tmp_path: Path) -> None:
+    save_file({"layer.weight": np.ones((4, 4), np.float16)}, tmp_path / "m.safetensors")
+    with pytest.raises(WeightFileError, match=r"not quantized: weight \(4, 4\).*cudatma\.quantize"):
+        load_gptq(tmp_path, "layer")
+
+
+@pytest.mark.parametrize("file", ["quantize_config.json", "config.json"])
+def test_the_format_of_zero_points_is_what_the_configuration_says(tmp_path: Path, file: str) -> None:
+    """The tensors of both formats are alike: a file of the second would be imported one off, and silently."""
+
+    def configure(form: Any, name: str = file) -> None:
+        said = {"bits": 4, "checkpoint_format": form}
+        (tmp_path / name).write_text(json.dumps({"quantization_config": said} if name == "config.json" else said))
+
+    shutil.copy(FIXTURES / "gptq_v2.safetensors", tmp_path)
+    tensors = fixture("gptq_v2", "asym")
+    configure("gptq_v2")
+    for path in (tmp_path, tmp_path / "gptq_v2.safetensors", open_checkpoint(tmp_path)):
+        expect(load_gptq(path, "asym"), tensors, 32)
+    wrong = load_gptq(tmp_path, "asym", zero_point_format="v1").dequantize()
+    assert (wrong != load_gptq(tmp_path, "asym").dequantize()).any()
+    configure("gptq")
+    np.testing.assert_array_equal(load_gptq(tmp_path, "asym").dequantize(), wrong)
+    configure([4])
+    with pytest.raises(WeightFileError, match="checkpoint_format"):
+        load_gptq(tmp_path, "asym")
+    configure("exllama_v3")
+    with pytest.raises(WeightFileError, match=r"exllama_v3.*gptq, gptq_v2.*zero_point_format="):
+        load_gptq(tmp_path, "asym")
+    expect(load_gptq(tmp_path, "asym", zero_point_format="v2"), tensors, 32)
+    configure("gptq_v2")
+    configure("gptq", "config.json" if file == "quantize_config.json" else "quantize_config.json")
+    with pytest.raises(WeightFileError, match=r"v. in quantize_config\.json, v. in config\.json"):
+        load_gptq(tmp_path, "asym")
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"quantization_config": null}', '{"quantization_config": {"bits": 4}}']
+)
+def test_a_configuration_that_says_nothing_means_the_first_format(tmp_path: Path, content: str) -> None:
+    shutil.copy(FIXTURES / "gptq_v1.safetensors", tmp_path)
+    for name in ("config.json", "quantize_config.json"):
+        (tmp_path / name).write_text(content)
+    expect(load_gptq(tmp_path, "asym"), fixture("gptq_v1", "asym"), 64)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightFileError, match=r"config\.json.*JSON"):
+        load_gptq(tmp_path, "asym")
+
+
+def test_a_checkpoint_is_shown_in_one_line() -> None:
+    """Not each tensor with all tensors of its file."""
+    checkpoint = open_checkpoint(FIXTURES / "gptq_v1.safetensors")
+    assert repr(checkpoint) == f"Checkpoint('{checkpoint.path}', {len(checkpoint.names)} tensors in 1 file)"
+    assert len(repr(next(iter(checkpoint.files.values())))) < 200

@@ -21,7 +21,8 @@ from cudatma import render as module
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import TargetError, TemplateError
 from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.render import render, template_files, template_fingerprint, template_root
+from cudatma.render import is_like_template, render, template_files, template_root, template_texts
+from cudatma.source_lines import lines_of
 from cudatma.target import TARGETS
 
 TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in template_root().rglob("*.j2"))
@@ -109,13 +110,13 @@ def test_an_error_inside_an_include_names_the_included_file(tmp_path: Path) -> N
 
 
 @contextmanager
-def rendering_from(folder: Path) -> Iterator[None]:
-    """Render from another template folder until the block ends."""
+def rendering_from(folder: Path, fresh: bool = True) -> Iterator[None]:
+    """Render from another template folder until the block ends. fresh: with nothing parsed yet."""
     with pytest.MonkeyPatch.context() as patch:
-        module._environment.cache_clear()
+        if fresh:
+            module._environment.cache_clear()
         patch.setattr(module, "template_root", lambda: folder)
         yield
-    module._environment.cache_clear()
 
 
 def test_an_unknown_template_and_an_unknown_target_are_refused() -> None:
@@ -148,19 +149,135 @@ def test_macros_come_in_by_import_and_include_nothing_twice(tmp_path: Path) -> N
         assert [path.name for path in template_files("top.j2")] == ["top.j2", "m.j2"]
 
 
-def test_the_fingerprint_follows_every_file(tmp_path: Path) -> None:
+def test_an_edit_that_keeps_size_and_time_is_seen(tmp_path: Path) -> None:
+    """As rsync -t or a reproducible image leaves one."""
     (tmp_path / "parts").mkdir()
-    first, second = tmp_path / "a.j2", tmp_path / "parts" / "b.j2"
+    top, part = tmp_path / "top.j2", tmp_path / "parts" / "b.j2"
+    top.write_text('//% include "parts/b.j2"\n')
+    for number in (1, 2):
+        part.write_text(f"int x = {number};\n")
+        os.utime(part, ns=(0, 0))
+        with rendering_from(tmp_path, fresh=number == 1):
+            assert render("top.j2", None, "sm_90a").endswith(f"\nint x = {number};\n")
+            assert template_texts("top.j2") == {"top.j2": top.read_bytes(), "parts/b.j2": part.read_bytes()}
+
+
+def test_an_include_that_is_only_a_comment_is_none(tmp_path: Path) -> None:
+    (tmp_path / "top.j2").write_text(
+        'int x; //% include "gone.j2"\n//# //% include "gone.j2"\n/*% include "b.j2" %*/\n'
+    )
+    (tmp_path / "b.j2").write_text("")
     with rendering_from(tmp_path):
-        seen = []
-        for path, text in ((first, "1"), (second, "2"), (second, "22"), (first, "1")):
-            path.write_text(text)
-            os.utime(path, ns=(0, len(seen)))
-            seen.append(template_fingerprint())
-        assert len(set(seen)) == 4, "a new file, another size, another time"
-        assert template_fingerprint() == seen[-1]
-        second.rename(tmp_path / "parts" / "c.j2")
-        assert template_fingerprint() not in seen
+        assert [path.name for path in template_files("top.j2")] == ["top.j2", "b.j2"]
+
+
+# --- the sandbox
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "''.__class__.__mro__[1].__subclasses__()",
+        "spec.__class__.__init__.__globals__",
+        "range.__init__",
+        "target.has.__globals__['__builtins__']",
+        "target.has.__func__.__code__.co_code",
+        "spec.method.__self__",
+        "''['__class__']",
+        "(''|map(attribute='__class__')|list)",
+        "'{0.__class__.__mro__}'.format(spec)",
+        "'{x.__class__}'.format_map({'x': 1})",
+        "self.__init__.__globals__.__builtins__",
+        "self._TemplateReference__context",
+        "([].append(1))",
+        "range(10000000)",
+    ],
+)
+def test_a_template_reaches_nothing_of_python(expression: str) -> None:
+    class Named:
+        stages = 3
+
+        def method(self) -> int:
+            return 1
+
+    with pytest.raises(TemplateError) as caught:
+        render("\n${ " + expression + " }", Named(), "sm_90a", is_source=True)
+    assert str(caught.value).startswith("<source>:2: ")
+    assert not any(name in str(caught.value) for name in ("subprocess", "<class 'str'>, <class 'object'>"))
+
+
+def test_the_sandbox_lets_specs_compute() -> None:
+    assert text("${ spec.name.upper() } ${ target.has('tma') | int if false else 1 }", Spec()) == "WEIGHT 1\n"
+
+
+# --- lines
+
+NUMBERED = """\
+line 1
+//% include "primitives/types.cuh.j2"
+//% set x = 4
+
+line 5 /*# a note
+of two lines #*/
+
+line 8: ${ x }
+//# a note
+//% for i in range(2)
+line 11
+//% endfor
+/*% if x == 3 %*/
+gone
+/*% endif %*/
+line 16
+#define LINE_17 \\
+  /*% if x %*/ line 18 \\
+  line 19 /*% endif %*/ \\
+  line 20
+line 21
+//% macro twice(a)
+printed ${ a } anywhere
+//% endmacro
+head ${ twice(5) }
+line 26
+
+
+line 29
+"""
+
+
+def test_a_named_source_keeps_its_line_numbers() -> None:
+    out = render(NUMBERED, None, "sm_90a", is_source=True, name="folder/mine.cu")
+    lines = lines_of(out)
+    assert next(iter(lines)) == "mine.cu"
+    for number, line in enumerate(NUMBERED.splitlines(), 1):
+        if line.startswith("line"):
+            assert lines["mine.cu"][number].startswith(f"line {number}")
+    template = (template_root() / "primitives" / "types.cuh.j2").read_text().splitlines()
+    shared = [number for number, line in enumerate(template, 1) if "shared_address" in line]
+    assert all(lines["types.cuh.j2"][number] == template[number - 1] for number in shared)
+    assert "printed 5 anywhere" in out
+    unnamed = render(NUMBERED, None, "sm_90a", is_source=True)
+    assert "#line" not in unnamed
+
+
+def test_errors_of_a_named_source_name_it() -> None:
+    with pytest.raises(TemplateError, match=r"^mine\.cu:3: 'nothing' is undefined"):
+        render("a\n\n${ nothing }\n", None, "sm_90a", is_source=True, name="mine.cu")
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ('//% include "primitives/mbarrier.cuh.j2"', True),
+        ("  //%- if x\n", True),
+        ("int x = ${ spec.x };", True),
+        ("int x; //% of peak", False),
+        ("//% of peak\n//% includes nothing\n", False),
+        ("int x = a /*per*/ % b;", False),
+    ],
+)
+def test_what_looks_like_a_template(source: str, wanted: bool) -> None:
+    assert is_like_template(source) is wanted
 
 
 def test_the_opening_comment_names_template_spec_and_target() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.descriptor import L2Promotion, Swizzle, check_store
+from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.host import host_array
 from cudatma.kernels.moves.call import Call
@@ -199,9 +199,8 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     source, destination = _as_batch(src, out)
     rows, columns = spec.tile
     # What one tile leaves of a 256-byte line its neighbour wants next.
-    options = {"swizzle": Swizzle.B128, "l2_promotion": L2Promotion.B256}
-    load = tensor_map(source, (1, rows, spec.side), place, **options)
-    store = tensor_map(destination, (1, columns, spec.side), place, swizzle=Swizzle.B128)
+    load = _tile_map("src", src, source, (1, rows, spec.side), place, l2_promotion=L2Promotion.B256)
+    store = _tile_map("out", out, destination, (1, columns, spec.side), place)
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
@@ -209,6 +208,18 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     if max(tiles, tiles_x * spec.band) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
     return Move(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
+
+
+def _tile_map(
+    name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], place: Place, **options: Any
+) -> TensorMap:
+    """A map over a batch; errors name the array's own axes."""
+    first = len(array.shape) - len(batch.shape)
+    names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
+    try:
+        return tensor_map(batch, box, place, swizzle=Swizzle.B128, **options)
+    except DescriptorError as error:
+        raise error.renamed(names) from None
 
 
 def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:

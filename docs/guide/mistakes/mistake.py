@@ -29,7 +29,7 @@ class Mistake:
         """Everything that cudatma says: empty if nothing."""
         text = self.kernel.replace(self.wrong, self.right, 1) if mended else self.kernel
         try:
-            report = self.run(cudatma.compile(text, target="sm_90a"))
+            report = self.run(cudatma.compile(text, target="sm_90a", template=True))
         except CudaTmaError as error:
             return f"{type(error).__name__}: {error}"
         return "" if report.is_clean else str(report)

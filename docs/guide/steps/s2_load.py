@@ -37,7 +37,7 @@ extern "C" __global__ void load(const __grid_constant__ TensorMap map, float* ou
 xp = library()
 array = xp.arange(100 * 200, dtype=xp.float32).reshape(100, 200)
 out = xp.zeros((16, 32), xp.float32)
-kernel = cudatma.compile(KERNEL, target=target())
+kernel = cudatma.compile(KERNEL, target=target(), template=True)
 kernel.launch(1, 128, (TensorMap.from_array(array, (16, 32)), out, 32, 48))
 check("a box inside", out, array[48:64, 32:64])
 

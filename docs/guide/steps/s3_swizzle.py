@@ -43,6 +43,8 @@ extern "C" __global__ void column_sums(const __grid_constant__ TensorMap map, fl
 xp = library()
 array = xp.arange(32 * 32, dtype=xp.float32).reshape(32, 32)
 out = xp.zeros(32, xp.float32)
-cudatma.compile(KERNEL, target=target()).launch(1, 32, (TensorMap.from_array(array, (32, 32), swizzle="128B"), out))
+cudatma.compile(KERNEL, target=target(), template=True).launch(
+    1, 32, (TensorMap.from_array(array, (32, 32), swizzle="128B"), out)
+)
 check("sums of rows, read through the swizzle", out, array.sum(axis=1))
 print("chunks of row 3, by column:", [swizzle(3 * 128 + 16 * c, Swizzle.B128) % 128 // 16 for c in range(8)])

@@ -33,5 +33,5 @@ extern "C" __global__ void count(const __grid_constant__ TensorMap map, int colu
 
 xp = library()
 out = xp.zeros((100, 200), xp.int32)
-cudatma.compile(KERNEL, target=target()).launch((7, 7), 128, (TensorMap.from_array(out, (16, 32)), 200))
+cudatma.compile(KERNEL, target=target(), template=True).launch((7, 7), 128, (TensorMap.from_array(out, (16, 32)), 200))
 check("every element counted", out, xp.arange(100 * 200, dtype=xp.int32).reshape(100, 200))

@@ -50,5 +50,5 @@ extern "C" __global__ void sums(const __grid_constant__ TensorMap map, unsigned 
 xp = library()
 array = xp.arange(160 * 128, dtype=xp.int32).reshape(160, 128)
 out = xp.zeros(4, xp.uint64)
-cudatma.compile(KERNEL, target=target()).launch(4, 64, (TensorMap.from_array(array, (16, 32)), out, 10))
+cudatma.compile(KERNEL, target=target(), template=True).launch(4, 64, (TensorMap.from_array(array, (16, 32)), out, 10))
 check("sums of four strips", out, array.reshape(160, 4, 32).sum(axis=(0, 2)).astype(xp.uint64))

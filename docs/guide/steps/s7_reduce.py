@@ -31,5 +31,5 @@ extern "C" __global__ void add_up(const __grid_constant__ TensorMap map) {
 
 xp = library()
 out = xp.zeros((8, 32), xp.int32)
-cudatma.compile(KERNEL, target=target()).launch(10, 64, (TensorMap.from_array(out, (8, 32)),))
+cudatma.compile(KERNEL, target=target(), template=True).launch(10, 64, (TensorMap.from_array(out, (8, 32)),))
 check("ten blocks added up", out, 45 + 10 * xp.arange(8 * 32, dtype=xp.int32).reshape(8, 32))

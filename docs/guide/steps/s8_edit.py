@@ -60,7 +60,7 @@ addresses = xp.asarray([address(array) for array in arrays], xp.uint64)
 room = xp.zeros(3 * 128, xp.uint8)
 maps = room[-address(room) % 128 :][: 2 * 128]  # aligned to 128 bytes
 out = xp.zeros((len(sizes), 8, 32), xp.float32)
-kernel = cudatma.compile(KERNEL, target=target())
+kernel = cudatma.compile(KERNEL, target=target(), template=True)
 rows = xp.asarray(sizes, xp.uint32)
 arguments = (TensorMap.from_array(arrays[0], (8, 32)), maps, addresses, rows, out, len(sizes))
 if target() is None:

@@ -78,6 +78,6 @@ a, b = (xp.asarray(rng.integers(-4, 5, shape).astype(np.float16)) for shape in (
 c = xp.zeros((m, n), xp.float32)
 maps = [TensorMap.from_array(array, (64, 64), swizzle="128B") for array in (a, b)]
 shared_bytes = 3 * 2 * 64 * 128 + 2 * 3 * 8
-kernel = cudatma.compile(KERNEL, target=target())
+kernel = cudatma.compile(KERNEL, target=target(), template=True)
 kernel.launch((n // 64, m // 64), 160, (*maps, c, n, k), shared_bytes=shared_bytes)
 check("a product", c, a.astype(xp.float32) @ b.astype(xp.float32).T)

@@ -1,0 +1,62 @@
+"""The lines of a compiled source by the files that they are from, and what a compiler's log says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+#: File -> number -> text. The file's name has no folder, as the names that the emulator gives.
+Lines = dict[str, dict[int, str]]
+
+_DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
+_ERROR = re.compile(r"^(?P<file>\S[^(\n]*)\((?P<number>\d+)\): (?:catastrophic )?error\b.*", re.MULTILINE)
+_PTXAS_ERROR = re.compile(r"^ptxas .*?, line (?P<number>\d+); (?:error|fatal)\b.*", re.MULTILINE)
+_COMPLAINT_LINES, _AROUND = 8, 3
+
+
+def lines_of(source: str, name: str = "kernel.cu") -> Lines:
+    """The lines of a source as its #line directives number them, the file of the first directive first; without any,
+    those of ``name``."""
+    plain = dict(enumerate(source.splitlines(), 1))
+    if _DIRECTIVE.search(source) is None:
+        return {name: plain}
+    found: Lines = {}
+    file, number = "", 0
+    for line in plain.values():
+        if directive := _DIRECTIVE.fullmatch(line):
+            file, number = directive["file"].rsplit("/", 1)[-1], int(directive["number"])
+        elif file:
+            lines = found.setdefault(file, {})
+            lines[number] = lines.get(number) or line
+            number += 1
+    return found
+
+
+def own_lines(source: str, name: str = "kernel.cu") -> Lines:
+    """lines_of() without what was included."""
+    file, lines = next(iter(lines_of(source, name).items()))
+    return {file: lines}
+
+
+def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
+    """The first error of a log, and the three lines before and after it of the source, or of the PTX where ptxas
+    refused that; "" where the log names no line."""
+    errors = list(_ERROR.finditer(log))
+    if errors:
+        file, number = errors[0]["file"].rsplit("/", 1)[-1], int(errors[0]["number"])
+        lines: Mapping[int, str] = lines_of(source, name).get(file, {})
+    else:
+        errors = list(_PTXAS_ERROR.finditer(log))
+        if not errors:
+            return ""
+        number, lines = int(errors[0]["number"]), dict(enumerate(ptx.splitlines(), 1))
+    end = errors[1].start() if len(errors) > 1 else len(log)
+    complaint = log[errors[0].start() : end].split("\n\n", 1)[0]
+    shown = complaint.strip().splitlines()[:_COMPLAINT_LINES]
+    for at in range(number - _AROUND, number + _AROUND + 1):
+        if at in lines:
+            shown.append(f"{'>' if at == number else ' '} {at:5d} | {lines[at]}".rstrip())
+    if len(errors) > 1:
+        more = len(errors) - 1
+        shown.append(f"and {more} more error{'s' if more > 1 else ''}")
+    return "\n".join(shown)
