@@ -25,7 +25,7 @@ from cudatma.hang import Names, is_debug_ptx
 from cudatma.launch_args import Arguments, marshal
 from cudatma.launch_config import LaunchConfig, make_config
 from cudatma.loading import Function, Resources, load_function, refuse_capture
-from cudatma.ptxas_log import log_warnings
+from cudatma.ptxas_log import log_warnings, register_count
 from cudatma.signature import Parameter, entries
 from cudatma.streams import order_after
 from cudatma.target import Target
@@ -232,7 +232,7 @@ class Kernel:
             seed=seed,
             replay=replay,
             hazards=hazards,
-            **({"target": self.target} | options),
+            **({"target": self.target, "registers": register_count(self.log, self.entry)} | options),
         )
 
     @cached_property

@@ -20,3 +20,13 @@ def log_warnings(log: str) -> tuple[str, ...]:
 def performance_losses(log: str) -> tuple[str, ...]:
     """The lines in which ptxas gives up what a kernel's speed is built on: wgmma serialised, setmaxnreg ignored."""
     return tuple(line.strip() for line in log.splitlines() if _LOSS in line)
+
+
+def register_count(log: str, entry: str) -> int | None:
+    """Registers a thread of an entry, by a log written under ``--ptxas-options=-v``; 0 where ptxas ignores setmaxnreg,
+    None where the log does not say."""
+    if any("'setmaxnreg' ignored" in line for line in log.splitlines()):
+        return 0
+    _, _, behind = log.partition(f"Compiling entry function '{entry}'")
+    found = re.search(r"Used (\d+) registers", behind.partition("Compiling entry function")[0])
+    return int(found[1]) if found else None

@@ -6,7 +6,7 @@
 
 from cudatma.emulator.api import EmulatedModule, load
 from cudatma.emulator.coverage import Coverage, coverage
-from cudatma.emulator.errors import EmulatorError, PtxError, StepLimitError, TrapError
+from cudatma.emulator.errors import EmulatorError, PtxError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.report import CAUSES, Hazard, Report
 from cudatma.emulator.trace import Trace
 
@@ -18,6 +18,7 @@ __all__ = [
     "Hazard",
     "PtxError",
     "Report",
+    "ResidencyError",
     "StepLimitError",
     "Trace",
     "TrapError",

@@ -23,12 +23,9 @@ _union = np.bitwise_or.reduce
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise what the hardware would stop with, naming instruction, source line, block and warp. error: its CUresult."""
-    program = w.split.frame.program
-    instruction = program.instruction(at)
-    source = program.module.source_of(instruction)
-    place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
-    raise TrapError(f"{message}; {place} `{instruction.text}`, block {w.block.index}, warp {w.index}", error)
+    """Raise what the hardware would stop with; the launch adds instruction, source line, block and warp. error: its
+    CUresult."""
+    raise TrapError(message, error, at)
 
 
 def lanes_of(addresses: Array, mask: Array | None) -> Array:

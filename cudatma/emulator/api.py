@@ -9,7 +9,8 @@ import numpy as np
 
 from cudatma.emulator.arguments import pack_arguments, register_array
 from cudatma.emulator.cluster import Dim
-from cudatma.emulator.errors import EmulatorError, StepLimitError, TrapError
+from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
+from cudatma.emulator.findings import trapped_at
 from cudatma.emulator.image import Image
 from cudatma.emulator.launch import Launch, Setup
 from cudatma.emulator.machine import MAX_LOCAL_BYTES
@@ -78,6 +79,7 @@ class EmulatedModule:
         target: str | Target | None = None,
         step_limit: int = STEP_LIMIT,
         resident_clusters: int = 132,
+        registers: int | None = None,
         trace: Trace | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Report:
@@ -90,16 +92,19 @@ class EmulatedModule:
         schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
         from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
         "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
-        one schedule. trace: keeps what happened in the last schedule, or in the first that showed a hazard. progress:
-        is called after each schedule with the number of those that have run.
+        one schedule. resident_clusters: how many clusters are live at a time, unless all of them wait for others.
+        registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
+        what .maxnreg and the launch bounds say. trace: keeps what happened in the last schedule, or in the first that
+        showed a hazard. progress: is called after each schedule with the number of those that have run.
 
         programmatic: as in a programmatic dependent launch, the grid before this one may still run: whatever writes
         global memory, and whatever reads one of the arrays ``produced_by_previous``, has to come after
         griddepcontrol.wait. Arrays there imply ``programmatic``; launch_dependents has no effect on its own grid.
 
         Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
-        StepLimitError and HazardError. Behind a HazardError of a kernel that ran to its end, arrays and variables hold
-        what the last schedule wrote; behind whatever else is raised, Ctrl-C included, what they held before the launch.
+        StepLimitError, ResidencyError and HazardError. Behind a HazardError of a kernel that ran to its end, arrays and
+        variables hold what the last schedule wrote; behind whatever else is raised, Ctrl-C included, what they held
+        before the launch.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -131,6 +136,7 @@ class EmulatedModule:
             memory,
             _natural("step_limit", step_limit, 1),
             _natural("resident_clusters", resident_clusters, 1),
+            None if registers is None else _natural("registers", registers),
             trace=trace,
         )
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
@@ -176,12 +182,13 @@ class EmulatedModule:
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
             if hazards == "collect":
-                findings.trapped(launch, str(error))
-            elif findings.hazards():
-                found = "\n".join(map(str, findings.hazards()))
-                raise HazardError(f"{found}\nthen the kernel stopped: {error}", findings.hazards()) from error
-            else:
-                raise
+                findings.trapped(launch, error)
+                return
+            located = _located(launch, error)
+            if not findings.hazards():
+                raise located from None
+            found = "\n".join(map(str, findings.hazards()))
+            raise HazardError(f"{found}\nthen the kernel stopped: {located}", findings.hazards()) from error
         except (
             ArithmeticError,
             AttributeError,
@@ -196,14 +203,28 @@ class EmulatedModule:
             raise EmulatorError(
                 f"{setup.program.function.name} cannot be emulated: {type(error).__name__}: {error}"
             ) from error
-        except StepLimitError as error:
+        except (StepLimitError, ResidencyError) as error:
             if hazards == "raise" and findings.hazards():
                 raise HazardError("\n".join(map(str, findings.hazards())) + f"\n{error}", findings.hazards()) from error
             raise
         finally:
             launch.unmap()
-        report.steps += launch.scheduler.steps
-        report.printed += launch.printed
+            report.steps += launch.scheduler.steps
+            report.printed += launch.printed
+            report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
+
+
+def _located(launch: Launch, error: TrapError) -> TrapError:
+    """The error with its instruction, source line, block and warp."""
+    split, at = trapped_at(launch, error)
+    program = split.frame.program
+    instruction = program.instruction(at)
+    source = program.module.source_of(instruction)
+    place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
+    warp = split.warp
+    return TrapError(
+        f"{error}; {place} `{instruction.text}`, block {warp.block.index}, warp {warp.index}", error.error, at
+    )
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:

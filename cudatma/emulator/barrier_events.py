@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.emulator.clocks import INITS, SCOPES, Clock, joined
 from cudatma.emulator.findings import Findings
-from cudatma.emulator.hazard_checks import Checks
+from cudatma.emulator.hazard_checks import Checks, phase_name
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
 
@@ -98,6 +98,7 @@ class BarrierEvents(Checks):
             if clock > order[agent]:
                 message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
                 self.report("barrier_uninitialised", w, at, message)
+        self.check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
@@ -157,7 +158,27 @@ class BarrierEvents(Checks):
                 owner,
             )
 
+    def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
+        """The barrier is used no more: of the copies that complete on it nobody knows whether they have landed, unless
+        somebody has waited for the last one. w, at: who ends it, where that is an instruction.
+
+        Where a wait is known to be missing or to pass too early, this is a consequence and not told.
+        """
+        if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
+            return
+        if self.findings.has("read_before_load", "wrong_parity", "byte_count"):
+            return
+        warp, program, issued = barrier.load_from
+        phase = phase_name(barrier.block, barrier.offset, (barrier.phase if barrier.loads else barrier.loaded - 1))
+        line = program.instruction(issued).line
+        message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
+        if w is not None:
+            self.report("exit_with_pending_load", w, at, message)
+        else:
+            self.findings.add("exit_with_pending_load", message, self.launch, program, issued, warp)
+
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
+        barrier.awaited = barrier.phase
         agent = self.barrier_agent(barrier)
         last = self._passes.get((w.agent, agent))
         repeated = barrier.phase == 0 or (last is not None and last[0] == barrier.phase)

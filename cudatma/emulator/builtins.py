@@ -66,7 +66,7 @@ def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
 def _assertfail(w: Warp, arguments: list[str], results: list[str]) -> None:
     lane = int(w.split.mask.argmax())
     message = _string(w, _argument(w, arguments[0], lane))
-    raise TrapError(f"device assertion `{message}` failed in block {w.block.index}, warp {w.index}, lane {lane}")
+    raise TrapError(f"device assertion `{message}` failed in lane {lane}")
 
 
 def _malloc(w: Warp, arguments: list[str], results: list[str]) -> None:

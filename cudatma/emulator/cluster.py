@@ -82,6 +82,8 @@ class Block:
         )
         self.barriers = [NamedBarrier(k) for k in range(16)]
         self.mbarriers: dict[int, Any] = {}
+        #: What setmaxnreg gives and takes, once a warp has executed it (register_pool.RegisterPool).
+        self.register_pool: Any = None
         self.warps: list[Warp] = []
         self.live_warps, self.live_threads = 0, 0
         #: Special registers and addresses that all warps of the block have in common.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.model import Instruction
+from cudatma.emulator.register_pool import RegisterWait
 from cudatma.emulator.report import Hazard
 from cudatma.emulator.scheduler import Deadlock
 
@@ -59,9 +61,14 @@ class Findings:
             "target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0
         )
 
-    def trapped(self, launch: Launch, message: str) -> None:
+    def trapped(self, launch: Launch, error: TrapError) -> None:
         """Record that a schedule ended in a trap."""
-        self._add("trap", message, launch, launch.program, -1, (0, 0, 0), 0)
+        split, at = trapped_at(launch, error)
+        self.add("trap", str(error), launch, split.frame.program, at, split.warp)
+
+    def has(self, *kinds: str) -> bool:
+        """Whether a hazard of one of these kinds is known."""
+        return any(kind in kinds for kind, _, _ in self._found)
 
     def hazards(self) -> list[Hazard]:
         """All hazards, in the order in which they were found."""
@@ -73,6 +80,14 @@ def _place(instruction: Instruction | None, at: int) -> Any:
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
+
+
+def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
+    """The split that trapped, and the index of its instruction."""
+    split = launch.scheduler.running
+    if split is None:
+        raise error
+    return split, error.at if error.at >= 0 else split.frame.program.flow.segments[split.pc].stop - 1
 
 
 def _line_of(split: Split) -> str:
@@ -95,6 +110,12 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     first = blocked[0]
     wait = first.waits_for or first.last_poll
     at = getattr(wait, "at", first.frame.program.flow.segments[first.pc].start)
+    starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
+    if starved is not None:  # whoever else waits, waits for these warps
+        message = f"{starved.waits_for.arithmetic()}; it waits for ever:\n    {shown}{more}"
+        program = starved.frame.program
+        findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp)
+        return
     barriers = {}
     for split in blocked:
         barrier = getattr(split.waits_for or split.last_poll, "barrier", None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from cudatma.emulator import global_watch, register_watch
 from cudatma.emulator.cluster import Block, Cluster, Dim
+from cudatma.emulator.errors import ResidencyError
 from cudatma.emulator.image import Image
 from cudatma.emulator.machine import Split
 from cudatma.emulator.memory import PARAM_START, GlobalMemory, address_of
@@ -19,13 +21,18 @@ from cudatma.emulator.types import LANES, NUMPY, Array
 
 #: Shared memory that a card keeps for the system in each block.
 RESERVED_BYTES = 1024
+#: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
+MOST_LIVE_BYTES = 2 << 30
+#: What the emulator and its hazard layer keep for each byte of shared memory, and for each warp beside its clock.
+_BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
 FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
 
 
 @dataclass(slots=True)
 class Setup:
-    """What a launch asks for, checked. parameters: the kernel's parameter buffer, in its layout."""
+    """What a launch asks for, checked. parameters: the kernel's parameter buffer, in its layout. registers: of a
+    thread, as ``EmulatedModule.launch`` takes them."""
 
     image: Image
     program: Program
@@ -37,13 +44,14 @@ class Setup:
     memory: GlobalMemory
     step_limit: int
     resident_clusters: int
+    registers: int | None = None
     observe: Callable[[Launch, Cluster], Any] | None = None
     trace: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Launch:
-    """A running grid. Clusters are let in one by one while earlier ones end or need them."""
+    """A running grid. Clusters start in an order that the schedule picks; those that are live run interleaved."""
 
     grid: Dim
     block: Dim
@@ -67,6 +75,8 @@ class Launch:
         #: What malloc has given: address -> bytes.
         self.heap: dict[int, int] = {}
         self.printed: list[str] = []
+        #: What of the kernel could not be checked, and why.
+        self.unchecked: list[str] = []
         #: (special register, warp) -> its vector, the same in every block.
         self.lane_values: dict[tuple[str, int], Array] = {}
         self._parameter_values: dict[tuple[str, int, str, int], Array] = {}
@@ -89,10 +99,11 @@ class Launch:
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
         #: What has passed beside the steps, in ns, and whether the kernel has looked at a clock since then.
         self._waited_ns, self._looked_at_clock = 0, False
-        name = setup.program.function.name
-        self.reads_clock = setup.image.reads(name, "%globaltimer") or setup.image.reads(name, "%clock")
+        #: Clusters that have started and not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
+        #: Of those that have not started, the ones of which the next is picked.
+        self._window: list[Dim] = []
         self._count = 0
 
     def unmap(self) -> None:
@@ -116,10 +127,32 @@ class Launch:
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Let the next cluster in, where one is left and there is room."""
+        """Start a cluster that the schedule picks, where one is left and no more are live than may be."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
-        origin = next(self._waiting, None)
+        return self._start(self._take(self.scheduler.pick))
+
+    def admit_beyond(self) -> bool:
+        """All live clusters wait, perhaps for clusters that have not started: start the first of these, however many
+        are live. Raises ResidencyError where they would take too much memory."""
+        started = False
+        for _ in range(max(1, len(self.resident) // 4)):  # so that many that wait for many do not take for ever
+            origin = self._take(lambda count: 0)
+            if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MOST_LIVE_BYTES:
+                live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
+                raise ResidencyError(live * blocks, self.cluster_bytes * live, MOST_LIVE_BYTES)
+            started = self._start(origin) or started
+        return started
+
+    @property
+    def cluster_bytes(self) -> int:
+        """About what a live cluster takes of the host's memory."""
+        blocks = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        warps = -(-self.threads // LANES)
+        clock = 8 * blocks * (5 * warps + 2 * self.threads)
+        return blocks * (_BYTES_PER_SHARED * self.shared_bytes + warps * (_BYTES_PER_WARP + clock))
+
+    def _start(self, origin: Dim | None) -> bool:
         if origin is None:
             return False
         self.scheduler.progress += 1
@@ -127,9 +160,17 @@ class Launch:
         self.resident.append(Cluster(self, origin, self._count - 1))
         return True
 
+    def _take(self, pick: Callable[[int], int]) -> Dim | None:
+        """Take a cluster out of those that have not started: one of the next few, for a grid may be large."""
+        window = self._window
+        missing = self.setup.resident_clusters - len(window)
+        if missing:
+            window.extend(islice(self._waiting, missing))
+        return window.pop(pick(len(window))) if window else None
+
     def take_cluster(self) -> Dim | None:
         """The first block of a cluster that will not be launched, because a running one does its work."""
-        return next(self._waiting, None)
+        return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
         """A block's last thread has left; a cluster that is done makes room for the next."""

@@ -44,6 +44,12 @@ class MBarrier:
     expected_by: tuple[Warp, int] | None = None
     expected_before: tuple[Warp, int] | None = None
     initialised_by: Warp | None = None
+    #: Copies under way that complete on it; the phase that the last one to land completes, and the last phase that a
+    #: wait has seen end, both counted from 1; (warp, program, instruction) of the copy that was issued last.
+    loads: int = 0
+    loaded: int = 0
+    awaited: int = 0
+    load_from: tuple[Warp, Any, int] | None = None
 
     def __post_init__(self) -> None:
         self.pending = self.next_count = self.count
@@ -238,7 +244,7 @@ def wait(
 ) -> Array | None:
     """test_wait, try_wait: which lanes' phases have ended; None where the split has to wait first.
 
-    A suspended try_wait that nobody can release gives up, as hardware's does after its time limit.
+    A try_wait times out when the schedule says so, or when nobody can end its phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)
@@ -267,7 +273,7 @@ def wait(
     if split.timed_out:
         split.timed_out = False
         return result
-    if suspends:
+    if suspends and not w.launch.scheduler.retries.times_out(split, at):
         barrier.waiters.append(split)
         w.launch.scheduler.block(split, BarrierWait(barrier, at, parity))
         return None

@@ -150,6 +150,9 @@ class Observer(SwizzleChecks):
             phase_name(barrier.block, barrier.offset, barrier.phase) if barrier is not None else "a cp.async group"
         )
         self._count += 1
+        if barrier is not None:
+            barrier.loads += 1
+            barrier.load_from = (w, w.split.frame.program, at)
         operation = AsyncWrite(self._count, w, at, shadow, indices, what, awaited)
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
@@ -167,6 +170,7 @@ class Observer(SwizzleChecks):
         is_proxy = operation.what not in ("cp.async", "st.async")
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
+            barrier.loads, barrier.loaded = barrier.loads - 1, clock
         elif group is not None:
             agent, clock = self.copies_until(group[1], group[2])
         else:
@@ -242,10 +246,13 @@ class Observer(SwizzleChecks):
     # ---- ends
 
     def warp_ended(self, w: Warp) -> None:
-        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, bytes too many."""
+        """When a warp leaves: bulk stores not waited for, or not committed; with the block's last one, loads that
+        nobody has waited for, and bytes too many."""
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
                 self.bytes_over(barrier)
+            else:
+                self.check_loads(barrier, f"block {w.block.index} ends")
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import cudatma.emulator.register_pool  # noqa: F401
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.model import Imm, Instruction, Reg, Sym, Vec
@@ -85,13 +86,13 @@ def trap(e: SegmentWriter, i: Instruction) -> None:
     taken = _taken(e, i)
     if taken is not None:
         e.line(f"if not count({taken}): return {e.segment.index + 1}")
-    e.line("raise_trap(w)")
+    e.line(f"raise_trap({i.parts[0]!r}, {e.at})")
     e.line("return -2")
 
 
 @runtime
-def raise_trap(w: Warp) -> None:
-    raise TrapError(f"the kernel executed trap in block {w.block.index}, warp {w.index}")
+def raise_trap(name: str, at: int) -> None:
+    raise TrapError(f"the kernel executed {name}", at=at)
 
 
 @emitter("call")
@@ -195,10 +196,12 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetch", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Registers, caches and counters have no bearing on values."""
+    """Registers, caches and counters have no bearing on values; setmaxnreg.inc may have to wait for registers."""
     if i.parts[0] == "setmaxnreg":
-        e.need(isinstance(i.operands[0], Imm), "setmaxnreg wants an immediate")
-        e.line(f"sync.set_registers(w, {e.at})")
+        count = i.operands[0]
+        if not isinstance(count, Imm):
+            raise e.error("setmaxnreg wants an immediate")
+        e.line(f"if register_pool.set_registers(w, {e.at}, {count.bits}, {'inc' in i.parts}): return -1")
     else:
         e.line("pass")
 

@@ -64,6 +64,7 @@ class Program:
         self.masked: list[SegmentFunction | None] = [None] * count
         self.unwritten = unwritten_reads(self.flow)
         self._accesses: dict[int, tuple[int, int]] = {}
+        self._live: dict[int, list[int]] = {}
         self.touched = [segment.touched for segment in self.flow.segments]
 
     @cached_property
@@ -93,6 +94,14 @@ class Program:
 
     def instruction(self, at: int) -> Instruction:
         return self.function.body[at]
+
+    def live_registers(self, segment: int) -> list[int]:
+        """Indices of the registers that a segment, or one behind it, reads before they are written."""
+        found = self._live.get(segment)
+        if found is None:
+            live = self.flow.segments[segment].live_in
+            found = self._live[segment] = [index for index in range(live.bit_length()) if live >> index & 1]
+        return found
 
     def accesses(self, at: int) -> tuple[int, int]:
         """(read, written) registers of an instruction, as bit sets."""

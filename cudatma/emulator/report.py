@@ -24,12 +24,14 @@ CAUSES: dict[str, str] = {
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
     "store_source_reused": "the source of a bulk store is written before cp.async.bulk.wait_group.read",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
+    "exit_with_pending_load": "nobody waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are touched before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
     "swizzle_mismatch": "the reader's swizzle differs from the tensor map's (wgmma's codes run the other way)",
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
+    "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync stands inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
     "block_gone": "barrier.cluster arrive and wait are missing at the end of the kernel",
@@ -81,13 +83,15 @@ class Hazard:
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote."""
+    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote; unchecked:
+    what of the kernel could not be checked, and why."""
 
     kernel: str
     schedules: int
     hazards: list[Hazard] = field(default_factory=list)
     steps: int = 0
     printed: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -99,6 +103,7 @@ class Report:
         return {hazard.kind for hazard in self.hazards}
 
     def __str__(self) -> str:
+        lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
-            return f"{self.kernel}: no hazard in {self.schedules} schedules"
-        return "\n".join(str(hazard) for hazard in self.hazards)
+            lines = [f"{self.kernel}: no hazard in {self.schedules} schedules"]
+        return "\n".join([*lines, *(f"unchecked: {what}" for what in self.unchecked)])

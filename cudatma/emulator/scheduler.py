@@ -1,7 +1,8 @@
 """Who runs next, and when asynchronous work completes: one seeded, adversarial schedule.
 
-Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once), number 1 is most delayed
-(copies complete only when nobody can run), the others draw both from the seed.
+Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once; CTAs start one after the
+other), number 1 is most delayed (copies complete only when nobody can run; bounded waits give up first; the last CTAs
+start first), the others draw all of it from the seed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from cudatma.emulator.errors import StepLimitError
 from cudatma.emulator.machine import BLOCK, SWITCH, Split
+from cudatma.emulator.retries import Retries, Stall
 
 if TYPE_CHECKING:
     from cudatma.emulator.launch import Launch
 
-#: Rounds in which everybody only polled, after which a deadlock is reported.
+#: Rounds in which everybody only polled, after which something is done about it.
 IDLE_ROUNDS = 3
+#: How often the most delayed schedule lets waits that count go on instead of letting what they wait for happen.
+STARVATION = 2000
+#: How many clusters a drawn schedule keeps live, where as many are left.
+WIDTHS = (1, 2, 4, 8)
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
 PATIENCE = 20000
 #: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
@@ -48,7 +54,15 @@ class Scheduler:
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
         self._completing = False
-        self.has_asked = False
+        #: The split that runs, or ran last.
+        self.running: Split | None = None
+        is_drawn = not (self.in_order or self.most_delayed)
+        #: Draws apart from those above: which CTAs start, and which waits time out.
+        self._draw = random.Random(f"{seed}:{schedule}:starts")
+        self._width = self._draw.choice(WIDTHS) if is_drawn else 1
+        self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
+        self._stall = Stall()
+        self._starved = 0
 
     # ---- splits
 
@@ -125,56 +139,67 @@ class Scheduler:
 
     def run(self) -> None:
         """Until every cluster is done. Raises Deadlock, StepLimitError, TrapError and what programs raise."""
-        idle, seen, admitted_at, released_at, fruitless = 0, -1, 0, -1, 0
+        idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
+        launch = self.launch
         while True:
+            while len(launch.resident) < self._width and launch.admit():
+                pass
             if not self.ready:
-                if self._complete_one() or self.launch.admit():
+                if self._complete_one() or launch.admit():
                     continue
                 if not self.blocked:
                     return
-                fruitless = fruitless + 1 if released_at == self.progress else 0
-                released_at = self.progress
-                if fruitless >= IDLE_ROUNDS and self.launch.pass_time():
-                    fruitless = 0
-                if fruitless >= IDLE_ROUNDS or not self._release_suspended():
-                    raise Deadlock(list(self.blocked.values()))
+                self._unlock()
                 continue
             if all(split.polls for split in self.ready):
                 idle = idle + 1 if seen == self.progress else 0
                 seen = self.progress
-                if idle > IDLE_ROUNDS * len(self.ready) and not self._help_pollers():
-                    if not self._let_time_pass():
-                        raise Deadlock([*self.blocked.values(), *self.ready])
+                if idle > IDLE_ROUNDS * len(self.ready):
                     idle = 0
+                    self._help_pollers()
             self._quantum(self._choose())
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
                 self._complete_one()
             if self.steps + self.spun - admitted_at > PATIENCE:
                 admitted_at = self.steps + self.spun
                 if not self._complete_one():
-                    self.launch.admit()
+                    launch.admit()
 
-    def _help_pollers(self) -> bool:
-        """Do what may end the polling of all that are ready; False where nothing is left to do."""
-        return self._complete_one() or self.launch.admit() or self._release_suspended("is_joint")
+    def _help_pollers(self) -> None:
+        """Do what may end the polling of all that are ready."""
+        if self.most_delayed and self._starved < STARVATION:
+            self._starved += 1
+            if not self._stall.repeats(self.progress, self.ready):
+                return
+        if not (self._complete_one() or self.launch.admit_beyond() or self._release_suspended("is_joint")):
+            self._unlock()
 
-    def _let_time_pass(self) -> bool:
-        """For kernels that look at a clock: first let whoever is suspended look, then let time pass."""
-        if self.launch.pass_time():
-            self.has_asked = False
-        elif self.has_asked or not self.launch.reads_clock:
-            return False
-        else:
-            self.has_asked = True
-        self._release_suspended()
-        return True
+    def _unlock(self) -> None:
+        """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
+        if not self.ready and self.launch.admit_beyond():
+            return
+        if not self.launch.pass_time():
+            waiting = [*self.blocked.values(), *self.ready]
+            if self._stall.repeats(self.progress, waiting):
+                raise Deadlock(waiting)
+        if not self._release_suspended() and not self.ready:
+            raise Deadlock(list(self.blocked.values()))
+
+    def pick(self, count: int) -> int:
+        """Which of so many clusters starts next."""
+        if self.in_order or self.most_delayed:
+            return 0 if self.in_order else count - 1
+        return self._draw.randrange(count)
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
         """Let every suspended try_wait time out once, as hardware does; True where there is one."""
         able = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
         for split in able:
             split.timed_out = True
+            barrier = getattr(split.waits_for, "barrier", None)
+            if barrier is not None:
+                barrier.waiters.remove(split)
             split.waits_for = None
             self.blocked.pop(id(split))
             self.ready.append(split)
@@ -188,7 +213,7 @@ class Scheduler:
     def _quantum(self, split: Split) -> None:
         """Run a split until it blocks, ends, polls, or has had its share."""
         warp = split.warp
-        warp.split = split
+        warp.split = self.running = split
         program, registers = split.frame.program, split.frame.registers
         share = 4096 if self.in_order or self.most_delayed else 1 + int(self.random.expovariate(0.03))
         self.is_polling = False
@@ -216,6 +241,8 @@ class Scheduler:
             if self.is_polling:
                 break
         if self.steps > self.step_limit:
+            if self._stall.progress == self.progress:
+                raise Deadlock([*self.blocked.values(), *self.ready])
             raise StepLimitError(
                 f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
                 "an endless loop, or step_limit= is too low"

@@ -214,11 +214,4 @@ def grid_wait(w: Warp) -> None:
         observer.globals.grid_waited(w)
 
 
-def set_registers(w: Warp, at: int) -> None:
-    """setmaxnreg: a whole warp executes it."""
-    observer = w.block.cluster.observer
-    if observer is not None and not w.split.is_full:
-        observer.report("divergent_warp", w, at, "setmaxnreg is executed by a part of the warp")
-
-
 RUNTIME["sync"] = sys.modules[__name__]
