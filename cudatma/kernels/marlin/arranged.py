@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 
 from cudatma import context
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.plan import Plan, loaded
 from cudatma.kernels.marlin.workspace import MarlinWorkspace
@@ -102,6 +102,7 @@ class ArrangedPlan(Plan):
         with workspace.rows.lock:
             rows = arranged_rows(x, workspace.rows.room(self._rows_bytes))
         super().__init__(w, rows, out, True, batch_invariant, stream)
+        self.needs_workspace = True
         self.x_extent = x.info.extent[1] - x.info.pointer
         self._arrange = kernel.plan(
             grid,
@@ -114,8 +115,10 @@ class ArrangedPlan(Plan):
         self._source, self._result = self._arrange.arguments[0], self._arrange.arguments[2]
         self._arrange_lock = threading.Lock()
 
-    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
+    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:
         """As Plan.run(), in two launches. DriverError where the workspace has no memory to grow."""
+        if workspace is None:
+            raise LaunchError("workspace", "None", "a workspace, which holds the copied activations")
         with workspace.rows.lock:
             rows = workspace.rows.room(self._rows_bytes)
             with self._arrange_lock:

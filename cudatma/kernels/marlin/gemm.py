@@ -122,8 +122,9 @@ def _first(
         dense_gemm(rows, w, target, addend, dense_bytes, handle)
         return out
     plan = _plan(w, rows, target, programmatic, batch_invariant, handle, space)
-    space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
-    space.require_room(plan.spec, plan.schedule)
+    if plan.needs_workspace:
+        space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
+        space.require_room(plan.spec, plan.schedule)
     plan.run(rows.info.pointer, target.info.pointer, 0 if addend is None else addend.pointer, space, handle)
     library = library_of_tensor(x)
     # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.

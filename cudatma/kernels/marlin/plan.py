@@ -109,6 +109,7 @@ class Plan:
         "_space",
         "_x",
         "device",
+        "needs_workspace",
         "out_extent",
         "partials_bytes",
         "schedule",
@@ -131,6 +132,7 @@ class Plan:
         self.device, target = device, detect(device)
         kernel, spec, self.schedule = configure(w, x.rows, device, stream, batch_invariant=batch_invariant)
         self.spec, self.partials_bytes = spec, self.schedule.partial_blocks * spec.partial_bytes
+        self.needs_workspace = self.partials_bytes > 0
         k, n = w.shape
         problem = ProblemStruct()
         exponent = scale_exponent_of(w, spec)
@@ -163,8 +165,9 @@ class Plan:
         self._lock = threading.Lock()
         self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
 
-    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace, stream: int) -> None:
-        """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for."""
+    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:
+        """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for. workspace: None
+        unless ``needs_workspace``."""
         with self._lock:
             self._output.value = out
             if self._map is None:
@@ -173,10 +176,12 @@ class Plan:
                 replace_address(self._map_address, x)
             else:
                 self._map[0] = x
-            if workspace.partials_pointer != self._space or bias != self._last_bias:
+            if bias != self._last_bias:
+                self._last_bias = self._bias.value = bias
+            if workspace is not None and workspace.partials_pointer != self._space:
                 # The address, not the object: a plan must not keep a workspace, nor free it in the midst of a capture.
-                self._space, self._last_bias, self._bias.value = workspace.partials_pointer, bias, bias
-                self._partials.value, self._flags.value = workspace.partials_pointer, workspace.flags_pointer
+                self._space = self._partials.value = workspace.partials_pointer
+                self._flags.value = workspace.flags_pointer
             self._plan.launch(stream)
 
 

@@ -87,5 +87,6 @@ def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias:
         # They say what is wrong, that views of one buffer lie side by side, or that x has to be copied first.
         return False
     handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
-    plan.run(at, to, add, stream_workspace(plan.device, handle, plan.partials_bytes), handle)
+    space = stream_workspace(plan.device, handle, plan.partials_bytes) if plan.needs_workspace else None
+    plan.run(at, to, add, space, handle)
     return True
