@@ -1,6 +1,6 @@
-"""Run by test_moves_calls.py in a process of its own: operations over arrays on the fake driver, one case by name.
+"""Run by test_moves_calls.py: operations over arrays on the fake driver.
 
-Usage: python moves_on_fake_driver.py CASE. Exit status 0 means that every check held.
+Usage: python moves_on_fake_driver.py [CASE]. Prints what went wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from fake_records import Record, Setup, raises
+from fake_records import Record, Setup, raises, run_cases
 
 import cudatma as c
 from cudatma.arrays import dense_strides
@@ -280,4 +280,4 @@ def case_a_repeated_call_is_cheap() -> None:
 
 
 if __name__ == "__main__":
-    globals()[f"case_{sys.argv[1]}"]()
+    run_cases(globals(), sys.argv[1:])
