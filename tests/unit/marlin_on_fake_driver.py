@@ -301,7 +301,7 @@ def case_threads_come_and_go() -> None:
     call(0)
     for _ in range(100):
         in_threads(1, lambda _: call(2))
-        assert len(owners._owners._recent) <= 3
+        assert len(owners.OWNERS._recent) <= 3
     assert counts.allocations - counts.frees <= 3
 
 
