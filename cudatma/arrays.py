@@ -362,7 +362,7 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
         return current_stream(kind, device)
     name = _handle_names.get(type(stream))
     if name is not None:
-        handle = getattr(stream, name)
+        handle: int = getattr(stream, name)
     else:
         handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
     if not 0 <= handle < _ADDRESSES:
