@@ -45,14 +45,16 @@ int fake_hangs;
 
 // Streams that a test has told of: their ids, and the captures that they take part in (0: none). Any other stream has an id
 // that is a thousand above its handle, and captures where fake_setup.capturing says so.
-enum { MAX_STREAMS = 64, MAX_RETAINED = 1024, CAPTURE_OF_ALL = 1, RELAXED = 2 };
+enum { MAX_STREAMS = 64, MAX_RETAINED = 1024, CAPTURE_OF_ALL = 1, RELAXED = 2, CREATED_STREAM = 0xabc };
 struct {
     uint64_t handle, id, capture;
 } fake_streams[MAX_STREAMS];
 // Device memory: allocations, those of them while anything was captured, frees, and how often the driver was asked about a
-// stream. A capture's graph is the capture's number.
+// stream; the stream that the host waited for last, of those that
+// it did not create. A capture's graph is the capture's number.
 struct {
     int64_t allocations, in_capture, frees, questions;
+    uint64_t synchronized;
 } fake_counts;
 static struct {
     void (*destroy)(void *);
@@ -168,7 +170,7 @@ void fake_destroy_graph(uint64_t graph) {
     for (int i = 0; i < retained_count; i++)
         if (retained[i].graph == graph) retained[i].graph = 0, retained[i].destroy(retained[i].pointer);
 }
-int cuStreamCreate(uint64_t *stream, unsigned flags) { return *stream = 0xabc, SUCCESS; }
+int cuStreamCreate(uint64_t *stream, unsigned flags) { return *stream = CREATED_STREAM, SUCCESS; }
 int cuStreamDestroy_v2(uint64_t stream) { return SUCCESS; }
 int cuGetErrorString(int error, const char **text) { return *text = "said by the fake", SUCCESS; }
 int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
@@ -203,7 +205,10 @@ int cuMemcpyHtoDAsync_v2(void *device, const void *host, size_t size, void *stre
     return memcpy(device, host, size), SUCCESS;
 }
 int cuMemcpyDtoH_v2(void *host, const void *device, size_t size) { return memcpy(host, device, size), SUCCESS; }
-int cuStreamSynchronize(void *stream) { return SUCCESS; }
+int cuStreamSynchronize(uint64_t stream) {
+    if (stream != CREATED_STREAM) fake_counts.synchronized = stream;
+    return SUCCESS;
+}
 static int encode(uint64_t *map, int type, int rank, uint64_t address, const uint64_t *dims, const uint64_t *strides) {
     memset(map, 0, 128);
     map[0] = address, map[1] = 100 * type + rank;

@@ -61,7 +61,10 @@ class Stream(ctypes.Structure):
 class Counts(ctypes.Structure):
     """fake_counts of fake_driver.c."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("allocations", "in_capture", "frees", "questions"))
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("allocations", "in_capture", "frees", "questions")),
+        ("synchronized", ctypes.c_uint64),
+    )
 
 
 def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
