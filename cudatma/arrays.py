@@ -360,10 +360,18 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     for a number that is no handle."""
     if stream is None:
         return current_stream(kind, device)
-    handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
+    name = _handle_names.get(type(stream))
+    if name is not None:
+        handle: int = getattr(stream, name)
+    else:
+        handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
     if not 0 <= handle < _ADDRESSES:
         raise ArgumentError("stream", handle, "a handle, 0 and up in 64 bits")
     return handle
+
+
+#: CuPy's classes of streams and torch's, once they have been seen, and where their handle is.
+_handle_names: dict[type, str] = {}
 
 
 def _handle_of(stream: object) -> int:
@@ -371,6 +379,8 @@ def _handle_of(stream: object) -> int:
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
+            if type(stream).__module__.split(".")[0] in ("cupy", "torch"):
+                _handle_names[type(stream)] = name
             return handle
     allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)

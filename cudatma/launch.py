@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import current_stream, stream_handle
+from cudatma.arrays import stream_handle
 from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check
 from cudatma.hang import Names, is_debug_ptx
@@ -263,8 +263,8 @@ class Kernel:
     ) -> LaunchPlan:
         """Check and marshal a launch once for many launches; loads the kernel. Arguments as in launch(), errors too.
 
-        device: where it will run; the arguments' device, else the current one, unless named. The current stream of the
-        arguments' library waits for producers that name theirs; launches on other streams are the caller's to order.
+        device: where it will run; the arguments' device, else the current one, unless named. Nothing waits for the
+        arrays' producers: the caller orders the launches.
         """
         arguments = marshal(self.parameters, args)
         if device is not None and arguments.device not in (None, device):
@@ -272,8 +272,6 @@ class Kernel:
         where = arguments.device if device is None else device
         where = context.current_device() if where is None else where
         function = self._on(where)
-        for producer in arguments.producers:
-            order_after(current_stream(arguments.kind, where), producer, where)
         config = make_config(
             self.target,
             grid,

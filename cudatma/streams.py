@@ -51,12 +51,12 @@ class _Life:
 class _Thread(threading.local):
     """What each thread has of its own.
 
-    life: the identity of its default stream. asks: the two driver functions that identity() calls, each with the
-    address that it writes to and the ctypes object there.
+    life: the identity of its default stream. status: where the driver writes whether a stream is captured, and a
+    reference to that.
     """
 
     life: _Life | None = None
-    asks: tuple[Any, int, Any, Any, int, Any] | None = None
+    status: tuple[Any, Any] | None = None
 
 
 _thread = _Thread()
@@ -69,29 +69,36 @@ def identity(device: int, stream: int) -> int | None:
     stream, which cannot be captured. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing] Raises DriverError.
     """
     if stream <= _PER_THREAD:
-        return _default_identity(device, stream or _ZERO)
-    is_capturing, status_at, status, get_id, number_at, number = _thread.asks or _prepare()
-    if is_capturing(stream, status_at) or get_id(stream, number_at):
+        return _of_this_thread(device) if (stream or _ZERO) == _PER_THREAD else _LEGACY_IDENTITY
+    status, at = _thread.status or _prepare()
+    if _is_capturing(stream, at):
         return _asked_again(device, stream)
-    return None if status.value else number.value
+    if status.value:
+        return None
+    code, number = _get_id(stream)
+    return _asked_again(device, stream) if code else number
 
 
-def _prepare() -> tuple[Any, int, Any, Any, int, Any]:
-    library, status, number = _libcuda(), ctypes.c_int(), ctypes.c_uint64()
-    _thread.asks = (
-        *(library.cuStreamIsCapturing, ctypes.addressof(status), status),
-        *(library.cuStreamGetId, ctypes.addressof(number), number),
-    )
-    return _thread.asks
+def _prepare() -> tuple[Any, Any]:
+    global _is_capturing, _get_id
+    # cuda.bindings would make an enum of the one's answer, which takes longer than the call.
+    _is_capturing, _get_id = _libcuda().cuStreamIsCapturing, context.initialise().cuStreamGetId
+    status = ctypes.c_int()
+    _thread.status = status, ctypes.byref(status)
+    return _thread.status
+
+
+#: cuStreamIsCapturing of libcuda and cuStreamGetId of cuda.bindings, once a thread has asked.
+_is_capturing: Any = None
+_get_id: Any = None
 
 
 @lru_cache(maxsize=1)
 def _libcuda() -> Any:
-    """The driver through ctypes, which is several times faster than cuda.bindings here."""
     context.initialise()
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
-    library.cuStreamIsCapturing.argtypes = library.cuStreamGetId.argtypes = (pointer, pointer)
+    library.cuStreamIsCapturing.argtypes = (pointer,)
     # Version 2 tells no dependencies unless it is asked; version 3 is of CUDA 12.3.
     library.cuStreamGetCaptureInfo_v2.argtypes = (pointer,) * 6
     library.cuCtxGetCurrent.argtypes = (pointer,)
@@ -109,17 +116,15 @@ def _asked_again(device: int, stream: int) -> int | None:
     return None if capturing else number
 
 
-def _default_identity(device: int, stream: int) -> int | None:
-    if stream == _LEGACY:
-        return _LEGACY_IDENTITY
+def _of_this_thread(device: int) -> int | None:
     # The handle means the thread's stream in the current context, which has to be the device's.
-    is_capturing, status_at, status, *_ = _thread.asks or _prepare()
+    status, at = _thread.status or _prepare()
     here, wanted = ctypes.c_void_p(), int(context.primary_context(device))
     if _libcuda().cuCtxGetCurrent(ctypes.addressof(here)) or here.value != wanted:
         with context.using(device):
-            _require(is_capturing(_PER_THREAD, status_at), "cuStreamIsCapturing")
+            _require(_is_capturing(_PER_THREAD, at), "cuStreamIsCapturing")
     else:
-        _require(is_capturing(_PER_THREAD, status_at), "cuStreamIsCapturing")
+        _require(_is_capturing(_PER_THREAD, at), "cuStreamIsCapturing")
     return None if status.value else _thread_number()
 
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_IMAGE = 200, INVALID_CONTEXT = 201 };
-enum { INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900 };
 enum { CONTEXT_OF_DEVICE_0 = 0x1000, FUNCTION_OF_CONTEXT = 0x100000, FAILING_STREAM = 0xdead };
 enum { MAX_PARAMETERS = 64 };
 
@@ -42,8 +42,29 @@ struct {
     uint32_t capacity, taken, blocks, reserved;
 } fake_panel;
 int fake_hangs;
-// Ten times the compute capability; how often tensor maps were made and given another address.
-int fake_capability = 90, fake_encoded, fake_replaced;
+
+// Streams that a test has told of: their ids, and the captures that they take part in (0: none). Any other stream has an id
+// that is a thousand above its handle, and captures where fake_setup.capturing says so.
+enum { MAX_STREAMS = 64, MAX_RETAINED = 1024, CAPTURE_OF_ALL = 1, RELAXED = 2, CREATED_STREAM = 0xabc };
+struct {
+    uint64_t handle, id, capture;
+} fake_streams[MAX_STREAMS];
+// Device memory: allocations, those of them while anything was captured, frees, and how often the driver was asked about a
+// stream; the stream that the host waited for last, of those that
+// it did not create. A capture's graph is the capture's number.
+struct {
+    int64_t allocations, in_capture, frees, questions;
+    uint64_t synchronized;
+} fake_counts;
+static struct {
+    void (*destroy)(void *);
+    void *pointer;
+    uint64_t graph;
+} retained[MAX_RETAINED];
+static int retained_count;
+static __thread int capture_mode;
+// Ten times the compute capability; the most threads of a block; how often tensor maps were made and given another address.
+int fake_capability = 90, fake_most_threads = 256, fake_encoded, fake_replaced;
 
 static __thread uintptr_t stack[16];
 static __thread int depth;
@@ -91,7 +112,7 @@ int cuModuleGetFunction(uintptr_t *function, uintptr_t module, const char *name)
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) {
     // threads, static shared memory, registers
-    *value = attribute == 0 ? 256 : attribute == 1 ? 1024 : attribute == 4 ? 40 : 0;
+    *value = attribute == 0 ? fake_most_threads : attribute == 1 ? 1024 : attribute == 4 ? 40 : 0;
     return SUCCESS;
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
@@ -104,8 +125,53 @@ int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *siz
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared_bytes) {
     return *blocks = 2048 / threads, SUCCESS;
 }
-int cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, SUCCESS; }
-int cuStreamIsCapturing(void *stream, int *status) { return *status = fake_setup.capturing, SUCCESS; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    int previous = capture_mode;
+    return capture_mode = *mode, *mode = previous, SUCCESS;
+}
+static uint64_t capture_of(uint64_t stream) {
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (fake_streams[i].id && fake_streams[i].handle == stream) return fake_streams[i].capture;
+    return fake_setup.capturing ? CAPTURE_OF_ALL : 0;
+}
+static int anything_captures(void) {
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (fake_streams[i].id && fake_streams[i].capture) return 1;
+    return fake_setup.capturing;
+}
+int cuStreamIsCapturing(uint64_t stream, int *status) {
+    fake_counts.questions++;
+    return *status = capture_of(stream) != 0, SUCCESS;
+}
+int cuStreamGetCaptureInfo_v2(uint64_t stream, int *status, uint64_t *id, uint64_t *graph, void *nodes, void *count) {
+    return *status = capture_of(stream) != 0, *id = *graph = capture_of(stream), SUCCESS;
+}
+int cuStreamGetId(uint64_t stream, uint64_t *id) {
+    fake_counts.questions++;
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (fake_streams[i].id && fake_streams[i].handle == stream) return *id = fake_streams[i].id, SUCCESS;
+    return *id = stream + 1000, SUCCESS;
+}
+int cuUserObjectCreate(uint64_t *object, void *pointer, void (*destroy)(void *), unsigned count, unsigned flags) {
+    if (count != 1 || flags != 1 || retained_count == MAX_RETAINED) return INVALID_VALUE;
+    retained[retained_count].destroy = destroy, retained[retained_count].pointer = pointer;
+    return *object = (uint64_t)++retained_count, SUCCESS;
+}
+int cuGraphRetainUserObject(uint64_t graph, uint64_t object, unsigned count, unsigned flags) {
+    if (!graph || count != 1 || flags != 1) return INVALID_VALUE;
+    return retained[object - 1].graph = graph, SUCCESS;
+}
+int cuUserObjectRelease(uint64_t object, unsigned count) {
+    retained[object - 1].destroy(retained[object - 1].pointer);
+    return SUCCESS;
+}
+// What the driver does once a graph and all that was instantiated from it are gone.
+void fake_destroy_graph(uint64_t graph) {
+    for (int i = 0; i < retained_count; i++)
+        if (retained[i].graph == graph) retained[i].graph = 0, retained[i].destroy(retained[i].pointer);
+}
+int cuStreamCreate(uint64_t *stream, unsigned flags) { return *stream = CREATED_STREAM, SUCCESS; }
+int cuStreamDestroy_v2(uint64_t stream) { return SUCCESS; }
 int cuGetErrorString(int error, const char **text) { return *text = "said by the fake", SUCCESS; }
 int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
     if (attribute != 9 || pointer == 0xbad) return INVALID_VALUE;
@@ -123,8 +189,15 @@ int cuModuleGetGlobal_v2(void **pointer, size_t *size, void *module, const char 
 }
 int cuMemHostAlloc(void **pointer, size_t size, unsigned flags) { return *pointer = malloc(size), SUCCESS; }
 int cuMemHostGetDevicePointer_v2(void **device, void *host, unsigned flags) { return *device = host, SUCCESS; }
-int cuMemAlloc_v2(void **pointer, size_t size) { return *pointer = malloc(size), SUCCESS; }
-int cuMemFree_v2(void *pointer) { return free(pointer), SUCCESS; }
+int cuMemAlloc_v2(void **pointer, size_t size) {
+    if (anything_captures() && capture_mode != RELAXED) return CAPTURE_UNSUPPORTED;
+    fake_counts.allocations++, fake_counts.in_capture += anything_captures();
+    return *pointer = aligned_alloc(256, (size + 255) / 256 * 256), SUCCESS;
+}
+int cuMemFree_v2(void *pointer) {
+    if (anything_captures() && capture_mode != RELAXED) return CAPTURE_UNSUPPORTED;
+    return fake_counts.frees++, free(pointer), SUCCESS;
+}
 int cuMemsetD8Async(void *pointer, unsigned char value, size_t size, void *stream) {
     return memset(pointer, value, size), SUCCESS;
 }
@@ -132,7 +205,10 @@ int cuMemcpyHtoDAsync_v2(void *device, const void *host, size_t size, void *stre
     return memcpy(device, host, size), SUCCESS;
 }
 int cuMemcpyDtoH_v2(void *host, const void *device, size_t size) { return memcpy(host, device, size), SUCCESS; }
-int cuStreamSynchronize(void *stream) { return SUCCESS; }
+int cuStreamSynchronize(uint64_t stream) {
+    if (stream != CREATED_STREAM) fake_counts.synchronized = stream;
+    return SUCCESS;
+}
 static int encode(uint64_t *map, int type, int rank, uint64_t address, const uint64_t *dims, const uint64_t *strides) {
     memset(map, 0, 128);
     map[0] = address, map[1] = 100 * type + rank;

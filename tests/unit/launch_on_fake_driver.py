@@ -1,6 +1,6 @@
-"""Run by test_launch.py in a process of its own: launches a pickled kernel through the fake driver, one case by name.
+"""Run by test_launch.py: launches a pickled kernel through the fake driver.
 
-Usage: python launch_on_fake_driver.py KERNEL.pickle CASE. Exit status 0 means that every check held.
+Usage: python launch_on_fake_driver.py KERNEL.pickle [CASE]. Prints what went wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fake_records import Record, Setup, raises
+from fake_records import Record, Setup, raises, run_cases
 
 from cudatma import context
 from cudatma.build import default_target
@@ -32,7 +32,7 @@ class Array:
 
 class Map:
     def __init__(self, device: int = 0) -> None:
-        self.data, self.device = (ctypes.c_ubyte * 128)(*range(128)), device
+        self.data, self.device, self.owner = (ctypes.c_ubyte * 128)(*range(128)), device, None
 
 
 ON_1 = 1 << 40
@@ -212,7 +212,15 @@ def case_a_producers_stream() -> None:
     assert (record.recorded_on, record.waited_on) == (0, 0)
     array.__cuda_array_interface__["stream"] = 0x66
     kernel.launch(1, 1, (array, *args()[1:]))
-    assert (record.recorded_on, record.waited_on, record.events) == (0x66, 0 + 1, 0)
+    assert (record.recorded_on, record.waited_on, record.events) == (0x66, 1 + 1, 0)
+    kernel.launch(1, 1, (array, *args()[1:]), stream=0x55)
+    assert (record.recorded_on, record.waited_on, record.events) == (0x66, 0x55 + 1, 0)
+    # That of an array behind a tensor map, as the array says it now.
+    described = Map()
+    described.owner = Array(0x7000)
+    described.owner.__cuda_array_interface__["stream"] = 0x67
+    kernel.launch(1, 1, (*args()[:3], described), stream=0x55)
+    assert (record.recorded_on, record.waited_on, record.events) == (0x67, 0x55 + 1, 0)
 
 
 def case_facts() -> None:
@@ -223,4 +231,4 @@ def case_facts() -> None:
 
 
 if __name__ == "__main__":
-    globals()[f"case_{sys.argv[2]}"]()
+    run_cases(globals(), sys.argv[2:])

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma import PackedWeight, context, target
+from cudatma import PackedWeight, context, streams, target
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels.marlin import repeated, workspace
+from cudatma.kernels.marlin import owners, repeated
 from cudatma.launch import Kernel
 from cudatma.target import get_target
 
@@ -152,6 +152,30 @@ class Card:
         return (ctypes.c_uint64 * 16).from_buffer_copy(memoryview(value.data))
 
 
+class Life:
+    """A graph that is never gone."""
+
+    def __init__(self, graph: int) -> None: ...
+
+    def has_ended(self) -> bool:
+        return False
+
+
+def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
+    """No workspaces yet, and streams that are told apart by their handles. capturing: those that capture, into one
+    graph."""
+
+    def identity(device: int, stream: int) -> int | None:
+        return None if stream in capturing else stream
+
+    for name in ("ready", "_recent", "_branches", "_reserves"):
+        monkeypatch.setattr(owners.OWNERS, name, type(getattr(owners.OWNERS, name))())
+    monkeypatch.setattr(streams, "identity", identity)
+    monkeypatch.setattr(repeated, "identity", identity)
+    monkeypatch.setattr(streams, "capture_of", lambda device, stream: streams.Capture(1, 1, stream))
+    monkeypatch.setattr(streams, "GraphLife", Life)
+
+
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     """Device 0 is a card of 4 multiprocessors; every packed weight lies on it. Arrays are made by ``card.array``."""
@@ -169,7 +193,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
         options.pop("backend", None)
         plan(self, grid, block, args, **options).launch(stream)
 
-    monkeypatch.setattr(workspace, "_by_stream", {})
+    tell_streams(monkeypatch, made.capturing)
+    monkeypatch.setattr(owners, "_SLAB_BYTES", 6 << 20)  # the emulator looks at all memory of a launch
+    monkeypatch.setattr(owners, "_LEAST_BYTES", 3 << 20)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
@@ -184,4 +210,4 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     described = operands.describe
     monkeypatch.setattr(operands, "describe", lambda a, name: a.info if isinstance(a, Array) else described(a, name))
     yield made
-    workspace.release_workspaces()
+    owners.release_workspaces()

@@ -1,6 +1,6 @@
-"""Run by test_moves_calls.py in a process of its own: operations over arrays on the fake driver, one case by name.
+"""Run by test_moves_calls.py: operations over arrays on the fake driver.
 
-Usage: python moves_on_fake_driver.py CASE. Exit status 0 means that every check held.
+Usage: python moves_on_fake_driver.py [CASE]. Prints what went wrong.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from fake_records import Record, Setup, raises
+from fake_records import Record, Setup, raises, run_cases
 
 import cudatma as c
 from cudatma.arrays import dense_strides
@@ -50,7 +50,19 @@ class Array:
         self.strides = (*dense[:-2], pitch, dense[-1]) if pitch else dense
 
 
+#: The stream that the fake CuPy works on, and those it allocated on.
+current, allocated_on = [7], []
+
+
+@contextlib.contextmanager
+def external_stream(handle: int, device: int) -> Iterator[None]:
+    before, current[0] = current[0], handle
+    yield
+    current[0] = before
+
+
 def empty(shape: Sequence[int], dtype: Any) -> Array:
+    allocated_on.append(current[0])
     heap[0] += 16 * MIB
     return Array(0, shape, dtype, more=heap[0])
 
@@ -84,7 +96,8 @@ fake.ndarray, fake.empty = Array, empty
 fake.asarray = lambda words: empty(words.shape, words.dtype)
 fake.cuda = types.SimpleNamespace(
     Device=lambda ordinal: contextlib.nullcontext(),
-    get_current_stream=lambda device: types.SimpleNamespace(ptr=7),
+    ExternalStream=external_stream,
+    get_current_stream=lambda device: types.SimpleNamespace(ptr=current[0]),
     runtime=types.SimpleNamespace(CUDARuntimeError=type("CUDARuntimeError", (Exception,), {})),
 )
 sys.modules["cupy"] = fake
@@ -224,6 +237,65 @@ def case_streams_and_devices() -> None:
     assert record.loads == 2
 
 
+#: Operations that make their result.
+MAKERS: dict[str, Callable[..., object]] = {
+    "copy": lambda src, stream: c.copy(src, stream=stream),
+    "transpose": lambda src, stream: c.transpose(src, stream=stream),
+    "gather": lambda src, stream: c.gather(src, [(0, 0)], (2, 8), stream=stream),
+    "halo_tiles": lambda src, stream: c.halo_tiles(src, (16, 16), (1, 4), stream=stream),
+    "broadcast": lambda src, stream: c.broadcast(src, 4, stream=stream),
+}
+
+
+def case_results_are_allocated_on_the_stream_of_the_launch() -> None:
+    for name, make in MAKERS.items():
+        for _ in range(2):  # a first call and a repeated one
+            for stream, wanted in ((None, 7), (7, 7), (0x55, 0x55), (0, 0)):
+                allocated_on.clear()
+                make(Array(32, (64, 80)), stream)
+                assert set(allocated_on) == {wanted}, name
+                assert record.stream == wanted, name
+    assert current[0] == 7
+
+
+class Foreign:
+    """An array of a library that names its stream."""
+
+    def __init__(self, mib: int, shape: tuple[int, ...], stream: int) -> None:
+        data = (mib * MIB, False)
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": data, "version": 3, "stream": stream}
+
+
+def waits(function: Callable[[], object]) -> tuple[int, int] | None:
+    """(the stream that waited, for which) of a call, None where nobody did."""
+    record.recorded_on = record.waited_on = 0
+    function()
+    assert record.events == 0
+    return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
+
+
+def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
+    given, out, starts = Foreign(32, (64, 80), 0x66), Array(64, (64, 80)), Foreign(96, (1, 2), 0x68)
+    starts.__cuda_array_interface__["typestr"] = "<i4"
+    calls: dict[str, Callable[[int | None], object]] = {
+        name: lambda stream, make=make: make(given, stream)  # type: ignore[misc]
+        for name, make in MAKERS.items()
+    } | {
+        "out": lambda stream: c.copy(Array(64, (64, 80)), given, stream=stream),
+        "reduce_into": lambda stream: c.reduce_into(given, out, "add", stream=stream),
+        "prefetch": lambda stream: c.prefetch(given, stream=stream),
+    }
+    for name, call in calls.items():
+        for _ in range(2):
+            assert waits(lambda call=call: call(0x55)) == (0x55, 0x66), name  # type: ignore[misc]
+            assert waits(lambda call=call: call(None)) == (7, 0x66), name  # type: ignore[misc]
+            assert waits(lambda call=call: call(0x66)) is None, name  # type: ignore[misc]
+    for _ in range(2):
+        assert waits(lambda: c.copy(out, Array(96, (64, 80)), stream=0x55)) is None
+        found = waits(lambda: c.gather(out, starts, (2, 8), check=False, stream=0x55))
+        assert found == (0x55, 0x68), "a table on the device"
+
+
 def case_captures() -> None:
     setup.capturing = 1
     call = OPERATIONS["window"]
@@ -280,4 +352,4 @@ def case_a_repeated_call_is_cheap() -> None:
 
 
 if __name__ == "__main__":
-    globals()[f"case_{sys.argv[1]}"]()
+    run_cases(globals(), sys.argv[1:])

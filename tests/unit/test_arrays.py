@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma import arrays
-from cudatma.arrays import ArrayInfo, describe, empty_like_library, overlaps, stream_handle
+from cudatma.arrays import ArrayInfo, describe, empty_like_library, overlaps, producer_of, stream_handle
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 
@@ -129,13 +129,13 @@ def test_cuda_array_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(Producer(strides=(64, 4))).strides_bytes == (64, 4)
 
 
-def test_cuda_array_interface_waits_for_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[tuple[int, int]] = []
+def test_cuda_array_interface_names_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "pointer_device", lambda pointer, field: 3)
-    monkeypatch.setattr(arrays, "_order_after", lambda stream, device: waited.append((stream, device)))
-    describe(Producer(stream=None))
-    describe(Producer(stream=17))
-    assert waited == [(17, 3)]
+    for stream in (None, 1, 17):
+        assert describe(Producer(stream=stream)).producer == producer_of(Producer(stream=stream)) == stream
+    assert producer_of(None) is producer_of(np.zeros(1)) is describe(np.zeros(1)).producer is None
+    with pytest.raises(ArgumentError, match="from 1 up"):
+        producer_of(Producer(stream=0))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""MarlinWorkspace: large enough for every launch, one a stream, never made in a capture. A recorder is the driver."""
+"""MarlinWorkspace: large enough for every launch, one for each stream. A recorder is the driver."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marlin_card import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
 from cudatma.kernels.marlin import workspace
 from cudatma.kernels.marlin.config import Layer, choose
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import GROUP_SIZES
-from cudatma.kernels.marlin.workspace import check_workspace, stream_workspace
+from cudatma.kernels.marlin.workspace import check_workspace
 from cudatma.target import TARGETS, Target
 
 PROCESSORS = 132
@@ -85,7 +87,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         yield made
 
     # A run on a card has workspaces of its own, which must not be dropped through this driver.
-    monkeypatch.setattr(workspace, "_by_stream", {})
+    tell_streams(monkeypatch, made.capturing)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "current_device", lambda: 0)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
@@ -103,7 +105,7 @@ def test_flags_are_cleared_before_anybody_uses_them(driver: Driver) -> None:
     assert {space.partials_pointer, space.flags_pointer} >= {start}
     ends = {space.partials_pointer + space.partials_bytes, space.flags_pointer + space.flags_bytes}
     assert max(ends) == start + size
-    assert space.partials_pointer + space.partials_bytes <= space.flags_pointer
+    assert space.flags_pointer + space.flags_bytes <= space.partials_pointer
     assert space.partials_pointer % 16 == space.flags_pointer % 4 == 0
 
 
@@ -121,26 +123,16 @@ def test_one_for_each_stream_of_a_device(driver: Driver) -> None:
     assert len({id(space) for space in spaces}) == len({space.flags_pointer for space in spaces}) == 6
     assert spaces == [stream_workspace(device, stream) for device in (0, 1) for stream in (0, 7, 8)]
     assert [space.device for space in spaces] == [0, 0, 0, 1, 1, 1]
+    # The reserve of a device comes with the workspace of its first stream.
     assert len(driver.allocated) == 6
 
 
-def test_a_capture_gets_only_what_is_there(driver: Driver) -> None:
-    known = stream_workspace(0, 7)
-    driver.capturing = {7, 8}
-    assert stream_workspace(0, 7) is known
-    with pytest.raises(LaunchError, match="before the capture"):
-        stream_workspace(0, 8)
-    assert len(driver.allocated) == 1
-    driver.capturing = set()
-    assert stream_workspace(0, 8) is not known
-
-
 def test_released_workspaces_live_as_long_as_they_are_held(driver: Driver) -> None:
-    held = stream_workspace(0, 7)
     stream_workspace(0, 8)
+    held = stream_workspace(0, 7)
     release_workspaces()
     gc.collect()
-    assert list(driver.allocated) == [min(held.partials_pointer, held.flags_pointer)]
+    assert list(driver.allocated) == [held.flags_pointer]
     assert stream_workspace(0, 7) is not held
 
 

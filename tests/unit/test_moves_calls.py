@@ -4,9 +4,6 @@ addresses, options or surroundings decide is taken from it. On the fake driver f
 from __future__ import annotations
 
 import gc
-import os
-import re
-import subprocess
 import sys
 import threading
 import weakref
@@ -16,37 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_records import build_driver
+from fake_records import build_driver, wrong_cases
 
 import cudatma as c
 from cudatma.kernels.moves import call as call_module
 from cudatma.kernels.moves.known import CALLS, Calls, Known
 from cudatma.kernels.moves.launches import Launch
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "moves_on_fake_driver.py"
-CASES = re.findall(r"^def case_(\w+)", SCRIPT.read_text(), re.MULTILINE)
 Array = np.ndarray[Any, Any]
 EMULATED = {"backend": "emulator"}
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fake_driver")
-    build_driver(folder)
-    return folder
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_on_the_fake_driver(driver: Path, case: str) -> None:
-    environment = os.environ | {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(HERE.parents[1])}
-    for name in ("CUDATMA_TARGET", "CUDATMA_BACKEND", "CUDATMA_DEBUG"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), case], env=environment, capture_output=True, text=True, timeout=60
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
+def test_on_the_fake_driver(tmp_path: Path) -> None:
+    build_driver(tmp_path)
+    script = Path(__file__).with_name("moves_on_fake_driver.py")
+    assert not (wrong := wrong_cases(script, tmp_path)), wrong
 
 
 @pytest.fixture(autouse=True)

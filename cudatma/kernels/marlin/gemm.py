@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatma import context
 from cudatma.arrays import empty_like_library, stream_handle
 from cudatma.backend import backend_for
 from cudatma.build import debug_scope, debugging, wants_debug
@@ -117,6 +118,7 @@ def _first(
     space = None if workspace is None else check_workspace(workspace, device)
     if rows.rows == 0:
         return out
+    context.require_no_fork()
     order_after_producers(handle, device, rows.info, target.info, addend)
     if dense_bytes and serves_dense(w, rows.rows, dense_bytes, detect(device)):
         dense_gemm(rows, w, target, addend, dense_bytes, handle)

@@ -221,7 +221,7 @@ class Owners:
             self._reserves.clear()
 
 
-_owners = Owners()
+OWNERS = Owners()
 
 
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
@@ -231,8 +231,8 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
     ``partials_bytes`` (None: for any launch); it goes when the graph and all that was instantiated from it are gone.
     Raises DriverError (no memory), LaunchError (a capture that was invalidated).
     """
-    known = _owners.ready.get((device, streams.identity(device, stream)))
-    return _owners.find(device, stream, partials_bytes) if known is None else known
+    known = OWNERS.ready.get((device, streams.identity(device, stream)))
+    return OWNERS.find(device, stream, partials_bytes) if known is None else known
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
@@ -240,7 +240,7 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 
     Memory of graphs that are gone is freed first.
     """
-    return _owners.count(device)
+    return OWNERS.count(device)
 
 
 def release_workspaces() -> None:
@@ -248,4 +248,4 @@ def release_workspaces() -> None:
 
     What another thread launches with is freed behind its launch. Graphs that still are keep theirs.
     """
-    _owners.release()
+    OWNERS.release()

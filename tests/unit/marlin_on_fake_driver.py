@@ -1,0 +1,498 @@
+"""Run by test_marlin_streams.py: which memory marlin_gemm gives to launches on which streams, on the fake driver.
+
+Usage: python marlin_on_fake_driver.py [CASE]. Prints what went wrong. The mma.sync kernel's tiles are
+divided, and their CTAs leave partial sums, where the wgmma kernel of a small weight would not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from fake_records import Counts, Record, Setup, Stream, raises, run_cases
+
+import cudatma as c
+from cudatma import loading, streams
+from cudatma.arrays import dense_strides
+from cudatma.kernels.marlin import arranged, config, gemm, owners, plan
+from cudatma.launch import Kernel
+from cudatma.quantization.packing import pack
+from cudatma.target import get_target
+
+library = ctypes.CDLL("libcuda.so.1")
+record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
+counts, known_streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
+ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
+K, N, M = 2048, 128, 16
+PROCESSORS = 132
+#: (flags, partial sums) of any launch.
+WHOLE_BYTES = PROCESSORS * (1024 * 128 + 256)
+heap = [1 << 32]
+#: The stream that the fake CuPy works on, and those it allocated on.
+current, allocated_on = [0], []
+
+
+class Array:
+    """What cudatma reads of a CuPy array."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float16) -> None:
+        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
+        self.strides = dense_strides(shape, self.dtype)
+        heap[0] += 16 << 20
+        self.data = types.SimpleNamespace(ptr=heap[0], device_id=0)
+
+    def __getitem__(self, index: object) -> Array:
+        return self  # a view of all of it
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Array:
+    allocated_on.append(current[0])
+    return Array(shape, dtype)
+
+
+@contextlib.contextmanager
+def external_stream(handle: int, device: int) -> Iterator[None]:
+    before, current[0] = current[0], handle
+    yield
+    current[0] = before
+
+
+fake: Any = types.ModuleType("cupy")
+fake.ndarray, fake.empty = Array, empty
+fake.cuda = types.SimpleNamespace(
+    Device=lambda ordinal: contextlib.nullcontext(),
+    ExternalStream=external_stream,
+    get_current_stream=lambda device: types.SimpleNamespace(ptr=current[0]),
+    runtime=types.SimpleNamespace(CUDARuntimeError=type("E", (Exception,), {}), getDevice=lambda: 0),
+)
+sys.modules["cupy"] = fake
+c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, method-assign]
+
+
+class AnyKernel:
+    """A kernel that takes whatever it is given. NVRTC does not run beside the fake driver."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+
+    def plan(self, grid: Any, block: Any, args: Any, **options: Any) -> Any:
+        kinds = []
+        for value in args:
+            size = ctypes.sizeof(value) if isinstance(value, ctypes.Structure) else 128
+            is_word = value is None or isinstance(value, int | Array)
+            kinds.append(_word(value) if is_word else f".param .align 64 .b8 p[{size}]")
+        ptx = f".visible .entry {self.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
+        return Kernel(b"\177ELF", self.spec.entry, get_target("sm_90a"), ptx=ptx).plan(grid, block, args, **options)
+
+
+def _word(value: object) -> str:
+    return ".param .u32 p" if isinstance(value, int) and 0 < value < 1 << 31 else ".param .u64 p"
+
+
+def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[Any, int]:
+    return AnyKernel(spec), 1
+
+
+loading._compare_parameters = lambda *_: None
+plan.loaded = arranged.loaded = loaded
+plan.choose = lambda layer, m, *_, **__: config.choose(  # type: ignore[assignment]
+    layer, m, get_target("sm_120a"), PROCESSORS, config.Feeds()
+)
+
+#: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
+used: Any = threading.local()
+run = plan.Plan.run
+
+
+def note(self: plan.Plan, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
+    used.last = stream, workspace.partials_pointer, x
+    assert self.partials_bytes <= workspace.partials_bytes
+    run(self, x, out, bias, workspace, stream)
+
+
+plan.Plan.run = note  # type: ignore[method-assign]
+
+
+def weight(n: int = N, *, act_order: bool = False) -> Any:
+    groups = K // 128
+    perm = np.random.default_rng(0).permutation(K) if act_order else None
+    made = pack(np.zeros((K, n), np.uint8), np.ones((groups, n), np.float16), None, group_size=128, perm=perm)
+    for name in ("qweight", "scales", "perm"):
+        host = getattr(made, name)
+        if host is not None:
+            object.__setattr__(made, name, Array(host.shape, host.dtype))
+    return made
+
+
+w = weight()
+x, out = Array((M, K)), Array((M, N))
+
+
+def call(stream: Any = None, packed: Any = None, **options: Any) -> int:
+    """The address of the partial sums that a call is launched with."""
+    packed = w if packed is None else packed
+    c.marlin_gemm(x, packed, out if packed.shape[1] == N else None, stream=stream, **options)
+    return int(used.last[1])
+
+
+def told(index: int, handle: int, number: int, capture: int = 0) -> None:
+    """The driver's idea of a stream."""
+    known_streams[index].handle, known_streams[index].id, known_streams[index].capture = handle, number, capture
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
+    found: list[Any] = [None] * count
+    barrier = threading.Barrier(count)
+
+    def body(i: int) -> None:
+        barrier.wait()
+        found[i] = work(i)
+        barrier.wait()  # all of them live at the same time
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def case_a_capture_needs_no_workspace_of_its_stream() -> None:
+    eager = [call(0x50) for _ in range(3)]
+    assert len(set(eager)) == 1
+    allocations = counts.allocations
+    told(0, 0x60, 6, capture=100)
+    captured = call(0x60)
+    assert captured not in eager
+    assert call(0x60) == captured, "one for the branch, not for each call"
+    assert (counts.allocations, counts.in_capture) == (allocations, 0)
+    assert call(0x50) == eager[0]
+
+
+def case_graphs_and_branches_share_nothing() -> None:
+    call(0x50)
+    told(0, 0x60, 6, capture=100)
+    told(1, 0x61, 7, capture=100)
+    found = [call(0x60), call(0x61), call(0x60), call(0x61)]
+    assert found[:2] == found[2:]
+    known_streams[0].capture = 101  # the same stream captures the next graph
+    found.append(call(0x60))
+    known_streams[0].capture = known_streams[1].capture = 0
+    found += [call(0x60), call(0x61)]
+    assert len(set(found)) == 5
+
+
+def case_memory_goes_with_the_graph() -> None:
+    call(0x50)
+    before = c.workspace_bytes()
+    assert before.graphs == ()
+    assert len(before.streams) == 1
+    assert before.streams[0] == WHOLE_BYTES
+    for graph in range(100, 140):
+        told(0, 0x60, 6, capture=graph)
+        call(0x60)
+    told(0, 0x60, 6)
+    kept = c.workspace_bytes()
+    assert len(kept.graphs) == 40
+    # Flags, and 64 KiB of partial sums in steps of 256 KiB.
+    assert set(kept.graphs) == {PROCESSORS * 256 + (256 << 10)}
+    for graph in range(100, 139):
+        library.fake_destroy_graph(ctypes.c_uint64(graph))
+    assert len(c.workspace_bytes().graphs) == 1
+    c.release_workspaces()
+    assert (c.workspace_bytes().streams, c.workspace_bytes().reserved) == ((), 0)
+    assert counts.allocations - counts.frees == 1, "what the last graph lies in"
+    library.fake_destroy_graph(ctypes.c_uint64(139))
+    assert c.workspace_bytes().total == 0
+    gc.collect()
+    assert counts.allocations == counts.frees
+
+
+def case_captures_in_a_row() -> None:
+    """What was reserved is used up without a call in between; allocations then leave the captures as they are."""
+    call(0x50)
+    wide = weight(1024)
+    found = set()
+    for graph in range(100, 200):
+        told(0, 0x60, 6, capture=graph)
+        found.add(call(0x60, wide))
+    assert len(found) == 100
+    told(0, 0x60, 6)
+    assert 0 < counts.in_capture <= 2
+    # A call outside refills the reserve, though it has been made before.
+    call(0x50)
+    spent = counts.in_capture
+    told(0, 0x60, 6, capture=200)
+    call(0x60, wide)
+    assert counts.in_capture == spent
+
+
+def case_activation_order() -> None:
+    ordered = weight(act_order=True)
+    for _ in range(2):
+        call(0x50, ordered)
+    eager = used.last
+    told(0, 0x60, 6, capture=100)
+    told(1, 0x61, 7, capture=100)
+    branches = []
+    for stream in (0x60, 0x61):
+        for _ in range(2):
+            call(stream, ordered)
+            branches.append(used.last[1:])
+    assert branches[0] == branches[1]
+    assert branches[2] == branches[3]
+    for part in (0, 1):
+        assert len({eager[1 + part], branches[0][part], branches[2][part]}) == 3
+    assert counts.in_capture == 0
+
+
+def case_more_partial_sums_in_one_branch() -> None:
+    wide = weight(1024)
+    call(0x50)
+    call(0x50, wide)
+    told(0, 0x60, 6, capture=100)
+    small, large = call(0x60), call(0x60, wide)
+    assert small != large
+    assert call(0x60) == large
+
+
+def case_a_workspace_of_ones_own_in_a_capture() -> None:
+    mine = c.MarlinWorkspace(0)
+    told(0, 0x60, 6, capture=100)
+    assert call(0x60, workspace=mine) == mine.partials_pointer
+    assert c.workspace_bytes().total == 0
+
+
+def case_an_invalidated_capture() -> None:
+    call(0x50)
+    told(0, 0x60, 6, capture=100)
+    status = streams._libcuda().cuStreamGetCaptureInfo_v2
+
+    def invalidated(stream: int, at: int, *others: Any) -> int:
+        ctypes.c_int.from_address(at).value = 2
+        return 0
+
+    streams._libcuda().cuStreamGetCaptureInfo_v2 = invalidated
+    before = record.launches
+    raises(c.LaunchError, "invalidated", lambda: call(0x60))
+    assert record.launches == before
+    streams._libcuda().cuStreamGetCaptureInfo_v2 = status
+    call(0x60)
+
+
+def case_threads_on_their_default_streams() -> None:
+    shared = [call(0), call(1)]
+    assert shared[0] == shared[1], "the legacy default stream has two handles"
+    mine = call(2)
+    spaces = in_threads(6, lambda _: [call(2) for _ in range(3)])
+    assert all(len(set(of_one)) == 1 for of_one in spaces)
+    assert len({mine, shared[0], *(of_one[0] for of_one in spaces)}) == 8
+    # Memory of threads that have ended is given back; this thread's stays.
+    assert len(c.workspace_bytes().streams) == 2
+    assert call(2) == mine
+    assert set(in_threads(3, lambda _: call(0))) == {shared[0]}
+
+
+def case_threads_come_and_go() -> None:
+    call(0)
+    for _ in range(100):
+        in_threads(1, lambda _: call(2))
+        assert len(owners.OWNERS._recent) <= 3
+    assert counts.allocations - counts.frees <= 3
+
+
+def case_a_thread_captures_its_default_stream() -> None:
+    eager = call(2)
+    told(0, 2, 2, capture=100)
+    assert call(2) != eager
+    assert counts.in_capture == 0
+    told(0, 2, 2)
+    assert call(2) == eager
+
+
+def case_a_handle_that_is_used_again() -> None:
+    told(0, 0x60, 6)
+    first = call(0x60)
+    told(0, 0x60, 7)  # destroyed; the next stream has its handle
+    second = call(0x60)
+    assert first != second
+    assert call(0x60) == second
+
+
+def case_streams_come_and_go() -> None:
+    alive = call(0x50)
+    for number in range(1000):
+        told(0, 0x60, 10 + number)
+        call(0x60)
+        assert call(0x50) == alive, "a stream that is used keeps its workspace"
+        assert counts.allocations - counts.frees <= 33
+    assert len(c.workspace_bytes().streams) == 32
+    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + (32 << 20)
+
+
+def case_a_launch_of_another_thread_keeps_its_workspace() -> None:
+    space = owners.stream_workspace(0, 0x50)
+    frees = counts.frees
+    c.release_workspaces()
+    gc.collect()
+    assert counts.frees == frees
+    assert owners.stream_workspace(0, 0x50) is not space
+    del space
+    gc.collect()
+    assert counts.frees == frees + 1
+
+
+def case_what_a_repeated_call_asks_the_driver() -> None:
+    call(0x50)
+    call(0x50)
+    for stream, questions in ((0x50, 2), (0, 0), (None, 0)):
+        call(stream)
+        before = counts.questions
+        call(stream)
+        assert counts.questions - before == questions
+    assert record.events == 0
+
+
+def case_results_are_allocated_on_the_stream_of_the_launch() -> None:
+    current[0] = 0x40
+    for packed in (w, weight(act_order=True)):
+        for _ in range(2):  # a first call and a repeated one
+            for stream, wanted in ((None, 0x40), (0x40, 0x40), (0x50, 0x50), (0, 0)):
+                allocated_on.clear()
+                c.marlin_gemm(x, packed, stream=stream)
+                assert set(allocated_on) == {wanted}
+                assert used.last[0] == wanted
+    assert current[0] == 0x40
+
+
+class Foreign:
+    """An array of a library that names its stream."""
+
+    def __init__(self, shape: tuple[int, ...], stream: int | None) -> None:
+        inner = Array(shape)
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "<f2",
+            "data": (inner.data.ptr & ((1 << 40) - 1), False),
+            "version": 3,
+            "stream": stream,
+        }
+
+
+def waits(function: Callable[[], object]) -> tuple[int, int] | None:
+    """(the stream that waited, for which) of a call, None where nobody did."""
+    record.recorded_on = record.waited_on = 0
+    function()
+    assert record.events == 0
+    return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
+
+
+def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
+    given = Foreign((M, K), 0x66)
+    result, bias = Foreign((M, N), 0x67), Foreign((N,), 0x68)
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) == (0x50, 0x66)
+    assert waits(lambda: c.marlin_gemm(given, w, stream=0x50)) == (0x50, 0x66)
+    assert waits(lambda: c.marlin_gemm(given, w, out)) == (1, 0x66)  # CuPy's current one, the legacy default stream
+    assert waits(lambda: c.marlin_gemm(x, w, result, stream=0x50)) == (0x50, 0x67)
+    assert waits(lambda: c.marlin_gemm(x, w, out, bias, stream=0x50)) == (0x50, 0x68)
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x66)) is None
+    assert waits(lambda: c.marlin_gemm(Foreign((M, K), None), w, out, stream=0x50)) is None
+    assert waits(lambda: c.marlin_gemm(x, w, out, stream=0x50)) is None
+
+
+def case_no_wait_between_a_graph_and_what_is_outside_of_it() -> None:
+    given = Foreign((M, K), 0x66)
+    call(0x50)
+    told(0, 0x60, 6, capture=100)
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
+    told(1, 0x66, 7, capture=101)
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) is None
+    told(1, 0x66, 7, capture=100)  # two branches of one graph
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) == (0x60, 0x66)
+
+
+class Shared:
+    """A producer that speaks DLPack alone; CuPy's current stream is put behind it by CuPy."""
+
+    def __dlpack__(self, **_: object) -> None: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def case_a_dlpack_array_is_read_behind_cupys_current_stream() -> None:
+    fake.from_dlpack = lambda _: Array((M, K))
+    current[0] = 0x40
+    for _ in range(2):
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x50)) == (0x50, 0x40)
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x40)) is None
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out)) is None
+
+
+class Launches:
+    """A kernel that notes the streams of its launches."""
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+
+    def launch(self, *_: Any, stream: Any, **__: Any) -> None:
+        self.streams.append(stream)
+
+    def plan(self, *_: Any, **__: Any) -> Any:
+        return types.SimpleNamespace(launch=self.streams.append)
+
+
+def kernel_of(module: str) -> Launches:
+    made = Launches()
+    found: Any = importlib.import_module(f"cudatma.kernels.{module}")
+    found.load_kernel = lambda *_: made
+    return made
+
+
+def case_dequantize() -> None:
+    kernel = kernel_of("dequantize")
+    current[0] = 0x40
+    for stream, wanted in ((None, 0x40), (0x50, 0x50), (0, 0)):
+        allocated_on.clear()
+        c.dequantize(w, stream=stream)
+        assert (allocated_on, kernel.streams[-1]) == ([wanted], wanted)
+    assert waits(lambda: c.dequantize(w, Foreign((K, N), 0x66), stream=0x50)) == (0x50, 0x66)
+
+
+def case_tile_copy() -> None:
+    kernel = kernel_of("tile_copy")
+    assert waits(lambda: c.tile_copy(Foreign((64, 64), 0x66), Array((64, 64)), stream=0x50)) == (0x50, 0x66)
+    assert waits(lambda: c.tile_copy(Array((64, 64)), Array((64, 64)), stream=0x50)) is None
+    assert kernel.streams == [0x50, 0x50]
+
+
+def case_a_ragged_copy_waits_where_it_is_made() -> None:
+    kernel = kernel_of("ragged_copy")
+    copy = c.RaggedCopy([Foreign((64, 64), 0x66)], [Array((64, 64))])
+    assert counts.synchronized == 0x66
+    told(0, 0x67, 7, capture=100)
+    c.RaggedCopy([Foreign((64, 64), 0x67)], [Array((64, 64))])
+    assert counts.synchronized != 0x67, "a stream that is captured cannot be waited for"
+    assert waits(lambda: copy.run(0x50)) is None
+    assert kernel.streams == [0x50]
+
+
+def case_the_dense_path_waits_too() -> None:
+    given, seen = Foreign((M, K), 0x66), []
+    gemm.serves_dense = lambda *_: True  # type: ignore[assignment]
+    gemm.dense_gemm = lambda *args: seen.append((args[-1], record.waited_on - 1))  # type: ignore[assignment]
+    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50, dense_bytes=1 << 30)) == (0x50, 0x66)
+    assert seen == [(0x50, 0x50)]
+
+
+if __name__ == "__main__":
+    run_cases(globals(), sys.argv[1:])
