@@ -245,7 +245,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
 def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Check:
     found = f"{version[0]}.{version[1]}"
     if driver is not None and version[0] > driver[0]:
-        packages = CUDA_PACKAGES[max(12, driver[0])]
+        packages = CUDA_PACKAGES[12 if driver[0] < 13 else 13]
         remedy = f"pip install {packages} in place of those of CUDA {version[0]}, or install a newer driver"
         found += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
         return Check("NVRTC", "fail", found, remedy)

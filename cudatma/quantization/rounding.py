@@ -141,9 +141,8 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     rows, width = tile.shape
     groups = -(-rows // group_rows)
     block = xp.empty((groups * group_rows, width), dtype=np.float32)
-    block[:rows] = (
-        _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
-    )  # a float64 beyond float32 becomes inf and is refused with its group
+    # A float64 beyond float32 becomes inf and is refused with its group.
+    block[:rows] = _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
     block[rows:] = 0
     return block.reshape(groups, group_rows, width)
 
