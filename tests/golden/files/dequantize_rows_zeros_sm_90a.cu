@@ -860,8 +860,8 @@ dequantize(
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap zero_map,
     cudatma::u8* output, cudatma::u64 output_pitch,   // bytes from row to row
-    const int* permutation,
-    cudatma::u32 depth, cudatma::u32 channels, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // channels: whole 16 bytes
+    const int* permutation, cudatma::u32 depth,
+    cudatma::u32 channels, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // channels: whole 16 bytes
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 shared[];
     const u32 smem = shared_address(shared), warp = threadIdx.x / 32, lane = laneid();

@@ -812,8 +812,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
-                                               u32 channel0, u32 lane) {
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
     if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
@@ -830,7 +829,6 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         }
     }
 }
-
 // Eight channels of one token, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
@@ -855,11 +853,10 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
 }
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 smem, u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                             u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
     constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
     const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
-    scale_and_bias(acc, problem, bias, scales, channel0, lane);
 #pragma unroll
     for (u32 n = 0; n < N8; ++n) {
         __syncwarp();   // the rows of the previous 8 tokens are read
@@ -1016,8 +1013,10 @@ marlin_f16_g128_8x128x256_w141_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
+    float4* partials,
+    cudatma::u32* flags,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1090,6 +1089,7 @@ marlin_f16_g128_8x128x256_w141_s4_tma(
         }
         if (piece.k_end < problem.k_iterations)
             collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        store_result(acc, problem, output, bias, scales, smem, warp.tile, token0, channel0, lane);
+        add_bias(acc, problem, bias, channel0, lane);
+        store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
     }
 }

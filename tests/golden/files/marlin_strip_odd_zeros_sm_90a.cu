@@ -877,6 +877,21 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
+__device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
+#pragma unroll
+    for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r) {
+            const u32 channel = begin + 16 * c + 8 * r + (lane >> 2);
+            const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) {
+                own[c][n][2 * r] += added;
+                own[c][n][2 * r + 1] += added;
+            }
+        }
+}
+
 // Two channels of one token.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
     if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
@@ -887,25 +902,9 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's strip.
-// first: the fragment that own begins with.
-__device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 lane) {
-    const u32 group = lane >> 2, begin = channel0 + 16 * first;
-    if (__builtin_expect(bias != nullptr, 0)) {
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 r = 0; r < 2; ++r) {
-                const u32 channel = begin + 16 * c + 8 * r + group;
-                const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
-#pragma unroll
-                for (u32 n = 0; n < N8; ++n) {
-                    own[c][n][2 * r] += added;
-                    own[c][n][2 * r + 1] += added;
-                }
-            }
-    }
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
+__device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 begin,
+                                             u32 lane) {
     const u32 channel = begin + 2 * (lane & 3);
     u16* const target = output + tile_m * BLOCK_M * problem.output_pitch + channel;
 #pragma unroll
@@ -917,7 +916,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 token = 8 * n + group;
+        const u32 token = 8 * n + (lane >> 2);
         if (tile_m * BLOCK_M + token >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
@@ -938,8 +937,8 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1025,5 +1024,7 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     const u32 own_first = part * OWN;   // of the strip's fragments
     if (!reduce_depth(own, acc, smem, position, part, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, lane);
+    const u32 own_channel = channel0 + 16 * own_first;
+    if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);
+    store_result(own, problem, output, tile_m, own_channel, lane);
 }

@@ -1011,7 +1011,6 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         }
     }
 }
-
 // Eight channels of one token, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
@@ -1043,13 +1042,11 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 // ---- Result: transposed through the warpgroup's staging rows, STAGING_TOKENS at a time ------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores. channel0: the
 // warpgroup's first.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
-                                             u32 channel0) {
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                             u32 warpgroup, u32 warp, u32 lane, u32 token0, u32 channel0) {
     constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;   // of eight channels
     constexpr u32 VECTORS_PER_THREAD = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;
     const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
     for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
         const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first);   // the last ones may be fewer
@@ -1212,8 +1209,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* scales,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
+    float4* partials,
+    cudatma::u32* flags,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1301,7 +1301,8 @@ marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
             }
             if (piece.k_end < problem.k_iterations)
                 collect(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
-            store_result(acc, problem, output, bias, scales, smem, warpgroup, warp, lane, token0, channel0);
+            scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
+            store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);
         }
     }
     // Nobody leaves while the other block may still send here or arrive here.

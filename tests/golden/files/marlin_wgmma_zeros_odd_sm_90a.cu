@@ -912,8 +912,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
-                                               u32 channel0, u32 lane) {
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
     if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
@@ -930,7 +929,6 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         }
     }
 }
-
 // Eight channels of one token, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
@@ -962,13 +960,11 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 // ---- Result: transposed through the warpgroup's staging rows, STAGING_TOKENS at a time ------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores. channel0: the
 // warpgroup's first.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
-                                             u32 channel0) {
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                             u32 warpgroup, u32 warp, u32 lane, u32 token0, u32 channel0) {
     constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;   // of eight channels
     constexpr u32 VECTORS_PER_THREAD = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;
     const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
     for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
         const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first);   // the last ones may be fewer
@@ -1150,8 +1146,10 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
+    float4* partials,
+    cudatma::u32* flags,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1235,7 +1233,8 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
             }
             if (piece.k_end < problem.k_iterations)
                 collect(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
-            store_result(acc, problem, output, bias, scales, smem, warpgroup, warp, lane, token0, channel0);
+            add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
+            store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);
         }
     }
 }

@@ -88,14 +88,10 @@ constexpr u32 ROWS = 1;  // rows taken at a time
 constexpr u32 PIECE = 8;  // elements of 16 bytes: what a thread writes at a time
 
 // Where the elements of a piece come from: columns of the source. What lies behind the last column reads the last one.
-__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], const int* order, u32 piece, u32 columns) {
+__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], u32 piece, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) {
-        const u32 column = min(piece * PIECE + i, columns - 1);
-        from[i] = column;
-    }
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min(piece * PIECE + i, columns - 1);
 }
-
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]) {
     u32 pairs[4];
 #pragma unroll
@@ -103,12 +99,13 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// result[t, k] = source[t, k] for rows of 16-bit elements; order is not read.
+// result[t, k] = source[t, k] for rows of 16-bit elements.
 // gridDim.y blocks take ROWS rows in turn, gridDim.x blocks share their columns. Rows of the result begin at multiples of 16
 // bytes; its last piece is written whole.
 //   source_pitch  elements        result_pitch  pieces
 extern "C" __global__ void __launch_bounds__(512)
-permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
+permute_columns(
+    const u16* source, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
     griddepcontrol_launch_dependents();   // the GEMM may come in and ask for its weights
     griddepcontrol_wait();                // source may still be written, result still be read by kernels before this one
 
@@ -118,7 +115,7 @@ permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u3
         const u32 count = min(ROWS, rows - first);
         for (u32 piece = blockIdx.x * CONSUMERS + threadIdx.x; piece < pieces; piece += gridDim.x * CONSUMERS) {
             u32 from[PIECE];
-            source_columns(from, order, piece, columns);
+            source_columns(from, piece, columns);
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) {
                 if (r >= count) break;

@@ -367,14 +367,14 @@ constexpr u32 ROWS = 2;  // rows taken at a time: they share one reading of the 
 constexpr u32 PIECE = 8;  // elements of 16 bytes: what a thread writes at a time
 
 // Where the elements of a piece come from: columns of the source. What lies behind the last column reads the last one.
-__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], const int* order, u32 piece, u32 columns) {
+__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], u32 piece, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) {
-        const u32 column = min(piece * PIECE + i, columns - 1);
-        from[i] = min((u32)order[column], columns - 1);   // whatever stands in the array, no read leaves the row
-    }
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min(piece * PIECE + i, columns - 1);
 }
-
+__device__ __forceinline__ void permuted_columns(u32 (&from)[PIECE], const int* order, u32 columns) {
+#pragma unroll
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // whatever it holds, no read leaves the row
+}
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]) {
     u32 pairs[4];
 #pragma unroll
@@ -387,7 +387,9 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]
 // bytes; its last piece is written whole.
 //   source_pitch  elements        result_pitch  pieces
 extern "C" __global__ void __launch_bounds__(544)
-permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
+permute_columns(
+    const int* order,
+    const u16* source, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 slots = shared_address(shared);
     TmaPipeline<STAGES> pipeline;
@@ -420,7 +422,8 @@ permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u3
         const u8* slot = shared + pipeline.stage * STAGE_BYTES;
         for (u32 piece = blockIdx.x * CONSUMERS + threadIdx.x; piece < pieces; piece += gridDim.x * CONSUMERS) {
             u32 from[PIECE];
-            source_columns(from, order, piece, columns);
+            source_columns(from, piece, columns);
+            permuted_columns(from, order, columns);
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) {
                 if (r >= count) break;
