@@ -35,6 +35,7 @@ from jinja2.parser import Parser
 
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
+from cudatma.used_functions import without_unused
 
 #: What a template may use; every filter keeps the order of its input and prints nothing that is not str or int.
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
@@ -160,7 +161,9 @@ def render(
     finally:
         _included.reset(token)
     opening = _opening_comment(name, spec, chosen, debug)
-    return opening + re.sub(r"\n{3,}", "\n\n", "\n" + body.strip("\n")) + "\n"
+    body = re.sub(r"\n{3,}", "\n\n", "\n" + body.strip("\n")) + "\n"
+    # A user's text stays as it is, line by line.
+    return opening + (body if is_source else without_unused(body))
 
 
 def template_files(template: str) -> tuple[Path, ...]:
