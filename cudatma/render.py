@@ -36,6 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
+from cudatma.used_functions import without_unused
 
 #: What a template may use; every filter keeps the order of its input and prints nothing that is not str or int.
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
@@ -250,7 +251,9 @@ def render(
     body = body.strip("\n")
     if name is None:  # else the directives count the blank lines
         body = re.sub(r"\n{3,}", "\n\n", body)
-    return f"{_opening_comment(shown, spec, chosen, debug)}\n{body}\n"
+    opening, body = _opening_comment(shown, spec, chosen, debug), f"\n{body}\n"
+    # A user's text stays as it is, line by line.
+    return opening + (body if is_source else without_unused(body))
 
 
 def is_like_template(text: str) -> bool:

@@ -203,12 +203,12 @@ def prepare(
     whole = replace(out, shape=(k, width), strides_bytes=(out.strides_bytes[0], _ELEMENT_BYTES))
     place: tuple[Any, ...]
     if spec.has_permutation:
-        place = (whole, out.strides_bytes[0], w.perm)
+        place = (whole, out.strides_bytes[0], w.perm, k)
     else:
         place = (TensorMap.from_array(whole, (_BLOCK, _BLOCK), axes=(1, 0), swizzle="128B", target=target),)
     tiles_n = -(-n // channels)
     tiles = tiles_n * k64
-    return min(tiles, blocks), (*maps, *place, k, width, tiles_n, tiles)
+    return min(tiles, blocks), (*maps, *place, width, tiles_n, tiles)
 
 
 def check_dense(out: object, w: PackedWeight) -> ArrayInfo:

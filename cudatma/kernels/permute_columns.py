@@ -162,7 +162,8 @@ def permute_arguments(
 ) -> tuple[Any, ...]:
     """The kernel's arguments. source, order (None without a permutation) and result: arrays or addresses."""
     pitch = result_pitch_bytes(columns) // (ELEMENT_BYTES * PIECE_ELEMS)
-    return source, order, result, rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch
+    permutation = () if order is None else (order,)
+    return *permutation, source, result, rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch
 
 
 def dump_specs(target: Target) -> list[PermuteColumnsSpec]:

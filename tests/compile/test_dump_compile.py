@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from cudatma.build import compile as compile_kernel
 from cudatma.kernels.registry import REGISTRY
+from cudatma.signature import entries
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
 from tools.report import Report
@@ -37,6 +40,17 @@ def reports() -> dict[str, Report]:
     return {}
 
 
+def unread_parameters(ptx: str, entry: str) -> list[str]:
+    """Launch parameters that the kernel's instructions do not name."""
+    body = ptx[ptx.index("{", ptx.index(f".entry {entry}(")) :]
+    return [one.name for one in entries(ptx)[entry] if not re.search(rf"\b{re.escape(one.name)}\b", body)]
+
+
+def test_an_unread_parameter_is_found() -> None:
+    source = 'extern "C" __global__ void one(int* read, int unread) { *read = 1; }'
+    assert unread_parameters(compile_kernel(source, target="sm_90a").ptx, "one") == ["one_param_1"]
+
+
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
     report = dump(job, folder)
@@ -49,6 +63,7 @@ def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
     assert report.smem_total_bytes is not None
     assert report.smem_total_bytes <= job.target.smem_per_block_bytes
     assert report.compile_seconds < 10  # 2 s where nothing else runs
+    assert unread_parameters((folder / f"{job.name}.ptx").read_text(), report.entry) == []
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     assert report.sass is not None, report.notes

@@ -68,11 +68,13 @@ def test_resources(name: str, spec: MarlinSpec) -> None:
 
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_parameters(name: str, spec: MarlinSpec) -> None:
-    """A map for each operand that TMA brings, nine pointers, the problem."""
+    """A map for each operand that TMA brings, a pointer for the others, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
     tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.feed_scale == "tma" else 0
     maps = (spec.feed_weight == "tma") + tables + (spec.feed_activation == "tma")
-    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ctypes.sizeof(ProblemStruct)]
+    by_threads = (1 + spec.has_zeros) * (spec.group_size == -1 or spec.feed_scale != "tma")
+    arrays = (spec.feed_weight != "tma") + by_threads + (spec.feed_activation != "tma") + 4
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)

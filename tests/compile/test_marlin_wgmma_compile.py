@@ -75,7 +75,8 @@ def test_resources(spec: WgmmaSpec) -> None:
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
     maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
-    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * 9 + [ctypes.sizeof(ProblemStruct)]
+    arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros) + 2 * (spec.blocks_k == 1)
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)

@@ -112,7 +112,7 @@ class ArrangedPlan(Plan):
             programmatic=programmatic,
             device=device,
         )
-        self._source, self._result = self._arrange.arguments[0], self._arrange.arguments[2]
+        self._source, self._result = self._arrange.arguments[spec.has_permutation :][:2]
         self._arrange_lock = threading.Lock()
 
     def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:

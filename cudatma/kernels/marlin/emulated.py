@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import scale_exponent_of, tensor_maps
+from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
 from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
@@ -82,13 +82,20 @@ def prepare(
     slots = max(1, work.partial_blocks)
     partials = np.full(slots * spec.partial_bytes, 0x7F, np.uint8)
     flags = np.zeros(slots * spec.warp_tiles, np.uint32)
-    packed = [None if array is None else describe(array) for array in (w.qweight, w.scales, w.zeros, w.perm)]
-    weight, scales, zeros, perm = packed
-    memory = [weight, scales, zeros, x.info, perm, bias, out.info, describe(partials), describe(flags)]
-    maps = tensor_maps(w, x, spec, target)[0]
-    arguments = (*maps, *(0 if info is None else info.pointer for info in memory), bytes(problem))
-    arrays = tuple(host_bytes(info) for info in memory if info is not None)
-    return EmulatedLaunch(spec, work, arguments, arrays, flags, (partials, x, w, out, bias))
+    memory = {
+        "weight": describe(w.qweight),
+        "scales": describe(w.scales),
+        "zeros": None if w.zeros is None else describe(w.zeros),
+        "activations": x.info,
+        "bias": bias,
+        "output": out.info,
+        "partials": describe(partials),
+        "flags": describe(flags),
+    }
+    pointers = {name: 0 if info is None else info.pointer for name, info in memory.items()}
+    arguments = bound(spec, {**tensor_maps(w, x, spec, target), **pointers, "problem": bytes(problem)})
+    arrays = tuple(host_bytes(info) for info in memory.values() if info is not None)
+    return EmulatedLaunch(spec, work, tuple(arguments), arrays, flags, (partials, x, w, out, bias))
 
 
 def emulated_gemm(

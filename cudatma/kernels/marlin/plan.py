@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from ctypes import addressof
+from collections.abc import Mapping
+from ctypes import addressof, c_uint64
 from typing import Any
 
 from cudatma import context
@@ -141,23 +142,25 @@ class Plan:
         )
         problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
         problem.output_vectors = int(out.is_vectorised)
-        maps, activation_map = tensor_maps(w, x, spec, target)
-        pointers = [w.qweight, w.scales, w.zeros, x.info.pointer, w.perm, 0, out.info.pointer, 0, 0]
+        maps = tensor_maps(w, x, spec, target)
+        arrays = {"weight": w.qweight, "scales": w.scales, "zeros": w.zeros, "activations": x.info.pointer}
+        later = dict.fromkeys(("bias", "output", "partials", "flags"), 0)
         self._plan = kernel.plan(
             self.schedule.blocks,
             spec.threads,
-            [*maps, *pointers, problem],
+            bound(spec, {**maps, **arrays, **later, "problem": problem}),
             cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=dependent_smem_bytes(spec, target) if programmatic else spec.smem_bytes,
             programmatic=programmatic,
             device=device,
         )
-        at = len(maps)
-        values = self._plan.arguments
-        self._x, self._bias, self._output = values[at + 3], values[at + 5], values[at + 6]
-        self._partials, self._flags = values[at + 7], values[at + 8]
+        named = dict(zip(spec.parameter_names, self._plan.arguments, strict=True))
+        # What a kernel does not take is written as well: a branch would cost each call more.
+        self._x, self._bias, self._output, self._partials, self._flags = (
+            named.get(name, c_uint64()) for name in ("activations", "bias", "output", "partials", "flags")
+        )
         # The map of activations among the arguments, and its host address where only the driver may change it.
-        self._map = None if activation_map is None else values[activation_map]
+        self._map = named.get("activation_map")
         self._map_address = addressof(self._map) if self._map and target.tensormap_knows_allocation else 0
         # What the arguments hold of the last call, beside the pointers that always change.
         self._space = 0
@@ -185,33 +188,41 @@ class Plan:
             self._plan.launch(stream)
 
 
-def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> tuple[list[Any], int | None]:
-    """The maps in the order of the kernel's parameters, and the index of the activations' (None if there is none)."""
-    maps: list[Any] = []
-    if spec.feed_weight == "tma":
-        maps.extend(_weight_maps(w, spec, target))
-    if spec.has_stage_scales and spec.feed_scale == "tma":
-        tables = [w.scales, w.zeros] if spec.has_stage_zeros else [w.scales]
-        for table in tables:
-            rows = spec.groups_per_stage
-            maps.append(create_scale_tma_desc(table, spec.scale_row, rows, whole_column=False, target=target))
-    if spec.feed_activation != "tma":
-        return maps, None
-    # Each block of a cluster loads a part of the tokens for all.
-    blocks = spec.block_k // 64 if isinstance(spec, StripSpec) and spec.deep_box else 1
-    maps.append(create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, blocks=blocks, target=target))
-    return maps, len(maps) - 1
+def bound(spec: AnyMarlinSpec, values: Mapping[str, Any]) -> list[Any]:
+    """A kernel's arguments in order, of values by the parameters' names."""
+    return [values[name] for name in spec.parameter_names]
 
 
-def _weight_maps(w: PackedWeight, spec: AnyMarlinSpec, target: Target) -> list[TensorMap]:
-    """A whole tile a box, and where strips begin inside of a 64-channel row half a row; the portable kernel loads the
-    blocks of 64 channels one by one."""
+def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> dict[str, TensorMap]:
+    """The maps that a kernel takes, by its parameters' names.
+
+    Weights: a whole tile a box, and where strips begin inside of a 64-channel row half a row; the mma.sync kernel loads
+    the blocks of 64 channels one by one.
+    """
     depth, blocks = spec.block_k // 64, ceil_div(w.shape[0], 64)
-    if isinstance(spec, MarlinSpec):
-        return [create_weight_tma_desc(w.qweight, depth, target=target)]
-    maps = []
-    if rows := spec.block_n // 64:
-        maps.append(create_weight_tile_tma_desc(w.qweight, blocks, depth, rows, target=target))
-    if spec.block_n % 64:
-        maps.append(create_weight_tile_tma_desc(w.qweight, blocks, depth, 1, half_rows=True, target=target))
-    return maps
+    deep = depth if isinstance(spec, StripSpec) and spec.deep_box else 1
+
+    def weight(rows: int, *, half_rows: bool = False) -> TensorMap:
+        return create_weight_tile_tma_desc(w.qweight, blocks, depth, rows, half_rows=half_rows, target=target)
+
+    def table(values: Any) -> TensorMap:
+        rows = spec.groups_per_stage
+        return create_scale_tma_desc(values, spec.scale_row, rows, whole_column=False, target=target)
+
+    def weights() -> TensorMap:
+        if isinstance(spec, MarlinSpec):
+            return create_weight_tma_desc(w.qweight, depth, target=target)
+        return weight(spec.block_n // 64)
+
+    def activations() -> TensorMap:
+        # Each block of a cluster loads a part of the tokens for all.
+        return create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, blocks=deep, target=target)
+
+    makers = {
+        "weight_map": weights,
+        "half_weight_map": lambda: weight(1, half_rows=True),
+        "scale_map": lambda: table(w.scales),
+        "zero_map": lambda: table(w.zeros),
+        "activation_map": activations,
+    }
+    return {name: makers[name]() for name in spec.parameter_names if name in makers}

@@ -101,6 +101,21 @@ class MarlinSpec(StagedTile):
         if self.consumer_warps > 16:
             raise ArgumentError("warps_n * warps_k", self.consumer_warps, "at most 16 warps")
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        by_tma = {
+            "weight_map": self.feed_weight == "tma",
+            **dict.fromkeys(self.table_maps(), self.feed_scale == "tma"),
+            "activation_map": self.feed_activation == "tma",
+        }
+        arrays = {
+            "weight": self.feed_weight == "cp_async",
+            **dict.fromkeys(self.tables(), not self.has_stage_scales or self.feed_scale == "cp_async"),
+            "activations": self.feed_activation == "cp_async",
+        }
+        read = (name for name, is_read in (by_tma | arrays).items() if is_read)
+        return (*read, "bias", "output", "partials", "flags", "problem")
+
     # What a reader of the generated source finds as named constants.
 
     @property

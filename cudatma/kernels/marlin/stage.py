@@ -15,6 +15,24 @@ MAX_BOX = 256
 MAX_BLOCKS_K = 8
 #: Weights of so many bytes are long: two stages asked for early delay the first activations less than they win. [H200]
 LONG_BYTES = 27 * 1024 * KIB
+_MAP = "const __grid_constant__ cudatma::TensorMap"
+#: Launch parameters of the kernels, and their types in CUDA.
+_PARAMETER_TYPES = {
+    "weight_map": _MAP,
+    "half_weight_map": _MAP,
+    "scale_map": _MAP,
+    "zero_map": _MAP,
+    "activation_map": _MAP,
+    "weight": "const cudatma::u8*",
+    "scales": "const cudatma::u16*",
+    "zeros": "const cudatma::u8*",
+    "activations": "const cudatma::u16*",
+    "bias": "const cudatma::u16*",
+    "output": "cudatma::u16*",
+    "partials": "float4*",
+    "flags": "cudatma::u32*",
+    "problem": "const __grid_constant__ cudatma::Problem",
+}
 
 
 class StagedTile:
@@ -59,6 +77,31 @@ class StagedTile:
         def consumer_warps(self) -> int: ...
         @property
         def producer_warps(self) -> int: ...
+
+    # What the kernel is launched with.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The launch parameters in order: those that the kernel reads."""
+        raise NotImplementedError
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """(name, type) of each."""
+        return tuple((name, _PARAMETER_TYPES[name]) for name in self.parameter_names)
+
+    @property
+    def parameter_list(self) -> str:
+        """The same in CUDA."""
+        return ",\n    ".join(f"{kind} {name}" for name, kind in self.parameters)
+
+    def table_maps(self) -> tuple[str, ...]:
+        """Of scales and zero points that travel with their stage by TMA."""
+        return ("scale_map",) * self.has_stage_scales + ("zero_map",) * self.has_stage_zeros
+
+    def tables(self) -> tuple[str, ...]:
+        """Scales and zero points as arrays, which are read once where they are of whole columns."""
+        return ("scales", "zeros") if self.has_zeros else ("scales",)
 
     # What a reader of the generated source finds as named constants.
 

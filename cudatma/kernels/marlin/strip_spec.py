@@ -102,6 +102,12 @@ class StripSpec(StagedTile):
             why = "each stage begins where the 128-byte swizzle begins anew, after eight rows of 64 depths"
             raise ArgumentError("block_m", self.block_m, f"at least {least} for block_k = {self.block_k}", why)
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        weights = ("weight_map",) * (self.whole_rows > 0) + ("half_weight_map",) * self.has_half_row
+        tables = () if self.has_stage_scales else self.tables()
+        return (*weights, *self.table_maps(), "activation_map", *tables, "bias", "output", "problem")
+
     # What a reader of the generated source finds as named constants.
 
     @property

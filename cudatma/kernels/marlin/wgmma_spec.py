@@ -178,6 +178,12 @@ class WgmmaSpec(StagedTile):
         fused = fused if self.allows(fused) else "none"
         return self if fused == self.fused else replace(self, fused=fused)
 
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        tables = () if self.has_stage_scales else self.tables()
+        sums = () if self.blocks_k > 1 else ("partials", "flags")
+        return ("weight_map", *self.table_maps(), "activation_map", *tables, "bias", "output", *sums, "problem")
+
     # What a reader of the generated source finds as named constants.
 
     @property

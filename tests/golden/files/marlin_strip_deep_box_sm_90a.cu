@@ -43,33 +43,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
-__device__ __forceinline__ void mbarrier_inval(u32 bar) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
 // [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
-__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
-__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
@@ -93,36 +75,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
-__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
 // delivered and what the arriving threads wrote can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
@@ -135,62 +87,6 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
-// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
-// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
-//   _hint       the L2 policy of createpolicy_*.
-//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
-//               barrier at the offset of `bar` receives the bytes, and must be armed before.
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
-        : "memory");
-}
-
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile(
@@ -198,36 +94,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         " [%0], [%1, {%3, %4}], [%2];"
         :
         : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
         : "memory");
 }
 
@@ -251,109 +117,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
         : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
     u64 policy;
@@ -361,109 +124,10 @@ __device__ __forceinline__ u64 createpolicy_evict_first() {
     return policy;
 }
 
-// [PTX ISA, createpolicy] The L2 policy evict_last for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_last() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_normal() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// [PTX ISA, stmatrix] The way back, with the same distribution.
-//   _trans  of the transposed matrices.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 
@@ -474,9 +138,6 @@ __device__ __forceinline__ u32 movmatrix_trans(u32 r) {
     return transposed;
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
 // 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -485,18 +146,6 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
 __device__ __forceinline__ u32 laneid() {
@@ -523,10 +172,6 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -537,20 +182,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
 
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-}  // namespace cudatma
-namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
 constexpr u32 STRIPS = 1;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
@@ -589,8 +221,6 @@ constexpr u32 EMPTY_BARRIERS = 89624;
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
 };
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
 struct Problem {
     u32 m, n, k;
@@ -646,11 +276,6 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
-    u32 d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -682,17 +307,6 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
-}
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
-__device__ __forceinline__ u32 both_low(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
-    return d;
-}
-__device__ __forceinline__ u32 both_high(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
-    return d;
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
@@ -872,6 +486,21 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
+__device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
+#pragma unroll
+    for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r) {
+            const u32 channel = begin + 16 * c + 8 * r + (lane >> 2);
+            const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) {
+                own[c][n][2 * r] += added;
+                own[c][n][2 * r + 1] += added;
+            }
+        }
+}
+
 // Two channels of one token.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
     if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
@@ -882,25 +511,9 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane. channel0: of the warp's strip.
-// first: the fragment that own begins with.
-__device__ __forceinline__ void store_result(OwnSums& own, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 tile_m, u32 channel0, u32 first, u32 lane) {
-    const u32 group = lane >> 2, begin = channel0 + 16 * first;
-    if (__builtin_expect(bias != nullptr, 0)) {
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 r = 0; r < 2; ++r) {
-                const u32 channel = begin + 16 * c + 8 * r + group;
-                const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
-#pragma unroll
-                for (u32 n = 0; n < N8; ++n) {
-                    own[c][n][2 * r] += added;
-                    own[c][n][2 * r + 1] += added;
-                }
-            }
-    }
+// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
+__device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 begin,
+                                             u32 lane) {
     const u32 channel = begin + 2 * (lane & 3);
     u16* const target = output + tile_m * BLOCK_M * problem.output_pitch + channel;
 #pragma unroll
@@ -912,7 +525,7 @@ __device__ __forceinline__ void store_result(OwnSums& own, const Problem& proble
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 token = 8 * n + group;
+        const u32 token = 8 * n + (lane >> 2);
         if (tile_m * BLOCK_M + token >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
@@ -931,8 +544,8 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1018,5 +631,7 @@ marlin_strip_f16_g128_16x32x512_k8_s3_d(
     const u32 own_first = part * OWN;   // of the strip's fragments
     if (!reduce_depth(own, acc, smem, position, part, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    store_result(own, problem, output, bias, scales, tile_m, channel0, own_first, lane);
+    const u32 own_channel = channel0 + 16 * own_first;
+    if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);
+    store_result(own, problem, output, tile_m, own_channel, lane);
 }

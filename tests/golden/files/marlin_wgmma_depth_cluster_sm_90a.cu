@@ -50,33 +50,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
-__device__ __forceinline__ void mbarrier_inval(u32 bar) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
 // [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
-__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
-__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
@@ -100,36 +82,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
-__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
 // delivered and what the arriving threads wrote can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
@@ -142,62 +94,6 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
-// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
-// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
-//   _hint       the L2 policy of createpolicy_*.
-//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
-//               barrier at the offset of `bar` receives the bytes, and must be armed before.
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
-        : "memory");
-}
-
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile(
@@ -205,46 +101,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         " [%0], [%1, {%3, %4}], [%2];"
         :
         : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
         : "memory");
 }
 
@@ -258,170 +114,10 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
         : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.prefetch.tensor] Brings the box at (c0, c1, ..) to L2; nobody is told when it is there.
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_1d(
-    const TensorMap* map, int c0) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%0, {%1}];"
-        :
-        : "l"(map), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
-    const TensorMap* map, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(
-    const TensorMap* map, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_4d(
-    const TensorMap* map, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_5d(
-    const TensorMap* map, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
 // [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
-
-// [PTX ISA, cp.async.bulk.prefetch] Brings `bytes` bytes at `src` to L2; address and size are multiples of 16.
-__device__ __forceinline__ void cp_async_bulk_prefetch(const void* src, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-                 :
-                 : "l"(__cvta_generic_to_global(src)), "r"(bytes)
-                 : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
@@ -430,51 +126,11 @@ __device__ __forceinline__ u64 createpolicy_evict_first() {
     return policy;
 }
 
-// [PTX ISA, createpolicy] The L2 policy evict_last for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_last() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_normal() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-}  // namespace cudatma
-namespace cudatma {
-// [PTX ISA, Special Registers, %cluster_ctarank] This block's rank in its cluster.
-__device__ __forceinline__ u32 cluster_ctarank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
 // [PTX ISA, mapa] The address, in the cluster's window, of shared address `addr` in the block of rank `rank`.
 __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
     return remote;
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival at a barrier of any block of the cluster; `bar` is from mapa_shared_cluster. Its order
-// is PTX's default, a release within this block: right for giving back a slot that was only read.
-__device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] The same, and what this thread wrote is seen by the waiters of all blocks. On SM90 it waits for a
-// membar of the whole card, some 2 us: not for every slot of a ring.
-__device__ __forceinline__ void mbarrier_arrive_release_cluster(u32 bar) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, barrier.cluster] All threads of the cluster arrive, with release order; barrier_cluster_wait() waits for them.
-__device__ __forceinline__ void barrier_cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 
 // [PTX ISA, barrier.cluster] The same without an order for memory, where a fence or nothing is to be ordered.
@@ -512,88 +168,11 @@ __device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u3
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// [PTX ISA, stmatrix] The way back, with the same distribution.
-//   _trans  of the transposed matrices.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
-}
 
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                  :
                  : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
                  : "memory");
 }
 
@@ -604,15 +183,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
                  : "memory");
 }
 
-// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
-__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
-    return transposed;
-}
-
-}  // namespace cudatma
-namespace cudatma {
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
 // a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
 // the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
@@ -636,8 +206,6 @@ template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
 __device__ __forceinline__ u32 laneid() {
@@ -664,10 +232,6 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -678,20 +242,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
 
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-}  // namespace cudatma
-namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the wgmma)
 constexpr u32 BLOCK_N = 64;      // channels (rows of the wgmmas)
@@ -851,11 +402,6 @@ __device__ __forceinline__ float low_to_float(u32 pair) {
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
     return d;
 }
-__device__ __forceinline__ float high_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
-    return d;
-}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -929,8 +475,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
-                                               u32 channel0, u32 lane) {
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
     if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
@@ -947,7 +492,6 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         }
     }
 }
-
 // Eight channels of one token, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
@@ -978,13 +522,11 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
 // ---- Result: transposed through the warpgroup's staging rows, STAGING_TOKENS at a time ------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores. channel0: the
 // warpgroup's first.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 smem, u32 warpgroup, u32 warp, u32 lane, u32 token0,
-                                             u32 channel0, u32 rank) {
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                             u32 warpgroup, u32 warp, u32 lane, u32 token0, u32 channel0, u32 rank) {
     constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;   // of eight channels
     constexpr u32 VECTORS_PER_THREAD = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;
     const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
 #pragma unroll
     for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
         if (first / STAGING_TOKENS != rank) continue;   // another block's
@@ -1245,8 +787,8 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -1332,7 +874,8 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
             if (!reduce_depth(acc, smem, warpgroup, part, warp, lane)) continue;
             const u32 rank_k = share % BLOCKS_K;
             if (!reduce_cluster(acc, smem, rank_k, warpgroup * 4 + warp, lane)) continue;
-            store_result(acc, problem, output, bias, scales, smem, warpgroup, warp, lane, token0, channel0, rank_k);
+            add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
+            store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0, rank_k);
         }
     }
 }

@@ -50,38 +50,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
-__device__ __forceinline__ void mbarrier_inval(u32 bar) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
 // [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
-__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
-__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
@@ -92,36 +69,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
         "{\n"
         ".reg .pred p;\n"
         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
-__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n"
         "}"
         : "=r"(done)
@@ -148,9 +95,6 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
 // read, the rest is zero. Both addresses are aligned to 16.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
@@ -160,72 +104,10 @@ __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_by
                  : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Closes the group of this thread's cp.asyncs since the last one.
-__device__ __forceinline__ void cp_async_commit_group() {
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
 // [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
-}
-
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, ldmatrix] A warp loads 8 x 8 matrices of 16-bit elements: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// [PTX ISA, stmatrix] The way back, with the same distribution.
-//   _trans  of the transposed matrices.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x1_trans(u32 (&r)[1], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                 : "=r"(r[0])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x1_trans(u32 addr, const u32 (&r)[1]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
-                 :
-                 : "r"(addr), "r"(r[0])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&r)[2], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
 }
 
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
@@ -242,46 +124,6 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
                  : "memory");
 }
 
-__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-
-// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
-__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
-    return transposed;
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
 // 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -291,9 +133,6 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
@@ -301,28 +140,11 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
 // [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -333,20 +155,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
 
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-}  // namespace cudatma
-namespace cudatma {
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the mma)
 constexpr u32 BLOCK_N = 64;      // channels (rows of the mma)
@@ -505,7 +314,6 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 __device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -650,8 +458,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
-                                               u32 channel0, u32 lane) {
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
     if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
@@ -668,7 +475,6 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         }
     }
 }
-
 // Eight channels of one token, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
@@ -731,11 +537,10 @@ __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 wa
 }
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, const u16* bias,
-                                             const u16* scales, u32 smem, u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
+__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                             u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
     constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
     const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
-    scale_and_bias(acc, problem, bias, scales, channel0, lane);
 #pragma unroll
     for (u32 n = 0; n < N8; ++n) {
         __syncwarp();   // the rows of the previous 8 tokens are read
@@ -894,8 +699,14 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
-    const cudatma::u8* weight, const cudatma::u16* scales, const cudatma::u8* zeros, const cudatma::u16* activations,
-    const int* permutation, const cudatma::u16* bias, cudatma::u16* output, float4* partials, cudatma::u32* flags,
+    const cudatma::u8* weight,
+    const cudatma::u16* scales,
+    const cudatma::u8* zeros,
+    const cudatma::u16* activations,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
+    float4* partials,
+    cudatma::u32* flags,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -959,6 +770,7 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
         }
         if (piece.k_end < problem.k_iterations)
             collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        store_result(acc, problem, output, bias, scales, smem, warp.tile, token0, channel0, lane);
+        add_bias(acc, problem, bias, channel0, lane);
+        store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
     }
 }

@@ -21,43 +21,6 @@ struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -68,18 +31,6 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
 }  // namespace cudatma
 using namespace cudatma;
 
@@ -88,14 +39,10 @@ constexpr u32 ROWS = 1;  // rows taken at a time
 constexpr u32 PIECE = 8;  // elements of 16 bytes: what a thread writes at a time
 
 // Where the elements of a piece come from: columns of the source. What lies behind the last column reads the last one.
-__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], const int* order, u32 piece, u32 columns) {
+__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], u32 piece, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) {
-        const u32 column = min(piece * PIECE + i, columns - 1);
-        from[i] = column;
-    }
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min(piece * PIECE + i, columns - 1);
 }
-
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]) {
     u32 pairs[4];
 #pragma unroll
@@ -103,12 +50,13 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// result[t, k] = source[t, k] for rows of 16-bit elements; order is not read.
+// result[t, k] = source[t, k] for rows of 16-bit elements.
 // gridDim.y blocks take ROWS rows in turn, gridDim.x blocks share their columns. Rows of the result begin at multiples of 16
 // bytes; its last piece is written whole.
 //   source_pitch  elements        result_pitch  pieces
 extern "C" __global__ void __launch_bounds__(512)
-permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
+permute_columns(
+    const u16* source, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
     griddepcontrol_launch_dependents();   // the GEMM may come in and ask for its weights
     griddepcontrol_wait();                // source may still be written, result still be read by kernels before this one
 
@@ -118,7 +66,7 @@ permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u3
         const u32 count = min(ROWS, rows - first);
         for (u32 piece = blockIdx.x * CONSUMERS + threadIdx.x; piece < pieces; piece += gridDim.x * CONSUMERS) {
             u32 from[PIECE];
-            source_columns(from, order, piece, columns);
+            source_columns(from, piece, columns);
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) {
                 if (r >= count) break;

@@ -28,38 +28,6 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
-
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -70,20 +38,6 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, cp.async.bulk] One thread asks for `bytes` contiguous bytes at `src` to be written to shared address `dst`;
 // both addresses and the size are multiples of 16. `bar` receives the bytes.
@@ -96,74 +50,11 @@ __device__ __forceinline__ void cp_async_bulk_load(u32 dst, const void* src, u32
                  : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_load_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        :
-        : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "h"(mask)
-        : "memory");
-}
-
-// [PTX ISA, cp.async.bulk] The way back; part of the issuing thread's current bulk group.
-__device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 :
-                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_store_hint(void* dst, u32 src, u32 bytes, u64 policy) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
-                 :
-                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes), "l"(policy)
-                 : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
-// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
-__device__ __forceinline__ void fence_proxy_async_shared_cta() {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
-__device__ __forceinline__ void fence_proxy_async_global() {
-    asm volatile("fence.proxy.async.global;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async;" : : : "memory");
-}
-
 // [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
 // mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
-// or changed with plain accesses, for those who acquire it on the whole card.
-__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
-    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
-__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
@@ -171,24 +62,9 @@ __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
-__device__ __forceinline__ void mbarrier_inval(u32 bar) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
 // [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
-__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
-__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
@@ -212,36 +88,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
-__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
 // delivered and what the arriving threads wrote can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
@@ -253,15 +99,6 @@ __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
-
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // A ring of Stages slots in shared memory, filled by one producer and read by many consumers.
 //
@@ -367,14 +204,14 @@ constexpr u32 ROWS = 2;  // rows taken at a time: they share one reading of the 
 constexpr u32 PIECE = 8;  // elements of 16 bytes: what a thread writes at a time
 
 // Where the elements of a piece come from: columns of the source. What lies behind the last column reads the last one.
-__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], const int* order, u32 piece, u32 columns) {
+__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], u32 piece, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) {
-        const u32 column = min(piece * PIECE + i, columns - 1);
-        from[i] = min((u32)order[column], columns - 1);   // whatever stands in the array, no read leaves the row
-    }
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min(piece * PIECE + i, columns - 1);
 }
-
+__device__ __forceinline__ void permuted_columns(u32 (&from)[PIECE], const int* order, u32 columns) {
+#pragma unroll
+    for (u32 i = 0; i < PIECE; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // whatever it holds, no read leaves the row
+}
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]) {
     u32 pairs[4];
 #pragma unroll
@@ -387,7 +224,9 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]
 // bytes; its last piece is written whole.
 //   source_pitch  elements        result_pitch  pieces
 extern "C" __global__ void __launch_bounds__(544)
-permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
+permute_columns(
+    const int* order,
+    const u16* source, uint4* result, u32 rows, u32 columns, u64 source_pitch, u64 result_pitch) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 slots = shared_address(shared);
     TmaPipeline<STAGES> pipeline;
@@ -420,7 +259,8 @@ permute_columns(const u16* source, const int* order, uint4* result, u32 rows, u3
         const u8* slot = shared + pipeline.stage * STAGE_BYTES;
         for (u32 piece = blockIdx.x * CONSUMERS + threadIdx.x; piece < pieces; piece += gridDim.x * CONSUMERS) {
             u32 from[PIECE];
-            source_columns(from, order, piece, columns);
+            source_columns(from, piece, columns);
+            permuted_columns(from, order, columns);
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) {
                 if (r >= count) break;

@@ -27,9 +27,6 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-}  // namespace cudatma
-namespace cudatma {
-
 // [PTX ISA, cp.async.bulk.commit_group] Closes the group of this thread's stores and reductions since the last one.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
@@ -48,56 +45,6 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-}  // namespace cudatma
-
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box of `map` at (c0, c1, ..), c0 innermost, counted in
-// elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
-// Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
-//   _hint       the L2 policy of createpolicy_*.
-//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
-//               barrier at the offset of `bar` receives the bytes, and must be armed before.
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0)
-        : "memory");
-}
-
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile(
@@ -108,244 +55,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_load_multicast_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, int c4, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6, %7, %8, %9}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.prefetch.tensor] Brings the box at (c0, c1, ..) to L2; nobody is told when it is there.
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_1d(
-    const TensorMap* map, int c0) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%0, {%1}];"
-        :
-        : "l"(map), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
-    const TensorMap* map, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(
-    const TensorMap* map, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_4d(
-    const TensorMap* map, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_5d(
-    const TensorMap* map, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
 // [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
-}
-
-// [PTX ISA, cp.async.bulk.prefetch] Brings `bytes` bytes at `src` to L2; address and size are multiples of 16.
-__device__ __forceinline__ void cp_async_bulk_prefetch(const void* src, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-                 :
-                 : "l"(__cvta_generic_to_global(src)), "r"(bytes)
-                 : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, cp.async.bulk.tensor] One thread asks for the box at shared address `src` to be written to `map` at
-// (c0, c1, ..), none of them negative; part of the issuing thread's current bulk group. The innermost dimension is
-// clipped at 16 bytes, not at the element: keep dim[0] a multiple of 16 bytes. The threads that wrote `src` execute
-// fence_proxy_async_shared_cta() before the block-wide barrier that precedes this call.
-//   _hint  the L2 policy of createpolicy_*.
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_store(
-    const TensorMap* map, u32 src, int c0) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_1d_store_hint(
-    const TensorMap* map, u32 src, int c0, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-        " [%0, {%3}], [%1], %2;"
-        :
-        : "l"(map), "r"(src), "l"(policy), "r"(c0)
-        : "memory");
 }
 
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(
@@ -358,114 +70,11 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(
         : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(
-    const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-        " [%0, {%3, %4}], [%1], %2;"
-        :
-        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_store_hint(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-        " [%0, {%3, %4, %5}], [%1], %2;"
-        :
-        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4, %5}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store_hint(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-        " [%0, {%3, %4, %5, %6}], [%1], %2;"
-        :
-        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4, %5, %6}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_5d_store_hint(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3, int c4, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-        " [%0, {%3, %4, %5, %6, %7}], [%1], %2;"
-        :
-        : "l"(map), "r"(src), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
-
-// [PTX ISA, membar / fence, .proxy.async] Orders this thread's plain accesses to shared memory before TMA's later
-// ones: before a tile store of what was written, and before a slot that plain stores wrote is filled again.
-__device__ __forceinline__ void fence_proxy_async_shared_cta() {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for global memory.
-__device__ __forceinline__ void fence_proxy_async_global() {
-    asm volatile("fence.proxy.async.global;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.async] The same for all state spaces.
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async;" : : : "memory");
-}
-
 // [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
 // mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
-// or changed with plain accesses, for those who acquire it on the whole card.
-__device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
-    asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
-}
-
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquires the 128 bytes of such a map before it is used by TMA.
-__device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
 // Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
@@ -473,24 +82,9 @@ __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.inval] Ends the barrier's life: its 8 bytes are ordinary memory again.
-__device__ __forceinline__ void mbarrier_inval(u32 bar) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
 // [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] `count` arrivals at once.
-__device__ __forceinline__ void mbarrier_arrive_count(u32 bar, u32 count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.expect_tx] The current phase also waits for `bytes` bytes; no arrival.
-__device__ __forceinline__ void mbarrier_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
@@ -514,36 +108,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] The same, and the thread may stay suspended for up to `ns` nanoseconds.
-__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.test_wait] Whether the phase of this parity has ended; returns at once.
-__device__ __forceinline__ bool mbarrier_test_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
 // delivered and what the arriving threads wrote can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
@@ -555,15 +119,6 @@ __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
-
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-}  // namespace cudatma
-namespace cudatma {
 
 // A ring of Stages slots in shared memory, filled by one producer and read by many consumers.
 //

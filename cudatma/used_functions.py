@@ -1,0 +1,60 @@
+"""Device functions that a rendered source never calls are left out of it. Pure.
+
+Templates include whole files of primitives. In their text a function is `__device__ __forceinline__` at the beginning
+of a line, perhaps behind a `template <..>` line, and ends with a `}` there. Its comment stands right above it, or above
+the first of several whose names differ in numbers alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FUNCTION = re.compile(
+    r"^(?P<comment>(?:(?!// ----)//.*\n)*)(?:template <.*>\s)?"
+    r"__device__ __forceinline__ [^;{}]*?(?P<name>\w+)\([^{}]*\{(?:.*\}\n|.*\n(?:(?!\}).*\n)*\}\n)\n?",
+    re.MULTILINE,
+)
+_LINE_COMMENT = re.compile(r"//.*")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DIGITS = re.compile(r"\d+")
+_EMPTY = re.compile(r"namespace cudatma \{\n\s*\}  // namespace cudatma\n")
+_BETWEEN = re.compile(r"\n*\}  // namespace cudatma\n\s*namespace cudatma \{\n+")
+
+
+def without_unused(source: str) -> str:
+    """The source without functions that nothing calls, nor what calls them; namespaces that follow each other are one.
+
+    Goes by names: of overloads all stay, and so does everything where a pasted name (``##``) might call it.
+    """
+    if "##" in source:
+        return source
+    functions: dict[str, list[str]] = {}
+
+    def note(found: re.Match[str]) -> str:
+        functions.setdefault(found["name"], []).append(found[0])
+        return ""
+
+    waiting, used = [_FUNCTION.sub(note, source)], set[str]()
+    while waiting:
+        called = set(_NAME.findall(_LINE_COMMENT.sub("", waiting.pop()))) & functions.keys() - used
+        used |= called
+        waiting.extend(text for name in called for text in functions[name])
+    kept = _without_functions(source, functions.keys() - used)
+    return _BETWEEN.sub("\n\n", _EMPTY.sub("", kept))
+
+
+def _without_functions(source: str, names: set[str]) -> str:
+    """A comment above several functions moves to the first of them that stays."""
+    owner, comment = "", ""
+
+    def leave(found: re.Match[str]) -> str:
+        nonlocal owner, comment
+        alike = _DIGITS.sub("", found["name"])
+        if found["comment"] or alike != owner:
+            owner, comment = alike, found["comment"]
+        if found["name"] in names:
+            return ""
+        above, comment = "" if found["comment"] else comment, ""
+        return above + found[0]
+
+    return _FUNCTION.sub(leave, source)
