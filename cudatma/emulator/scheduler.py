@@ -18,10 +18,10 @@ from cudatma.emulator.retries import Retries, Stall
 if TYPE_CHECKING:
     from cudatma.emulator.launch import Launch
 
-#: Rounds in which everybody only polled, after which something is done about it.
-IDLE_ROUNDS = 3
-#: How often the most delayed schedule lets waits that count go on instead of letting what they wait for happen.
+#: How often waits that count their tries go on, in a schedule, before what they wait for happens.
 STARVATION = 2000
+#: Steps in which nobody does anything but count, after which it is a deadlock all the same.
+MOST_FRUITLESS = 1_000_000
 #: How many clusters a drawn schedule keeps live, where as many are left.
 WIDTHS = (1, 2, 4, 8)
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
@@ -62,7 +62,7 @@ class Scheduler:
         self._width = self._draw.choice(WIDTHS) if is_drawn else 1
         self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
         self._stall = Stall()
-        self._starved = 0
+        self._starved = self._stalled_at = 0
 
     # ---- splits
 
@@ -155,10 +155,12 @@ class Scheduler:
             if all(split.polls for split in self.ready):
                 idle = idle + 1 if seen == self.progress else 0
                 seen = self.progress
-                if idle > IDLE_ROUNDS * len(self.ready):
+                if idle > len(self.ready):
                     idle = 0
                     self._help_pollers()
-            self._quantum(self._choose())
+            # In turn while nobody does anything, so that everybody has looked before something is done about it.
+            is_idle = idle and seen == self.progress
+            self._quantum(self.ready[0] if is_idle else self._choose())
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
                 self._complete_one()
             if self.steps + self.spun - admitted_at > PATIENCE:
@@ -168,7 +170,7 @@ class Scheduler:
 
     def _help_pollers(self) -> None:
         """Do what may end the polling of all that are ready."""
-        if self.most_delayed and self._starved < STARVATION:
+        if self._starved < STARVATION:
             self._starved += 1
             if not self._stall.repeats(self.progress, self.ready):
                 return
@@ -179,9 +181,11 @@ class Scheduler:
         """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
         if not self.ready and self.launch.admit_beyond():
             return
+        if self._stall.progress != self.progress:
+            self._stalled_at = self.steps
         if not self.launch.pass_time():
             waiting = [*self.blocked.values(), *self.ready]
-            if self._stall.repeats(self.progress, waiting):
+            if self._stall.repeats(self.progress, waiting) or self.steps - self._stalled_at > MOST_FRUITLESS:
                 raise Deadlock(waiting)
         if not self._release_suspended() and not self.ready:
             raise Deadlock(list(self.blocked.values()))
@@ -190,7 +194,7 @@ class Scheduler:
         """Which of so many clusters starts next."""
         if self.in_order or self.most_delayed:
             return 0 if self.in_order else count - 1
-        return self._draw.randrange(count)
+        return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
         """Let every suspended try_wait time out once, as hardware does; True where there is one."""
