@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from marlin_operands import Options, Weight, activations, bits, compare, load_path, make_weight, poisoned, to_float64
 
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, context, marlin_gemm, release_workspaces
+from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
+from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.plan import configure
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.workspace import stream_workspace
@@ -168,12 +170,12 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     release_workspaces()  # an earlier stream may have had the same handle
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
     paths = Feeds("cp_async", "tma", "cp_async")
-    choice = choose_portable(Layer.of(unknown.packed), 16, TARGET, context.device(0).multiprocessors, paths)
+    spec = choose_mma_sync(Layer.of(unknown.packed), 16, card_of(0), paths)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         with pytest.raises(LaunchError, match="before the capture"):
             marlin_gemm(x, weight.packed, out)
-        with pinned(choice), pytest.raises(LaunchError, match="before the capture"):
+        with pinned(spec), pytest.raises(LaunchError, match="before the capture"):
             marlin_gemm(other, unknown.packed, other_out, workspace=space)
         marlin_gemm(x, weight.packed, out, workspace=space)
         graph = stream.end_capture()
