@@ -136,8 +136,8 @@ def _thread_number() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A capture in progress. number: its own, unique in the process. graph: CUgraph. stream: identity of the capturing
-    stream; work on two streams of a capture may become concurrent branches."""
+    """A capture in progress. number: its own, unique in the process. graph: CUgraph. stream: what identifies the
+    capturing stream in it; work on two streams of a capture may become concurrent branches."""
 
     number: int
     graph: int
@@ -153,7 +153,7 @@ def capture_of(device: int, stream: int) -> Capture | None:
     if stream == _LEGACY:
         return None
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
-    with context.using(device) as driver:
+    with context.using(device):
         places = [ctypes.addressof(place) for place in (status, number, graph)]
         code = _libcuda().cuStreamGetCaptureInfo_v2(stream, *places, None, None)
         _require(code, "cuStreamGetCaptureInfo")
@@ -162,9 +162,9 @@ def capture_of(device: int, stream: int) -> Capture | None:
         if status.value != _ACTIVE:
             got, remedy = "a stream whose capture has been invalidated", "end it; what broke it came before this call"
             raise LaunchError("stream", got, "a stream that can be captured", remedy)
-        if stream == _PER_THREAD:
-            return Capture(number.value, graph.value or 0, _thread_number())
-        return Capture(number.value, graph.value or 0, int(check(driver.cuStreamGetId(stream), "cuStreamGetId")))
+        # The driver refuses to tell the id of a stream that is being captured. [H200, driver 580.159: cuStreamGetId,
+        # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED] Within one capture the handle identifies it.
+        return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)
 
 
 def _require(code: int, call: str) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from cudatma.build import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable, dump_specs
+from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
 from cudatma.launch import Kernel
@@ -93,8 +95,8 @@ def test_sm120_code(name: str, spec: MarlinSpec) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
     """What the operands' feed changes: with TMA alone no thread computes addresses of or copies what is multiplied."""
-    layer, target = Layer(8192, 28672, 128, True, "float16"), get_target(name)
-    both = [choose_portable(layer, 16, target, 132, Feeds(feed, feed, feed)).spec for feed in FEEDS]
+    layer, card = Layer(8192, 28672, 128, True, "float16"), imagined_card(name, 132)
+    both = [choose_mma_sync(layer, 16, card, Feeds(feed, feed, feed)) for feed in FEEDS]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
     # A box for each 64 channels, scales and zero points, both ahead of griddepcontrol.wait and behind it; one for each
@@ -115,5 +117,5 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
 )
 def test_every_mixture_of_feeds(weight: str, scale: str, activation: str, group_size: int, has_zeros: bool) -> None:
     layer = Layer(4096, 4096, group_size, has_zeros, "bfloat16")
-    spec = choose_portable(layer, 64, get_target("sm_120a"), 132, Feeds(weight, scale, activation)).spec
+    spec = choose_mma_sync(layer, 64, imagined_card("sm_120a", 132), Feeds(weight, scale, activation))
     assert compiled(spec, "sm_120a").warnings == ()

@@ -10,9 +10,11 @@ import pytest
 
 from cudatma.build import load_kernel
 from cudatma.errors import DriverError
+from cudatma.kernels.marlin.candidate import ranked
+from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs
+from cudatma.kernels.marlin.strip_config import dump_specs, strip_candidates
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.launch import Kernel
 from cudatma.target import get_target
@@ -57,11 +59,12 @@ def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
     """Warps that divided the depth would spill 250 bytes and more of each thread."""
-    choice = choose_strip(Layer(2048, n, group_size, False, "float16"), 32, get_target("sm_90a"), 132)
-    assert (choice.blocks_per_sm, choice.spec.block_m) == (2, 32)
-    used = parse_ptxas(compiled(choice.spec, "sm_90a").log)[choice.spec.entry]
+    found = ranked(strip_candidates(Layer(2048, n, group_size, False, "float16"), 32, H200))
+    spec = next(one for one, _ in found if isinstance(one, StripSpec) and one.blocks_per_sm == 2)
+    assert spec.block_m == 32
+    used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]
     assert used.spill_store_bytes <= 128
-    assert used.registers * choice.spec.threads * 2 <= 65536
+    assert used.registers * spec.threads * 2 <= 65536
 
 
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + CASES[-1:] + OTHER_BOX, ids=ids)

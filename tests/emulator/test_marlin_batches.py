@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from marlin_runner import relative_error, run_marlin
 
-from cudatma.kernels.marlin.config import choose
+from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.quantization import quantize
-from cudatma.target import get_target
 
 K, N, PROCESSORS = 320, 136, 3
 #: Each tile of either kernel, tails in M, and several tiles a block.
@@ -28,7 +28,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     layer = Layer(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in TOKENS:
-        spec = choose_invariant(layer, m, get_target(target), PROCESSORS).spec
+        spec = choose_invariant(layer, m, imagined_card(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(
             np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=2
@@ -51,7 +51,7 @@ def test_the_fastest_instances_do_differ() -> None:
         run_marlin(
             np.ascontiguousarray(x[:m]),
             w,
-            spec=choose(layer, m, get_target("sm_90a"), 16).spec,
+            spec=choose_by_cost(layer, m, imagined_card("sm_90a", 16)),
             processors=16,
             schedules=1,
         )[0]

@@ -13,12 +13,13 @@ from test_marlin_wgmma import spec
 from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.config import Layer, choose_untuned
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
-from cudatma.target import get_target
 
 SCHEDULES = 4
 #: What the largest scale becomes, and the fit then; the others are a half of it and more.
@@ -162,7 +163,7 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     for largest, fit in (BF16_SMALL, BF16_LARGE):
         assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
     if not batch_invariant:
-        rule = choose_untuned(Layer.of(w), 33, get_target("sm_90a"), 132).spec
+        rule = choose_by_cost(Layer.of(w), 33, H200)
         assert chosen.in_form("none") == rule
 
 

@@ -18,7 +18,7 @@ Golden = Callable[[str, str], None]
 SPECS = {
     # One token, weights streamed by TMA, groups scaled in the accumulators.
     "decode_tma": MarlinSpec(
-        "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator", blocks_per_sm=2
+        "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator"
     ),
     # Every operand by cp.async, zero points among them, and each stage's depth split over two warps.
     "zeros_cp_async": MarlinSpec(

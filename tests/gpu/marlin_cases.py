@@ -38,9 +38,10 @@ from marlin_operands import (
 
 from cudatma import detect, marlin_gemm
 from cudatma.build import load_kernel
-from cudatma.kernels.marlin.config import Layer, choose, choose_portable
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
-from cudatma.target import Target
+from cudatma.kernels.marlin.card import Card, card_of
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
@@ -148,7 +149,7 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), feeds) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
     found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
@@ -156,18 +157,16 @@ def specs_of(jobs: Iterable[Job], target: Target, processors: int) -> list[AnyMa
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
         for feed, m in itertools.product(job.feeds, job.tokens):
             if m:
-                problem = (layer, m, target, processors)
-                spec = choose(*problem).spec if feed == "tma" else choose_portable(*problem, FEEDS[feed]).spec
+                by_tma = feed == "tma"
+                spec = decide(layer, m, card).spec if by_tma else choose_mma_sync(layer, m, card, FEEDS[feed])
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
 
 def precompile(jobs: Iterable[Job]) -> int:
     """Compile what jobs need, many kernels at a time; how many there are."""
-    from cudatma import context
-
     target = detect()
-    specs = specs_of(jobs, target, context.device(0).multiprocessors)
+    specs = specs_of(jobs, card_of(0))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda spec: load_kernel(spec.template, spec, target), specs))
     return len(specs)

@@ -13,10 +13,11 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.config import Feeds, Layer, choose_portable
+from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.quantization import PackedWeight, pack
-from cudatma.target import detect
 
 DTYPES = ("float16", "bfloat16")
 #: Load paths of the mma.sync kernel.
@@ -46,9 +47,7 @@ def load_path(weight: PackedWeight, m: int, feed: str) -> Iterator[None]:
     if feed == "tma":
         yield
         return
-    device = context.current_device()
-    processors = context.device(device).multiprocessors
-    with pinned(choose_portable(Layer.of(weight), m, detect(device), processors, FEEDS[feed])):
+    with pinned(choose_mma_sync(Layer.of(weight), m, card_of(context.current_device()), FEEDS[feed])):
         yield
 
 

@@ -24,7 +24,7 @@ from marlin_operands import FEEDS, POISON, TOLERANCE, Options, load_path
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Choice
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -93,7 +93,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
 
 def run_spec(spec: AnyMarlinSpec, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
     """The same with a given kernel."""
-    with pinned(Choice(spec, spec.blocks_per_sm)):
+    with pinned(spec):
         return run_case(k, n, m, Options(), space)
 
 

@@ -12,7 +12,7 @@ from marlin_operands import activations, bits, compare, is_poison, make_bias, ma
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin.choose import Decision
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import detect
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[StripSpec | WgmmaSpec, int, int, int]] = {
 
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: StripSpec | WgmmaSpec) -> None:
-    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
+    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -88,7 +88,7 @@ def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize("m", [1, 7, 16, 17, 40, 64, 100, 250, 500])
 @pytest.mark.parametrize(("k", "n"), [(4096, 1024), (8192, 256), (2048, 2048), (1000, 136), (20000, 64), (130, 2000)])
-def test_what_the_rules_choose_for_few_channels(k: int, n: int, m: int) -> None:
+def test_what_the_cost_model_chooses_for_few_channels(k: int, n: int, m: int) -> None:
     weight, x = make_weight(k, n), activations((m, k), "float16")
     out = poisoned((m, n), "float16")
     marlin_gemm(x, weight.packed, out)

@@ -30,8 +30,11 @@ from cudatma import ArgumentTypeError, MarlinLinear, marlin_gemm
 from cudatma.build import compile as compile_kernel
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels.marlin import config, plan, strip_config, wgmma_config
-from cudatma.kernels.marlin.layer import Choice
+from cudatma.kernels.marlin import plan, strip_config, wgmma_config
+from cudatma.kernels.marlin.card import Card, imagined_card
+from cudatma.kernels.marlin.choose import Decision, decide
+from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -94,6 +97,11 @@ def check(out: Any, reference: Any, what: object = "") -> None:
     assert not problem, f"{what}: {problem}"
 
 
+def use(monkeypatch: pytest.MonkeyPatch, spec: AnyMarlinSpec) -> None:
+    """Whatever is asked for, this instance serves it."""
+    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+
+
 def check_job(job: Job) -> None:
     problems = []
     for feed, m, outcome in cases.run_job(job):
@@ -109,14 +117,14 @@ def test_against_float64(job: Job) -> None:
 
 @pytest.mark.parametrize("job", PORTABLE_JOBS, ids=str)
 def test_the_portable_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(plan, "choose", lambda *problem, **_: config.choose_portable(*problem))
+    monkeypatch.setattr(plan, "decide", lambda *problem, **_: Decision(choose_mma_sync(*problem), "pinned", ""))
     check_job(job)
 
 
 @pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
 def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """With few tokens and with tails, tiles shared by blocks and not; small rows, and more tiles than blocks."""
-    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
+    use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, tokens in (
         (1000, 136, (1, spec.block_m - 3)),
@@ -130,7 +138,7 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
 @pytest.mark.parametrize("spec", STRIP_SPECS, ids=lambda spec: spec.entry)
 def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> None:
     """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
-    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, spec.blocks_per_sm))
+    use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, tokens in (
         (1000, 136, (1, spec.block_m - 3)),
@@ -152,7 +160,7 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: StripSpec, k:
     bits(buffer)[:, :k] = bits(values)
     for deep in (True, False):
         of = replace(spec, deep_box=deep)
-        monkeypatch.setattr(plan, "choose", lambda *_, of=of, **__: Choice(of, of.blocks_per_sm))
+        use(monkeypatch, of)
         packed = replace(weight.packed)  # without the other's plans
         out = marlin_gemm(buffer[:, :k], packed)
         assert {made.spec for made in packed.attachments.values()} == {of}
@@ -166,14 +174,14 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
     """Configuration and source are sm_120a's; only the compiler is told this card's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def choose(layer: Any, m: int, target: Target, processors: int, **options: Any) -> Any:
-        return config.choose(layer, m, sm120, processors, **options)
+    def as_sm120(layer: Any, m: int, card: Card, **options: Any) -> Decision:
+        return decide(layer, m, imagined_card(sm120, card.multiprocessors), **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
         return compile_kernel(render(template, spec, sm120), None, target, entry=spec.entry)
 
-    monkeypatch.setattr(plan, "choose", choose)
+    monkeypatch.setattr(plan, "decide", as_sm120)
     monkeypatch.setattr(plan, "load_kernel", load_kernel)
     monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this card's form of the same spec
     check_job(job)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marlin_operands import Options, Weight, activations, bits, compare, load_path, make_weight, poisoned, to_float64
 
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, context, marlin_gemm, release_workspaces
+from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.layer import Feeds, Layer

@@ -24,7 +24,8 @@ from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.layer import Choice, resolve_fused
+from cudatma.kernels.marlin.choose import Decision
+from cudatma.kernels.marlin.layer import resolve_fused
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization.scale_range import ScaleFit
@@ -55,7 +56,7 @@ TILES = {
 def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
-    monkeypatch.setattr(plan, "choose", lambda *_, **__: Choice(spec, 1))
+    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
     monkeypatch.setattr(plan, "schedule", partial(schedule, eager=True))
 
 

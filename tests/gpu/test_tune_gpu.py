@@ -12,11 +12,11 @@ import cudatma
 from cudatma import build
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import card_of
-from cudatma.kernels.marlin.config import Layer, choose
+from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import resolve_fused
-from cudatma.kernels.marlin.shortlist import Candidate, shortlist
-from cudatma.kernels.marlin.tune_file import read_cells
+from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.shortlist import Listed, shortlist
+from cudatma.kernels.marlin.tune_file import usable_entries
 from tools import tune
 from tools.tune_check import difference
 from tools.tune_measure import CardBench, random_weight
@@ -53,21 +53,21 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
     assert not wrong
     card, target = card_of(0), cudatma.detect(0)
-    cells, problems = read_cells(file, card, target)
+    entries, problems = usable_entries(file, card, target)
     assert not problems
-    assert {cell.m for cell in cells} == set(TOKENS)
-    assert all(1 < cell.us <= cell.rule_us < 1000 for cell in cells)
+    assert {entry.m for entry in entries} == set(TOKENS)
+    assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
     tuning.forget()
     weight = random_weight(LAYER)
     dense = weight.dequantize(np.float64)
     on_card = weight.to_device(0)
-    for cell in cells:
-        assert choose(LAYER, cell.m, target, card.multiprocessors) == cell.choice
-        said = marlin_explain(on_card, cell.m)
-        # A weight says whether scale and offset are one multiply-add; choices do not.
-        assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", cell.choice.spec)
-        x = np.random.default_rng(cell.m).standard_normal((cell.m, LAYER.k)).astype(np.float16)
+    for entry in entries:
+        assert decide(LAYER, entry.m, card).spec == entry.spec
+        said = marlin_explain(on_card, entry.m)
+        # A weight says whether scale and offset are one multiply-add; entries do not.
+        assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", entry.spec)
+        x = np.random.default_rng(entry.m).standard_normal((entry.m, LAYER.k)).astype(np.float16)
         out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_card))
         wanted = (x.astype(np.float64) @ dense).astype(np.float16)
         assert difference(wanted, out, LAYER.dtype) == ""
@@ -80,13 +80,12 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
     """Ten for each number of tokens, with zero points, without timing them."""
     layer = Layer(2048, 4096, 64, True, dtype)
-    target, card = cudatma.detect(0), card_of(0)
+    card = card_of(0)
     with CardBench(0).opened() as bench:
         for m in (1, 16, 48, 513):
-            rule = choose(layer, m, target, card.multiprocessors)
             bench.prepare(layer, m)
             reference = None
-            for candidate in shortlist(layer, m, target, card, rule, 10):
+            for candidate in shortlist(layer, m, card, 10):
                 result = _result(bench, candidate)
                 if reference is None:
                     reference = bench.keep(result)
@@ -117,7 +116,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
     assert all(cell["times_us"] for cell in told)
 
 
-def _result(bench: CardBench, candidate: Candidate) -> object:
+def _result(bench: CardBench, candidate: Listed) -> object:
     """None for what is no matter of results: ptxas gives up on a configuration, or it would not run as it says."""
     try:
         return bench.result(candidate)

@@ -7,9 +7,7 @@ floats are at work the results agree within a tolerance (TOLERANCE), otherwise b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, Protocol
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -182,8 +180,7 @@ def tile_copy(device: Device, dtype: Any, stages: int) -> dict[str, Array]:
 
 def marlin(device: Device, spec: Any, m: int) -> dict[str, Array]:
     """A registry spec on a small layer: 512 x 256, or what the spec's group wants."""
-    from cudatma.kernels.marlin import emulated, plan
-    from cudatma.kernels.marlin.config import Choice
+    from cudatma.kernels.marlin.tuning import pinned
     from cudatma.quantization import quantize
 
     random, (k, n) = np.random.default_rng(m), (512, 256)
@@ -191,9 +188,7 @@ def marlin(device: Device, spec: Any, m: int) -> dict[str, Array]:
     weight = random.normal(size=(k, n)).astype(np.float32) * np.float32(0.05)
     packed = quantize(weight, dtype=spec.dtype, group_size=spec.group_size, symmetric=not spec.has_zeros)
     x = random.normal(size=(m, k)).astype(dtype)
-    with ExitStack() as patches:
-        for module in (plan, emulated):
-            patches.enter_context(mock.patch.object(module, "choose", return_value=Choice(spec, 1)))
+    with pinned(spec):
         return {"y": device.gemm(x, packed)}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels.marlin.config import Layer
-from cudatma.kernels.marlin.shortlist import Candidate
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.shortlist import Listed
 
 
 class FakeBench:
@@ -18,7 +18,7 @@ class FakeBench:
     spoil: label -> what its result becomes, or the error that it raises.
     """
 
-    def __init__(self, us: Callable[[Candidate], float] = lambda one: one.prediction.us) -> None:
+    def __init__(self, us: Callable[[Listed], float] = lambda one: one.cost.us) -> None:
         self.us = us
         self.spoil: dict[str, Any] = {}
         self.prepared: list[tuple[Layer, int]] = []
@@ -31,7 +31,7 @@ class FakeBench:
         kind = np.float16 if layer.dtype == "float16" else BFLOAT16
         self.x = np.random.default_rng(m).standard_normal((m, 40)).astype(kind)
 
-    def result(self, candidate: Candidate) -> Any:
+    def result(self, candidate: Listed) -> Any:
         spoilt = self.spoil.get(candidate.label)
         if isinstance(spoilt, BaseException):
             raise spoilt
@@ -40,10 +40,10 @@ class FakeBench:
     def keep(self, result: Any) -> Any:
         return result.copy()
 
-    def screen(self, candidate: Candidate) -> float:
+    def screen(self, candidate: Listed) -> float:
         return self.us(candidate)
 
-    def times(self, candidates: Sequence[Candidate], seconds: float) -> list[float]:
+    def times(self, candidates: Sequence[Listed], seconds: float) -> list[float]:
         self.timed.append([one.label for one in candidates])
         return [self.us(one) for one in candidates]
 

@@ -148,6 +148,7 @@ int cuStreamGetCaptureInfo_v2(uint64_t stream, int *status, uint64_t *id, uint64
 }
 int cuStreamGetId(uint64_t stream, uint64_t *id) {
     fake_counts.questions++;
+    if (capture_of(stream)) return CAPTURE_UNSUPPORTED;  // as on an H200
     for (int i = 0; i < MAX_STREAMS; i++)
         if (fake_streams[i].id && fake_streams[i].handle == stream) return *id = fake_streams[i].id, SUCCESS;
     return *id = stream + 1000, SUCCESS;

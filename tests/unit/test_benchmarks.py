@@ -34,7 +34,9 @@ from benchmarks import (
 from benchmarks.harness import Contender, Timing
 from benchmarks.sass_loops import natural_loops
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin.config import Layer, choose_portable
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.target import get_target
 from tools import bench
 from tools.readme_tables import table_text
@@ -519,7 +521,7 @@ def test_producer_slots_scale_with_the_copies() -> None:
 
 def spec_of(feed: str, m: int = 16) -> Any:
     layer = Layer(8192, 28672, 128, False, "float16")
-    return choose_portable(layer, m, get_target("sm_90a"), 132, feeds.FEEDS[feed]).spec
+    return choose_mma_sync(layer, m, H200, feeds.FEEDS[feed])
 
 
 def test_copies_of_a_stage() -> None:

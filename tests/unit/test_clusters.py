@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
-from cudatma.kernels.marlin.config import Layer, choose_untuned
-from cudatma.kernels.marlin.problem import ceil_div, schedule
+from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import MAX_BLOCKS_K
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -72,22 +71,3 @@ def test_out_of_range() -> None:
         assert caught.value.field == "blocks_k"
     with pytest.raises(TargetError):
         spec().check_target(get_target("sm_120a"))
-
-
-layers = st.builds(
-    Layer, st.integers(1, 20_000), st.integers(1, 9000), st.sampled_from((32, 64, 128, -1)), st.booleans(),
-    st.sampled_from(("float16", "bfloat16")),
-)  # fmt: skip
-
-
-@given(layers, st.integers(1, 1024), st.sampled_from((20, 78, 114, 132)))
-def test_chosen_clusters_fit_at_once_and_have_work(layer: Layer, m: int, processors: int) -> None:
-    chosen = choose_untuned(layer, m, SM90A, processors).spec
-    chosen.check_target(SM90A)
-    if chosen.blocks_k > 1:
-        tiles = ceil_div(m, chosen.block_m) * ceil_div(layer.n, chosen.block_n)
-        assert tiles <= clusters_at_once(chosen.blocks_k, processors)
-        assert chosen.cluster == 1
-        if isinstance(chosen, WgmmaSpec):
-            assert ceil_div(layer.k, chosen.block_k) >= chosen.blocks_k
-    schedule(chosen, m, layer.n, layer.k, processors)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import schedule
@@ -28,8 +29,7 @@ layers = st.builds(
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
 def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int) -> None:
     target = get_target(name)
-    choice = choose_invariant(layer, m, target, processors)
-    spec = choice.spec
+    spec = choose_invariant(layer, m, imagined_card(target, processors))
     spec.check_target(target)
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
@@ -44,5 +44,5 @@ def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
 def test_the_kernel_does_not_depend_on_the_tokens(layer: Layer, few: int, many: int) -> None:
-    kernels = {choose_invariant(layer, m, get_target("sm_90a"), 132).spec.template for m in (few, many)}
+    kernels = {choose_invariant(layer, m, H200).template for m in (few, many)}
     assert len(kernels) == 1

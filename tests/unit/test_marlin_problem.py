@@ -120,7 +120,7 @@ def test_the_longest_share(case: tuple[StagedTile, int, int, int, int]) -> None:
     if made.plan.stream_tiles:
         assert max(work) - min(work) <= 1
         assert max(work) == least
-    elif isinstance(spec, WgmmaSpec):  # a stage of a divided tile takes longer; test_tile_clocks.py has the rest
+    elif isinstance(spec, WgmmaSpec):  # a stage of a divided tile takes longer
         tiles = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n * spec.cluster)
         once, each = spec.division(ceil_div(max(1, resident // spec.cluster), tiles))
         assert max(work) <= each * least + once

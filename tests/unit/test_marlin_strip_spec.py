@@ -1,4 +1,4 @@
-"""StripSpec and the choice among its tiles: rules, shared memory, expected bytes, and which blocks cover a weight."""
+"""StripSpec: rules, shared memory, expected bytes, and which blocks cover a weight."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.config import Layer, choose
+from cudatma.kernels.marlin.candidate import ranked
+from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
-from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.strip_config import choose_strip, dump_specs, strip_serves, tile_tokens
+from cudatma.kernels.marlin.strip_config import dump_specs, strip_candidates, tile_tokens
 from cudatma.kernels.marlin.strip_spec import StripSpec
-from cudatma.kernels.marlin.strip_times import strip_us
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -189,126 +188,16 @@ def test_expected_bytes_are_those_of_the_boxes(warps_k: int, strips: int, block_
         assert size % of.stages == 0 or name in ("depth_reduction", "cluster_reduction", "cluster_barrier")
 
 
-@given(
-    k=st.integers(1, 40000), n=st.integers(1, 200000), m=st.integers(1, 32), processors=st.integers(1, 300),
-    group_size=st.sampled_from(GROUP_SIZES), has_zeros=st.booleans(), target=st.sampled_from((SM90A, SM120A)),
-)  # fmt: skip
-def test_every_layer_gets_a_ring_that_fits(
-    k: int, n: int, m: int, processors: int, group_size: int, has_zeros: bool, target: Any
-) -> None:
-    layer = Layer(k, n, group_size, has_zeros, "float16")
-    spec = choose_strip(layer, m, target, processors).spec
-    assert k % 64 == 0 or not spec.deep_box
-    spec.check_target(target)
-    work = schedule(spec, m, n, k, processors)
-    assert work.blocks == work.tiles_m * work.tiles_n * spec.blocks_k
-    assert spec.blocks_k == 1 or (target.has("cluster") and work.blocks <= processors)
-    assert work.partial_blocks == 0
-    assert (work.tiles_n - 1) * spec.block_n < n <= work.tiles_n * spec.block_n
-
-
-layers = st.builds(
-    Layer,
-    k=st.one_of(st.integers(1, 2000), st.integers(1, 40_000)),
-    n=st.one_of(st.integers(1, 6000), st.integers(1, 70_000)),
-    group_size=st.sampled_from(GROUP_SIZES),
-    has_zeros=st.booleans(),
-    dtype=st.sampled_from(("float16", "bfloat16")),
-)
-
-
-@given(layers, st.integers(1, 32), st.sampled_from((20, 78, 132)))
-def test_a_choice_runs_at_once_and_covers_every_channel(layer: Layer, m: int, processors: int) -> None:
-    choice = choose_strip(layer, m, SM90A, processors)
-    spec = choice.spec
-    spec.check_target(SM90A)
-    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    tiles_m, tiles_n = -(-m // spec.block_m), -(-layer.n // (32 * spec.strips))
-    assert (tiles_n - 1) * 32 * spec.strips < layer.n <= tiles_n * 32 * spec.strips
-    assert (tiles_m - 1) * spec.block_m < m <= tiles_m * spec.block_m
-    work = schedule(spec, m, layer.n, layer.k, processors)
-    assert work.blocks == tiles_m * tiles_n * spec.blocks_k
-    if spec.blocks_k > 1:
-        assert choice.blocks_per_sm == 1
-        # Parts of the card that are no whole clusters stand by.
-        assert tiles_m * tiles_n <= clusters_at_once(spec.blocks_k, processors) <= processors // spec.blocks_k
-        assert -(-layer.k // spec.block_k) >= spec.blocks_k, "a stage for each block"
-    # The ring is not deeper than what a block has to do, but for the least that there can be.
-    assert spec.stages <= max(2, -(-layer.k // (spec.block_k * spec.blocks_k)))
-
-
-@given(layers, st.integers(1, 32), st.sampled_from((20, 78, 132)))
-def test_the_way_that_is_predicted_to_be_fastest(layer: Layer, m: int, processors: int) -> None:
-    """As few strips a block as its number of blocks allows; the whole depth, unless dividing it is predicted to pay."""
-
-    def us(spec: StripSpec) -> float:
-        blocks = -(-strips // spec.strips) * spec.blocks_k
-        waves = -(-blocks // processors)
-        return strip_us(layer.k, layer.n, spec.block_m, spec.strips, spec.block_k, spec.blocks_k, waves)
-
-    spec, strips = choose_strip(layer, m, SM90A, processors).spec, -(-layer.n // 32)
-    alone = choose_strip(layer, m, replace(SM90A, features=SM90A.features - {"cluster"}), processors).spec
-    assert alone.blocks_k == 1
-    if spec.blocks_k == 1:
-        assert spec == alone
-    else:
-        assert spec.strips == -(-strips // clusters_at_once(spec.blocks_k, processors))
-        assert us(spec) < us(alone)
-
-
-def test_few_channels_are_divided_and_many_are_not() -> None:
-    """1024 channels are 32 strips, for 132 multiprocessors. 28672 are 896: seven a block, and 128 blocks."""
-    few, many = Layer(4096, 1024, 128, False, "float16"), Layer(8192, 28672, 128, False, "float16")
-    for m in (1, 16):
-        spec = choose_strip(few, m, SM90A, 132).spec
-        # 38 clusters of three run at once; of four, 30, whose blocks would have two strips.
-        assert (spec.strips, spec.blocks_k) == (1, 3)
-        whole = choose_strip(many, m, SM90A, 132).spec
-        assert (whole.strips, whole.blocks_k) == (7, 1)
-    assert choose_strip(few, 1, SM120A, 132).spec.blocks_k == 1
-
-
-def test_a_ring_holds_what_has_to_be_under_way_and_no_more() -> None:
-    """64 KB of weights, at least three stages, never all of the depth; what measured best on an H200."""
-    chosen = {}
-    for k, n, m in ((4096, 4096, 1), (8192, 8192, 1), (8192, 8192, 16), (4096, 12288, 1), (8192, 28672, 16)):
-        spec = choose_strip(Layer(k, n, 128, False, "float16"), m, SM90A, 132).spec
-        chosen[k, n, m] = (spec.block_k, spec.warps_k, spec.stages)
-    assert chosen == {
-        (4096, 4096, 1): (1024, 8, 3),
-        (8192, 8192, 1): (512, 4, 4),
-        (8192, 8192, 16): (512, 4, 4),
-        (4096, 12288, 1): (512, 4, 3),
-        (8192, 28672, 16): (256, 1, 3),
-    }
-
-
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
 def test_no_more_dependent_blocks_than_meant(name: str) -> None:
     """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
     for layer in (Layer(4096, 4096, 128, False, "float16"), Layer(8192, 57344, 128, False, "float16")):
-        choice = choose_strip(layer, 1, target, 132)
-        choice = replace(choice, spec=replace(choice.spec, stages=2))
-        asked = dependent_smem_bytes(choice.spec, target)
-        assert choice.spec.smem_bytes <= asked <= target.smem_per_block_bytes
-        fitting = target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES)
-        assert fitting == choice.spec.blocks_per_sm
-
-
-def test_who_serves() -> None:
-    wide, narrow = Layer(8192, 28672, 128, False, "float16"), Layer(8192, 1024, 128, False, "float16")
-    for target, processors in ((SM90A, 132), (SM120A, 188)):
-        assert [m for m in (1, 16, 32, 33) if strip_serves(wide, m, target, processors)] == [1, 16, 32]
-    assert strip_serves(narrow, 1, SM90A, 132)  # clusters divide the depth
-    assert strip_serves(replace(narrow, k=1, n=1), 32, SM90A, 132)
-    # Without clusters, most of the card would have no strip; half of it may.
-    assert not strip_serves(narrow, 1, SM120A, 188)
-    assert strip_serves(replace(narrow, n=94 * 32), 1, SM120A, 188)
-    assert not strip_serves(replace(narrow, n=93 * 32), 1, SM120A, 188)
-    assert not strip_serves(wide, 1, replace(SM90A, features=SM90A.features - {"tma"}), 132)
-    assert isinstance(choose(wide, 1, SM90A, 132).spec, StripSpec)
-    assert isinstance(choose(narrow, 16, SM90A, 132).spec, StripSpec)
+        for chosen, _ in ranked(strip_candidates(layer, 1, imagined_card(target, 132))):
+            spec = replace(chosen, stages=2)
+            asked = dependent_smem_bytes(spec, target)
+            assert spec.smem_bytes <= asked <= target.smem_per_block_bytes
+            assert target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES) == spec.blocks_per_sm
 
 
 @pytest.mark.parametrize("name", TARGETS)

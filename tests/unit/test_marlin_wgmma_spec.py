@@ -1,4 +1,4 @@
-"""WgmmaSpec and the choice among its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
+"""WgmmaSpec and the forms of its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.config import Layer, choose
-from cudatma.kernels.marlin.problem import ceil_div, schedule
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.strip_spec import StripSpec
-from cudatma.kernels.marlin.wgmma_config import choose_wgmma, dump_specs, wgmma_serves
+from cudatma.kernels.marlin.wgmma_config import dump_specs
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.layout import Swizzle
-from cudatma.target import TARGETS, get_target
+from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
 BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
@@ -260,26 +259,7 @@ def test_check_target() -> None:
         replace(WIDE, stages=7).check_target(SM90A)
 
 
-# ---- The choice
-
-layers = st.builds(
-    Layer,
-    k=st.integers(1, 40_000),
-    n=st.integers(1, 70_000),
-    group_size=st.sampled_from(GROUP_SIZES),
-    has_zeros=st.booleans(),
-    dtype=st.sampled_from(("float16", "bfloat16")),
-)
-
-
-@given(layers, st.integers(17, 100_000), st.sampled_from((1, 20, 78, 132)))
-def test_a_choice_fits(layer: Layer, m: int, processors: int) -> None:
-    spec = choose_wgmma(layer, m, SM90A, processors).spec
-    spec.check_target(SM90A)
-    assert spec.stages * spec.block_k >= 256, "a ring that holds what is under way"
-    assert spec.stages >= min(3, ceil_div(ceil_div(layer.k, spec.block_k), spec.blocks_k)), "a ring of two stands still"
-    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    assert choose(layer, m, SM90A, processors).spec == spec
+# ---- The forms that candidates are cut from
 
 
 def test_every_form_has_three_stages() -> None:
@@ -301,21 +281,6 @@ def test_every_form_has_three_stages() -> None:
     }  # fmt: skip
 
 
-def test_who_is_served() -> None:
-    """From 17 tokens on, whatever the layer; from 9 where a block would have five strips."""
-    assert [name for name, target in TARGETS.items() if wgmma_serves(64, target)] == ["sm_90a"]
-    assert [m for m in (1, 16, 17, 32, 33) if wgmma_serves(m, SM90A)] == [17, 32, 33]
-    wide = Layer(8192, 28672, 128, False, "float16")
-    for layer, least in (
-        (wide, 9),
-        (replace(wide, n=17_160), 9),
-        (replace(wide, n=17_152), 17),
-        (Layer(64, 8, 128, False, "float16"), 17),
-    ):
-        assert isinstance(choose(layer, least - 1, SM90A, 132).spec, StripSpec)
-        assert isinstance(choose(layer, least, SM90A, 132).spec, WgmmaSpec)
-
-
 @given(st.integers(1, 20_000))
 def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
     """By another way than the rule's: of each size, the next smaller one would need more tiles, or is not allowed; none
@@ -334,61 +299,6 @@ def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
         found = form.sizes(m)
         assert set(found) == wanted, form
         assert len(found) == len({ceil_div(m, size) for size in allowed}), "one for each number of tiles"
-
-
-@pytest.mark.parametrize(
-    ("m", "sizes"),
-    [
-        (1, {8}),
-        (33, {40}),  # less than 48: no two of 24
-        (64, {48, 64}),  # two tiles, or one
-        (65, {48, 80}),
-        (97, {48, 56}),  # three, or two; 56 to 96 are two
-        (200, {48, 56, 80}),  # five, four, three
-    ],
-)
-def test_sizes_by_hand(m: int, sizes: set[int]) -> None:
-    """Of the third form: 8 to 64 tokens by eights, 80 and 96."""
-    assert set(wgmma_config._FORMS[2].sizes(m)) == sizes
-
-
-def test_clusters_share_the_tokens_of_many() -> None:
-    """256 x 256 of two blocks that share tokens: of 64 depths products take 256 x 128 x 64 / 2048 = 1024 clocks, 256
-    for dequantising make it 1035 in the formula's norm, 20480 bytes 66, and the stage 57: 128 take 2315; without, of
-    256 x 128 at a time, 2363. A small layer has too few stages to make up for what clusters wait at first."""
-    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
-    assert [choose_wgmma(large, m, SM90A, 132).spec.cluster for m in (64, 128, 300, 512, 4096)] == [1, 1, 2, 2, 2]
-    assert [choose_wgmma(small, m, SM90A, 132).spec.cluster for m in (64, 256, 512, 4096)] == [1, 1, 1, 2]
-
-
-def test_clusters_divide_the_depth_of_few_tiles() -> None:
-    """4096 channels at M = 64: 64 tiles of 64, where 66 clusters of two blocks run at once. 1024 channels: 16, for
-    clusters of eight, of which 15 run at once, or fewer. 28672: more tiles of 192 than there are clusters."""
-    found = {n: choose_wgmma(Layer(8192, n, 128, False, "float16"), 64, SM90A, 132).spec for n in (1024, 4096, 28672)}
-    assert {n: (spec.block_m, spec.block_n) for n, spec in found.items()} == {
-        1024: (64, 64),
-        4096: (64, 64),
-        28672: (64, 192),
-    }
-    assert (found[4096].blocks_k, found[28672].blocks_k) == (2, 1)
-    assert found[1024].blocks_k in (4, 5, 6)
-
-
-@given(layers, st.integers(17, 1000), st.sampled_from((20, 78, 132)))
-def test_clusters_run_at_once_and_each_block_has_a_stage(layer: Layer, m: int, processors: int) -> None:
-    spec = choose_wgmma(layer, m, SM90A, processors).spec
-    work = schedule(spec, m, layer.n, layer.k, processors)
-    if spec.blocks_k > 1:
-        assert work.blocks == work.tiles_m * work.tiles_n * spec.blocks_k <= processors
-        assert work.k_iterations >= spec.blocks_k
-        assert (work.partial_blocks, work.stream_tiles) == (0, 0)
-
-
-def test_a_wide_tile_is_not_taken_for_its_padding() -> None:
-    """As many tiles as it takes, and of so many the least: 257 in two of 144, where two of 256 would be half empty."""
-    large = Layer(8192, 28672, 128, False, "float16")
-    chosen = [choose_wgmma(large, m, SM90A, 132).spec.block_m for m in (256, 257, 300, 384, 512, 640)]
-    assert chosen == [256, 144, 160, 192, 256, 160]
 
 
 def test_dump_specs_hold_every_form_of_the_list() -> None:

@@ -7,7 +7,6 @@ import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +15,13 @@ from marlin_card import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
 from cudatma.kernels.marlin import workspace
-from cudatma.kernels.marlin.config import Layer, choose
+from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import check_workspace
 from cudatma.target import TARGETS, Target
 
@@ -169,16 +171,14 @@ def sizes() -> MarlinWorkspace:
 )
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: Layer, m: int, target: Target) -> None:
     """So a workspace never grows, and a graph may hold one."""
-    choice = choose(layer, m, target, PROCESSORS)
-    plan = schedule(choice.spec, m, layer.n, layer.k, PROCESSORS * choice.blocks_per_sm)
-    sizes.require_room(choice.spec, plan)
+    spec = choose_by_cost(layer, m, imagined_card(target, PROCESSORS))
+    sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))
 
 
 def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
-    layer: Any = Layer(4096, 4096, 128, False, "float16")
-    choice = choose(layer, 1024, TARGETS["sm_90a"], PROCESSORS)
-    plan = schedule(choice.spec, 600, 4096, 4096, PROCESSORS)
+    spec = WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232)
+    plan = schedule(spec, 600, 4096, 4096, PROCESSORS, eager=True)
     assert plan.partial_blocks > 0
-    sizes.require_room(choice.spec, plan)
+    sizes.require_room(spec, plan)
     with pytest.raises(LaunchError, match="workspace"):
-        sizes.require_room(choice.spec, replace(plan, blocks=plan.blocks * 5))
+        sizes.require_room(spec, replace(plan, blocks=plan.blocks * 5))

@@ -15,11 +15,12 @@ from fake_bench import FakeBench
 from cudatma import cli
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
-from cudatma.kernels.marlin import tune_file, tuning
+from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Layer, decide
-from cudatma.kernels.marlin.shortlist import Candidate
-from cudatma.kernels.marlin.tune_file import read_cells
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.shortlist import Listed
+from cudatma.kernels.marlin.tune_file import Entry, usable_entries
 from cudatma.target import get_target
 from tools import tune, tune_plan, tune_run
 from tools.model_layers import MODELS, model_shapes
@@ -34,7 +35,6 @@ SHAPE = ["--shape", "4096x4096", "--tokens", "1,64", "--jobs", "1"]
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
     tuning.forget()
     return path
 
@@ -43,37 +43,42 @@ def tuned(bench: FakeBench, *arguments: str) -> int:
     return tune.main([*SHAPE, *arguments], bench=bench, card=H200)
 
 
-def cells(path: Path) -> dict[int, tune_file.Cell]:
-    found, problems = read_cells(path, H200, SM90A)
+def entries(path: Path) -> dict[int, Entry]:
+    found, problems = usable_entries(path, H200, SM90A)
     assert not problems
-    return {cell.m: cell for cell in found}
+    return {entry.m: entry for entry in found}
 
 
-def test_the_fastest_is_kept_and_then_chosen(file: Path) -> None:
-    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 12)[0]
+def task_of(m: int, candidates: int = 12, dtype: str = "float16") -> tune_plan.Task:
+    return tune_plan.plan([(4096, 4096)], [m], 128, False, dtype, H200, candidates)[0]
+
+
+def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = task_of(64)
     wanted = task.candidates[5]
-    bench = FakeBench(lambda one: 5.0 if one.choice == wanted.choice else 9.0)
-    assert tuned(bench) == 0
-    cell = cells(file)[64]
-    assert (cell.choice, cell.us, cell.rule_us) == (wanted.choice, 5.0, 9.0)
+    bench = FakeBench(lambda one: 5.0 if one.spec == wanted.spec else 9.0)
+    assert tuned(bench, "--json") == 0
+    entry = entries(file)[64]
+    assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
     tuning.forget()
-    decision = decide(Layer(4096, 4096, 128, False, "float16"), 60, SM90A, 132, H200)
-    assert (decision.source, decision.choice) == ("tuned", wanted.choice)
-    record = json.loads(file.read_text())["sections"][0]["cells"][1]
-    assert len(record["measured_us"]) == 12
-    assert record["measured_us"][wanted.label] == 5.0
+    decision = decide(Layer(4096, 4096, 128, False, "float16"), 64, H200)
+    assert (decision.source, decision.spec) == ("tuned", wanted.spec)
+    record = json.loads(capsys.readouterr().out)["cells"][1]
+    assert len(record["times_us"]) == 12
+    assert record["times_us"][wanted.label] == 5.0
+    assert "times_us" not in file.read_text(), "the file holds what is used"
 
 
 def test_what_is_hardly_faster_does_not_replace_the_rules_choice(file: Path) -> None:
     bench = FakeBench(lambda one: 10.0 if one.label == bench.timed[-1][0] else 9.95)
     tuned(bench)
-    for m, cell in cells(file).items():
-        rule = tune_plan.plan([(4096, 4096)], [m], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
-        assert (cell.choice, cell.us) == (rule.choice, 10.0)
+    for m, entry in entries(file).items():
+        rule = task_of(m, 2).candidates[0]
+        assert (entry.spec, entry.us) == (rule.spec, 10.0)
 
 
 def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
-    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 40)[0]
+    task = task_of(64, 40)
     rule, *others = task.candidates
     assert len(others) > 20
     wanted = others[-1]
@@ -87,7 +92,7 @@ def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
     # What looked faster for a moment does not win, and what cannot be timed is out, with its reason.
     first, second, *_ = others
 
-    def look(one: Candidate) -> float:
+    def look(one: Listed) -> float:
         if one is second:
             raise RuntimeError("no graph")
         return 1.0 if one is first else bench.us(one)
@@ -130,17 +135,16 @@ def put(value: float, *at: int) -> Callable[[Any], Any]:
 def test_a_candidate_with_wrong_results_is_dropped_and_reported(
     file: Path, capsys: pytest.CaptureFixture[str], spoilt: Any, why: str, dtype: str
 ) -> None:
-    task = tune_plan.plan([(4096, 4096)], [64], 128, False, dtype, SM90A, H200, 12)[0]
+    task = task_of(64, dtype=dtype)
     bad = task.candidates[1].label
     bench = FakeBench(lambda one: 1.0 if one.label == bad else 9.0)
     bench.spoil[bad] = spoilt
     assert tuned(bench, "--json", "--dtype", dtype) == 0
     assert bad not in bench.timed[1]
-    assert cells(file)[64].us == 9.0
+    assert entries(file)[64].us == 9.0
     shown = capsys.readouterr()
     assert why in json.loads(shown.out)["cells"][1]["dropped"][bad]
     assert f"dropped {bad}: {why}" in shown.err
-    assert why in json.loads(file.read_text())["sections"][0]["cells"][1]["dropped"][bad]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -173,16 +177,16 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     first = FakeBench()
     first.prepare = _Stop(first, 2)  # type: ignore[method-assign]
     assert tuned(first, "--json") == 130
-    assert list(cells(file)) == [1]
+    assert list(entries(file)) == [1]
     shown = capsys.readouterr()
     assert "interrupted: 1 cells kept; the same command goes on" in shown.err
     assert json.loads(shown.out)["interrupted"] is True
-    rule = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
+    rule = task_of(64, 2).candidates[0]
     second = FakeBench(lambda one: 9.0 if one.label == rule.label else 5.0)
     assert tuned(second, "--json") == 0
     assert [m for _, m in second.prepared] == [64]
     assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known", "tuned"]
-    assert sorted(cells(file)) == [1, 64]
+    assert sorted(entries(file)) == [1, 64]
     third = FakeBench()
     assert tuned(third) == 0
     assert third.prepared == []
@@ -192,19 +196,19 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
 
 def test_a_cell_that_fails_does_not_end_the_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = FakeBench()
-    rule = tune_plan.plan([(4096, 4096)], [1], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
+    rule = task_of(1, 2).candidates[0]
     bench.spoil[rule.label] = MemoryError("no room")
     assert tuned(bench) == 1
-    assert list(cells(file)) == [64]
+    assert list(entries(file)) == [64]
     assert "4096 x 4096, M = 1: failed: MemoryError: no room" in capsys.readouterr().err
 
 
 def test_a_lost_card_ends_the_run_and_names_the_candidate(file: Path) -> None:
-    task = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 12)[0]
+    task = task_of(64)
     bad = task.candidates[4].label
 
     class Lost(FakeBench):
-        def result(self, candidate: Candidate) -> Any:
+        def result(self, candidate: Listed) -> Any:
             if candidate.label == bad:
                 self.usable = False
                 raise RuntimeError("CUDA_ERROR_ILLEGAL_INSTRUCTION")
@@ -212,24 +216,22 @@ def test_a_lost_card_ends_the_run_and_names_the_candidate(file: Path) -> None:
 
     with pytest.raises(tune_run.CardLostError, match=f"--skip '{bad}'"):
         tuned(Lost())
-    assert list(cells(file)) == [1]
+    assert list(entries(file)) == [1]
     again = Lost()
     assert tuned(again, "--skip", bad) == 0
-    assert sorted(cells(file)) == [1, 64]
+    assert sorted(entries(file)) == [1, 64]
     assert bad not in again.timed[0]
 
 
-def test_cells_of_other_versions_are_measured_anew_and_kept(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entries_of_another_revision_are_measured_again(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned(FakeBench())
-    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 5))
+    file.write_text(file.read_text().replace('"revision": ', '"revision": 10'))
     bench = FakeBench()
     capsys.readouterr()
     tuned(bench)
     assert len(bench.prepared) == 2
-    assert "2 cells measured with nvrtc 13.0 (here 13.5)" in " ".join(capsys.readouterr().err.split())
-    assert len(json.loads(file.read_text())["sections"]) == 2
+    assert "cudatma tune --shape 4096x4096 --tokens 64" in " ".join(capsys.readouterr().err.split())
+    assert sorted(entries(file)) == [1, 64], "in place of the old ones"
 
 
 def test_a_damaged_file_is_set_aside(file: Path) -> None:
@@ -237,7 +239,7 @@ def test_a_damaged_file_is_set_aside(file: Path) -> None:
     with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
         assert tuned(FakeBench()) == 0
     assert file.with_name("tuned.json.unread-1").read_text() == "{ half"
-    assert sorted(cells(file)) == [1, 64]
+    assert sorted(entries(file)) == [1, 64]
 
 
 def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: Path) -> None:
@@ -285,7 +287,7 @@ def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypat
 def test_another_file(tmp_path: Path, file: Path) -> None:
     assert tuned(FakeBench(), "--file", str(tmp_path / "other.json")) == 0
     assert not file.exists()
-    assert sorted(cells(tmp_path / "other.json")) == [1, 64]
+    assert sorted(entries(tmp_path / "other.json")) == [1, 64]
 
 
 def test_the_models_layers() -> None:
@@ -308,12 +310,6 @@ def test_layers_divided_among_cards() -> None:
     with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
         model_shapes("qwen3-14b", 3)
     assert caught.value.field == "cards"
-
-
-@pytest.mark.parametrize(("name", "cards"), [*((name, 1) for name in MODELS), *(("llama3-70b", c) for c in (2, 4, 8))])
-def test_every_named_models_layers_ship_tuned(name: str, cards: int) -> None:
-    for k, n in model_shapes(name, cards):
-        assert tuning.shipped_file("h200", k, n).is_file(), f"{name}: {k} x {n}"
 
 
 def test_nothing_is_said_where_nothing_is_wrong() -> None:

@@ -18,7 +18,7 @@ from fake_bench import FakeBench
 
 from cudatma import build
 from cudatma.errors import CompileError
-from cudatma.kernels.marlin import tune_file, tuning
+from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.layer import resolve_fused
 from cudatma.target import get_target
@@ -32,7 +32,7 @@ COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
 
 
 def tasks(candidates: int = 12) -> list[tune_plan.Task]:
-    return tune_plan.plan([(4096, 4096)], [1, 64], 128, False, "float16", SM90A, H200, candidates)
+    return tune_plan.plan([(4096, 4096)], [1, 64], 128, False, "float16", H200, candidates)
 
 
 @dataclass
@@ -69,7 +69,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
-    monkeypatch.setattr(tune_file, "installed_nvrtc", lambda: (13, 0))
     tuning.forget()
     return tmp_path / "tuned.json"
 
@@ -87,7 +86,7 @@ def test_every_candidate_is_compiled_once_and_before_all_measuring(
             super().prepare(*cell)
 
     assert tuned(Late()) == 0
-    wanted = [one.choice.spec for task in tasks() for one in task.candidates]
+    wanted = [one.spec for task in tasks() for one in task.candidates]
     specs, target, jobs = compiler.calls[0]
     assert (set(specs), target, jobs) == (set(wanted), "sm_90a", 3)
     assert len(set(specs)) == len(specs)
@@ -109,32 +108,34 @@ def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compi
     rule, one, *_ = tasks()[1].candidates
     assert tuned(FakeBench(), "--skip", one.label, "--skip", rule.label) == 0
     specs = compiler.calls[0][0]
-    assert one.choice.spec not in specs
-    assert rule.choice.spec in specs
+    assert one.spec not in specs
+    assert rule.spec in specs
 
 
-def test_a_refusal_is_why_a_candidate_is_dropped_and_the_card_never_sees_it(compiler: Compiler, file: Path) -> None:
+def test_a_refusal_is_why_a_candidate_is_dropped_and_the_card_never_sees_it(
+    compiler: Compiler, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = tasks()[1].candidates[3]
-    compiler.refuses = {bad.choice.spec}
+    compiler.refuses = {bad.spec}
     seen = []
 
     class Watched(FakeBench):
         def result(self, candidate: Any) -> Any:
-            seen.append(candidate.choice.spec)
+            seen.append(candidate.spec)
             return super().result(candidate)
 
-    assert tuned(Watched()) == 0
+    assert tuned(Watched(), "--json") == 0
     assert seen
-    assert bad.choice.spec not in seen
-    cell = json.loads(file.read_text())["sections"][0]["cells"][1]
-    assert cell["dropped"][bad.label] == f"{bad.choice.spec.entry} would be slow"
-    assert bad.label not in cell["measured_us"]
+    assert bad.spec not in seen
+    cell = json.loads(capsys.readouterr().out)["cells"][1]
+    assert cell["dropped"][bad.label] == f"{bad.spec.entry} would be slow"
+    assert bad.label not in cell["times_us"]
 
 
 def test_a_cell_whose_rules_choice_is_refused_fails(
     compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rule = tasks()[0].candidates[0].choice.spec
+    rule = tasks()[0].candidates[0].spec
     compiler.refuses = {rule}
     bench = FakeBench()
     assert tuned(bench) == 1
@@ -158,15 +159,15 @@ def test_only_compiling_needs_no_card_and_no_file(
 ) -> None:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     bad = tasks()[1].candidates[2]
-    compiler.refuses = {bad.choice.spec}
+    compiler.refuses = {bad.spec}
     assert tune.main([*COMPILE, "--json", "--jobs", "1"]) == 0
     assert compiler.calls == [(specs_of(tasks()), "sm_90a", 1)]
     shown = capsys.readouterr()
     record = json.loads(shown.out)
-    assert record["refused"] == {bad.label: f"{bad.choice.spec.entry} would be slow"}
+    assert record["refused"] == {bad.label: f"{bad.spec.entry} would be slow"}
     assert (record["kernels"], record["multiprocessors"]) == (len(specs_of(tasks())) - 1, 132)
     assert f"refused {bad.label}: " in shown.err
-    compiler.refuses = {tasks()[0].candidates[0].choice.spec}
+    compiler.refuses = {tasks()[0].candidates[0].spec}
     assert tune.main(COMPILE) == 1, "a cell that cannot be tuned"
 
 

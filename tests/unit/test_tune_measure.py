@@ -15,16 +15,15 @@ import pytest
 
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.config import Layer, choose, choose_untuned
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.shortlist import Candidate, shortlist
+from cudatma.kernels.marlin.shortlist import Listed, shortlist
 from cudatma.quantization import PackedWeight
-from cudatma.target import get_target
 from tools import tune_measure
 from tools.tune_measure import CardBench, random_weight
 
-SM90A = get_target("sm_90a")
 LAYER = Layer(2048, 520, 128, True, "float16")
 
 
@@ -112,9 +111,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             assert not given["programmatic"]
             assert not given["batch_invariant"]
             k, n = w.shape
-            choice = choose(Layer.of(w), x.rows, SM90A, 132)
-            self.spec, self.copy, self.out = choice.spec, copies.index(w), x.info.pointer
-            self.schedule = schedule(choice.spec, x.rows, n, k, 132 * choice.blocks_per_sm)
+            self.spec, self.copy, self.out = decide(Layer.of(w), x.rows, H200).spec, copies.index(w), x.info.pointer
+            self.schedule = schedule(self.spec, x.rows, n, k, 132 * self.spec.blocks_per_sm)
             assert out.info.shape == (x.rows, n)
 
         def run(self, x: int, out: int, bias: int, space: Any, handle: int) -> None:
@@ -144,18 +142,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield here
 
 
-def listed(m: int) -> list[Candidate]:
-    rule = choose_untuned(LAYER, m, SM90A, 132)
-    found = shortlist(LAYER, m, SM90A, H200, rule, 12)
-    entries = {one.choice.spec.entry: one for one in reversed(found)}
-    return list(entries.values())[:4]
+def listed(m: int) -> list[Listed]:
+    return shortlist(LAYER, m, H200, 12)[:4]
 
 
 @pytest.mark.parametrize("m", [3, 300])
 def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: World, m: int) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(m)
-    world.us = {one.choice.spec.entry: 20.0 + index for index, one in enumerate(found)}
+    world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
     bench.prepare(LAYER, m)
     assert bench.times(found, 0.2) == pytest.approx([20.0 + index for index in range(len(found))])
     assert len(world.stream.graphs) == len(found)
@@ -171,7 +166,7 @@ def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: W
 def test_a_short_look_tells_them_apart(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(3)
-    world.us = {one.choice.spec.entry: 20.0 + index for index, one in enumerate(found)}
+    world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
     bench.prepare(LAYER, 3)
     assert [bench.screen(one) for one in found] == pytest.approx([20.0 + index for index in range(len(found))])
 
@@ -184,7 +179,7 @@ def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
     assert kept.shape == (64, 520)
     assert (kept.view(np.uint16) == 5).all()
     assert [copy for _, copy in world.seen] == [0, 1], "two copies of the weight"
-    world.wrong.add(second.choice.spec.entry)
+    world.wrong.add(second.spec.entry)
     with pytest.raises(LaunchError, match="the same bits every time"):
         bench.result(second)
     assert (kept.view(np.uint16) == 5).all(), "what is kept does not change"
@@ -203,13 +198,12 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
 
 def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    chosen = choose_untuned(LAYER, 9, SM90A, 132)
-    rule, *_, other = shortlist(LAYER, 9, SM90A, H200, chosen, 12)
+    rule, *_, other = shortlist(LAYER, 9, H200, 12)
     bench.prepare(LAYER, 9)
     bench.result(other)
-    monkeypatch.setattr(tune_measure, "pinned", lambda choice: nullcontext())
+    monkeypatch.setattr(tune_measure, "pinned", lambda spec: nullcontext())
     bench.result(rule)
-    with pytest.raises(LaunchError, match=f"what was asked for: {other.choice.spec.entry}"):
+    with pytest.raises(LaunchError, match=f"what was asked for: {other.spec.entry}"):
         bench.result(other)
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from cudatma.arrays import current_stream, stream_handle, working_on
+from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.quantization import PackedWeight
 

@@ -1,0 +1,164 @@
+"""Candidates, short lists and choices: every one can run, they differ, and ranking them is cheap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma.kernels.marlin import mma_sync_config
+from cudatma.kernels.marlin.candidate import ranked
+from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.marlin.choose import candidates, choose_by_cost
+from cudatma.kernels.marlin.clusters import clusters_at_once
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.problem import ceil_div, schedule
+from cudatma.kernels.marlin.shortlist import shortlist, variants
+from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
+from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.tune_file import Entry, parse_entry
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.workspace import has_room
+from cudatma.target import KIB, TARGETS, get_target
+
+layers = st.builds(
+    Layer,
+    k=st.integers(1, 40_000),
+    n=st.integers(1, 70_000),
+    group_size=st.sampled_from(GROUP_SIZES),
+    has_zeros=st.booleans(),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+)
+rows = st.one_of(st.integers(1, 300), st.integers(1, 10_000))
+cards = st.builds(
+    imagined_card, st.sampled_from(("sm_90a", "sm_90", "sm_120a", "sm_121a")), st.sampled_from((1, 20, 84, 132, 188))
+)
+
+
+@settings(max_examples=30)
+@given(layers, rows, cards)
+def test_every_candidate_can_run(layer: Layer, m: int, card: Card) -> None:
+    target = get_target(card.target)
+    found = [spec for spec, _ in ranked(candidates(layer, m, card))]
+    assert len({spec.entry for spec in found}) == len(found) > 0
+    for spec in found:
+        spec.check_target(target)
+        assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+        assert spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm)
+        assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
+        assert has_room(spec, spec.blocks_per_sm)
+        assert not isinstance(spec, StripSpec) or layer.k % 64 == 0 or not spec.deep_box
+        assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "each CTA of a cluster has a stage"
+        work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
+        assert work.tiles_m * spec.block_m >= m
+        assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
+        clusters = work.tiles_n * (1 if isinstance(spec, StripSpec) else work.tiles_m)
+        assert spec.blocks_k == 1 or clusters <= clusters_at_once(spec.blocks_k, card.multiprocessors)
+
+
+@settings(max_examples=60)
+@given(layers, rows, cards)
+def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: Layer, m: int, card: Card) -> None:
+    for spec, cost in ranked(candidates(layer, m, card)):
+        if spec.blocks_k == 1:
+            work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
+            assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
+
+
+@settings(max_examples=30)
+@given(layers, rows, cards)
+def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: Layer, m: int, card: Card) -> None:
+    target = get_target(card.target)
+    listed = shortlist(layer, m, card, 12)
+    assert listed[0].spec == choose_by_cost(layer, m, card)
+    assert len({one.label for one in listed}) == len({one.spec for one in listed}) == len(listed) <= 12
+    for one in listed:
+        one.spec.check_target(target)
+        assert one.cost == one.spec.cost(m, layer.n, layer.k, card)
+        # What the tuner measures, its file must hold and give back.
+        entry = Entry(layer, m, one.spec, 2.0, 3.0)
+        assert parse_entry(entry.as_json(), target) == entry
+
+
+@settings(max_examples=15)
+@given(layers, rows)
+def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
+    spec = choose_by_cost(layer, m, H200)
+    for other in variants(spec, layer, get_target("sm_90a")):
+        other.check_target(get_target("sm_90a"))
+        assert other != spec
+        assert (other.block_m, other.block_n, other.block_k) == (spec.block_m, spec.block_n, spec.block_k)
+
+
+def test_rows_and_target_decide_which_kernels_there_are() -> None:
+    def kinds(m: int, card: Card) -> set[type[AnyMarlinSpec]]:
+        return {type(spec) for spec, _ in ranked(candidates(Layer(4096, 4096, 128, False, "float16"), m, card))}
+
+    assert [kinds(m, H200) for m in (1, 16, 500)] == [{StripSpec}, {StripSpec, WgmmaSpec}, {WgmmaSpec}]
+    without = imagined_card("sm_120a", 132)
+    assert [kinds(m, without) for m in (16, 500)] == [{StripSpec, MarlinSpec}, {MarlinSpec}]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The specs that are constructed from now on."""
+    found: list[str] = []
+    for kind in (StripSpec, WgmmaSpec, MarlinSpec):
+        check = kind.__post_init__
+
+        def counted(self: AnyMarlinSpec, check: object = check) -> None:
+            found.append(type(self).__name__)
+            check(self)  # type: ignore[operator]
+
+        monkeypatch.setattr(kind, "__post_init__", counted)
+    return found
+
+
+def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
+    """Candidates are ranked by the cost of their tiles; a spec, whose rules take longer, is built when it is wanted."""
+    for k, n in ((4096, 4096), (8192, 28672), (4096, 1024), (1024, 8192), (13824, 5120)):
+        for m in (1, 16, 32, 64, 300, 4096):
+            built.clear()
+            layer = Layer(k, n, 128, False, "float16")
+            choose_by_cost(layer, m, H200)
+            assert 0 < len(built) <= 20, (k, n, m)
+            if m >= 300:
+                assert len(built) <= 8 < 20 < len(candidates(layer, m, H200)), (k, n, m)
+
+
+# ---- The mma.sync kernel alone
+
+feeds = st.builds(Feeds, *3 * [st.sampled_from(FEEDS)])
+
+
+@given(layers, rows, cards, feeds)
+def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
+    layer: Layer, m: int, card: Card, feed: Feeds
+) -> None:
+    spec = choose_mma_sync(layer, m, card, feed)
+    assert spec.smem_bytes <= 99 * KIB
+    spec.check_target(get_target(card.target))
+    assert (spec.feed_weight, spec.feed_scale, spec.feed_activation) == (feed.weight, feed.scale, feed.activation)
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
+    target = get_target(name)
+    specs = dump_specs(target)
+    assert dump_specs(target) == specs
+    assert len(set(specs)) == len(specs) > 0
+    for spec in specs:
+        spec.check_target(target)
+    for operand in ("weight", "scale", "activation"):
+        assert {getattr(spec, f"feed_{operand}") for spec in specs} == set(FEEDS)
+    assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
+    assert {spec.has_zeros for spec in specs} == {False, True}
+    assert {32, 128, -1} <= {spec.group_size for spec in specs}
+    forms = {
+        (f.m, f.n, f.k, f.warps_n, f.warps_k)
+        for f in mma_sync_config._FORMS
+        if not f.registers or target.has_setmaxnreg
+    }
+    assert forms <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.warps_k) for s in specs}
