@@ -58,8 +58,13 @@ class _Thread(threading.local):
     life: _Life | None = None
     status: tuple[Any, Any] | None = None
 
+    def _renew(self) -> None:
+        self.status = None
+
 
 _thread = _Thread()
+# A forked child goes through _prepare(), which refuses; the driver must not be asked there.
+context.after_fork(_thread, _Thread._renew)
 
 
 def identity(device: int, stream: int) -> int | None:

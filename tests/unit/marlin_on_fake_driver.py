@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import os
 import sys
 import threading
 import types
@@ -418,6 +419,24 @@ def case_no_wait_between_a_graph_and_what_is_outside_of_it() -> None:
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) is None
     told(1, 0x66, 7, capture=100)  # two branches of one graph
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) == (0x60, 0x66)
+
+
+def case_fork() -> None:
+    for stream in (0x50, 0, 2):
+        call(stream)
+    questions = counts.questions
+    child = os.fork()
+    if child == 0:
+        try:
+            for stream in (0x50, 0, 2):
+                raises(c.LaunchError, "spawn", lambda stream=stream: call(stream))
+            assert counts.questions == questions, "the driver of a forked process was asked"
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    call(0x50)
 
 
 class Shared:

@@ -153,7 +153,7 @@ def is_capturing(device: int, stream: int) -> bool:
 def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
     """Raise LaunchError while ``stream`` is being captured into a graph."""
     if is_capturing(device, stream):
-        remedy = "run this GEMM once on this stream before the capture, or call MarlinLinear.warm_up()"
+        remedy = "run this GEMM once before the capture, or call MarlinLinear.warm_up()"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
