@@ -171,7 +171,6 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
     for name in ("ready", "_recent", "_branches", "_reserves"):
         monkeypatch.setattr(owners.OWNERS, name, type(getattr(owners.OWNERS, name))())
     monkeypatch.setattr(streams, "identity", identity)
-    monkeypatch.setattr(repeated, "identity", identity)
     monkeypatch.setattr(streams, "capture_of", lambda device, stream: streams.Capture(1, 1, stream))
     monkeypatch.setattr(streams, "GraphLife", Life)
 

@@ -23,7 +23,8 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma import loading, streams
 from cudatma.arrays import dense_strides
-from cudatma.kernels.marlin import arranged, config, gemm, owners, plan
+from cudatma.kernels.marlin import arranged, choose, gemm, owners, plan
+from cudatma.kernels.marlin.card import imagined_card
 from cudatma.launch import Kernel
 from cudatma.quantization.packing import pack
 from cudatma.target import get_target
@@ -104,9 +105,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 
 loading._compare_parameters = lambda *_: None
 plan.loaded = arranged.loaded = loaded
-plan.choose = lambda layer, m, *_, **__: config.choose(  # type: ignore[assignment]
-    layer, m, get_target("sm_120a"), PROCESSORS, config.Feeds()
-)
+plan.decide = lambda layer, m, *_, **__: choose.decide(layer, m, imagined_card("sm_120a", PROCESSORS))
 
 #: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
 used: Any = threading.local()
