@@ -11,11 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from cudatma.cli import tools_package
 
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
 
+settings.register_profile("cudatma", deadline=None)  # no wall-clock bound: machines are busy
+settings.load_profile("cudatma")
 tools_package()  # gives a checkout that is not installed its cudatma.tools
 
 

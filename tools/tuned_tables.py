@@ -24,7 +24,7 @@ from cudatma.target import get_target
 LEAST_GAIN = 1.02
 
 
-def add(files: Sequence[Path], table: Path = SHIPPED) -> str:
+def add(files: Sequence[Path], table: Path) -> str:
     """Put the entries of these files into the table, in place of older ones for the same layer and M.
 
     Raises ArgumentError for an entry that cannot be run, before anything is written; OSError, ValueError for what is no
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tuned_tables.py", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="written by cudatma tune --file")
     try:
-        print(add(parser.parse_args(argv).files))
+        print(add(parser.parse_args(argv).files, SHIPPED))
     except (CudaTmaError, OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -17,6 +17,8 @@ import pytest
 from cudatma import PackedWeight, context, streams, target
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.marlin import owners, repeated
+from cudatma.kernels.marlin import plan as marlin_plan
+from cudatma.kernels.marlin.card import imagined_card
 from cudatma.launch import Kernel
 from cudatma.target import get_target
 
@@ -197,6 +199,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setattr(owners, "_LEAST_BYTES", 3 << 20)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
+    monkeypatch.setattr(marlin_plan, "card_of", lambda device: imagined_card("sm_90a", PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(PackedWeight, "device", property(lambda self: 0))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
@@ -206,6 +209,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setitem(repeated._libraries, Array, "cupy")
     from cudatma.kernels.marlin import operands
 
+    monkeypatch.setattr(marlin_plan, "card_of", lambda device: imagined_card("sm_90a", PROCESSORS))
     described = operands.describe
     monkeypatch.setattr(operands, "describe", lambda a, name: a.info if isinstance(a, Array) else described(a, name))
     yield made

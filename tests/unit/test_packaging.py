@@ -115,7 +115,7 @@ def test_the_wheel_holds_templates_and_tools(tmp_path: Path) -> None:
     assert templates
     assert templates <= names
     assert {f"cudatma/tools/{path.name}" for path in (ROOT / "tools").glob("*.py")} <= names
-    assert {"cudatma/py.typed", "cudatma/kernels/marlin/tuned/h200/4096x4096.json"} <= names
+    assert {"cudatma/py.typed", "cudatma/kernels/marlin/tuned.json"} <= names
     assert {name.split("/")[0] for name in names} <= {"cudatma", f"cudatma-{PROJECT['project']['version']}.dist-info"}
 
 

@@ -39,6 +39,8 @@ KERNELS: dict[str, type[AnyMarlinSpec]] = {"strip": StripSpec, "wgmma": WgmmaSpe
 _LAYER_FIELDS = ("dtype", "group_size", "has_zeros")
 _PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
+#: Shapes that a command names.
+_NAMED_SHAPES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +137,32 @@ def parse_entry(raw: Any, target: Target) -> Entry:
     if not has_room(spec, spec.blocks_per_sm):
         raise ArgumentError("spec.blocks_per_sm", spec.blocks_per_sm, "CTAs whose partial sums fit the workspace")
     spec.check_target(target)
-    return Entry(layer, m, spec, float(raw["us"]), float(raw["rule_us"]))
+    return Entry(layer, m, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 
 
 def retune_command(entries: list[dict[str, Any]]) -> str:
-    """What measures these entries again; entries of any schema, as far as they can be read."""
-    shapes = dict.fromkeys((raw.get("k"), raw.get("n")) for raw in entries)
-    sizes = sorted({raw["m"] for raw in entries if isinstance(raw.get("m"), int)})
-    named = "".join(f" --shape {k}x{n}" for k, n in list(shapes)[:4])
-    more = " ..." if len(shapes) > 4 else ""
-    return f"measure again with: cudatma tune{named}{more} --tokens {','.join(map(str, sizes))}"
+    """What measures these entries again: entries of any schema, as far as they can be read. A file may be anybody's:
+    only sizes and known names go into a command."""
+    by_options: dict[str, list[dict[str, Any]]] = {}
+    for raw in entries:
+        if all(type(raw.get(name)) is int for name in ("k", "n", "m")):
+            by_options.setdefault(_options(raw), []).append(raw)
+    commands = []
+    for options, alike in by_options.items():
+        shapes = dict.fromkeys((raw["k"], raw["n"]) for raw in alike)
+        named = "".join(f" --shape {k}x{n}" for k, n in list(shapes)[:_NAMED_SHAPES])
+        more = " ..." if len(shapes) > _NAMED_SHAPES else ""
+        sizes = ",".join(map(str, sorted({raw["m"] for raw in alike})))
+        commands.append(f"cudatma tune{named}{more} --tokens {sizes}{options}")
+    return "measure again with: " + ("; ".join(commands) or "cudatma tune")
+
+
+def _options(raw: Mapping[str, Any]) -> str:
+    """Of ``cudatma tune``, for an entry's layer; empty for the defaults."""
+    dtype = " --dtype bfloat16" if raw.get("dtype") == "bfloat16" else ""
+    size = raw.get("group_size")
+    group = f" --group-size {size}" if type(size) is int and size != 128 else ""
+    return dtype + group + (" --zeros" if raw.get("has_zeros") is True else "")
 
 
 def _parse_spec(kernel: type[AnyMarlinSpec], raw: Mapping[str, Any], layer_fields: Mapping[str, Any]) -> AnyMarlinSpec:
@@ -166,9 +184,19 @@ def _typed(raw: Any, name: str, kind: type) -> Any:
     return value
 
 
+def _microseconds(raw: Any, name: str) -> float:
+    value = raw[name]
+    if type(value) not in (int, float) or not 0 < value < 1e9:
+        raise ArgumentError(name, value, "microseconds, more than 0")
+    return float(value)
+
+
 def read_sections(path: Path) -> list[dict[str, Any]]:
     """The sections of a file. ValueError, with the reason, for what is no such file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict) or "schema" not in content:
         raise ValueError("it is no file of tuning entries")
     if content["schema"] == 1:

@@ -1,0 +1,255 @@
+"""Files of tuning entries: written so that nothing is lost, read with suspicion; what is ignored is named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
+from cudatma.kernels.marlin import tuning
+from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.tune_file import Entry, GpuClass, parse_entry, store_entry, usable_entries, user_file
+from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+GPU = GpuClass.of(H200)
+LAYER = Layer(4096, 4096, 128, False, "float16")
+WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, steps=1, in_flight=3)
+STRIP = StripSpec("float16", 128, False, 8, 1, 512, 4, 6)
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user's file that is not there yet, no table that ships, and nothing read before."""
+    path = tmp_path / "data" / "tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped.json")
+    tuning.forget()
+    yield path
+    tuning.forget()
+
+
+def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
+    return Entry(LAYER, m, spec, us, 10.0)
+
+
+def source(m: int) -> str:
+    return decide(LAYER, m, H200).source
+
+
+def test_an_entry_comes_back_as_it_was() -> None:
+    mma_sync = MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
+    for spec in (WGMMA, STRIP, replace(WGMMA, cluster=2, weight_policy="evict_normal"), mma_sync):
+        one = Entry(LAYER, 64, spec, 8.5, 10.25)
+        assert parse_entry(json.loads(json.dumps(one.as_json())), SM90A) == one
+
+
+def test_storing_keeps_all_else_and_replaces_its_own(file: Path) -> None:
+    other = replace(GPU, multiprocessors=20)
+    for gpu, one in ((other, entry(64)), (GPU, entry(64)), (GPU, entry(128)), (GPU, entry(64, us=7.0))):
+        store_entry(file, gpu, one)
+    sections = json.loads(file.read_text())["sections"]
+    assert [section["gpu"] for section in sections] == [asdict(other), asdict(GPU)]
+    assert [(raw["m"], raw["us"]) for raw in sections[1]["entries"]] == [(128, 8.0), (64, 7.0)]
+    assert [path.name for path in file.parent.iterdir()] == ["tuned.json"], "no lock and nothing half written stays"
+
+
+def test_many_writers_lose_nothing(file: Path) -> None:
+    def write(first: int) -> None:
+        for m in range(first, 40, 4):
+            store_entry(file, GPU, entry(m + 1))
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found, problems = usable_entries(file, H200, SM90A)
+    assert (sorted(one.m for one in found), problems) == (list(range(1, 41)), [])
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_entry(file, GPU, entry(64))
+    before = file.read_text()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store_entry(file, GPU, entry(128))
+    assert file.read_text() == before
+    assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
+
+
+def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "~/mine.json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_file() == tmp_path / "mine.json"
+    monkeypatch.delenv("CUDATMA_TUNE_FILE")
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert user_file() == tmp_path / ".local/share/cudatma/tuned.json"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert user_file() == tmp_path / "data/cudatma/tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
+    assert user_file() is None
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "here.json")
+    with pytest.raises(ArgumentError, match="absolute path"):
+        user_file()
+    with pytest.warns(TuneFileWarning, match="absolute path"):
+        assert source(64) == "rule"
+
+
+# ---- What is ignored, and said
+
+
+SCHEMA_1 = {
+    "schema": 1,
+    "sections": [
+        {
+            "key": {"target": "sm_90a"},
+            "cells": [
+                {"k": 4096, "n": 6144, "m": 16, "group_size": 128, "has_zeros": False, "dtype": "float16"},
+                {"k": 64, "n": 8, "m": 1, "group_size": 128, "has_zeros": False, "dtype": "float16"},
+                {"k": 64, "n": 8, "m": 1, "group_size": -1, "has_zeros": True, "dtype": "bfloat16"},
+            ],
+        }
+    ],
+}
+COMMANDS = (
+    "measure again with: cudatma tune --shape 4096x6144 --shape 64x8 --tokens 1,16; "
+    "cudatma tune --shape 64x8 --tokens 1 --dtype bfloat16 --group-size -1 --zeros"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ("[]", "no file of tuning entries"),
+        ('{"hello": 1}', "no file of tuning entries"),
+        ('{"schema": 3, "sections": []}', "schema is 3, and this version of cudatma reads 2"),
+        ('{"schema": 2}', "sections are damaged"),
+        ('{"schema": 2, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
+        ('{"schema": 1, "sections": 5}', "an earlier version of cudatma wrote it"),
+        ('{"schema": 1, "sections": [{"cells": [{"k": [], "n": {}, "m": 1}, 7]}]}', "an earlier version"),
+        ('{"schema": 1, "sections": [{"cells": [{"k": "; ls", "n": {}, "m": 1}]}]}', "again with: cudatma tune$"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps(SCHEMA_1), f"an earlier version of cudatma wrote it, for other kernels; {COMMANDS}$"),
+        ("\x00\x01", "Expecting value"),
+    ],
+)
+def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path, text: str, why: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.warns(TuneFileWarning, match=f"tuned.json: not used: .*{why}"):
+        assert source(64) == "rule"
+    assert file.read_text() == text, "a look changes nothing"
+    assert usable_entries(file, H200, SM90A)[1][0].startswith("the whole file: ")
+    with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
+        store_entry(file, GPU, entry(64))
+    assert (file.parent / "tuned.json.unread-1").read_text() == text
+    tuning.forget()
+    assert source(64) == "tuned"
+
+
+def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
+    file.mkdir(parents=True)
+    with pytest.warns(TuneFileWarning, match="Is a directory"):
+        assert source(64) == "rule"
+    file.rmdir()
+    file.write_bytes(b"\xff\xfe{}")
+    tuning.forget()
+    with pytest.warns(TuneFileWarning, match="codec"):
+        assert source(64) == "rule"
+
+
+def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Path) -> None:
+    store_entry(file, GPU, entry(1, STRIP))
+    store_entry(file, GPU, entry(64))
+    older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
+    file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
+    command = "measure again with: cudatma tune --shape 4096x4096 --tokens 64"
+    with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
+        assert source(64) == "rule"
+    assert source(1) == "tuned", "the other kernel's entries hold"
+
+
+def broken(**change: Any) -> dict[str, Any]:
+    raw = json.loads(json.dumps(entry(64).as_json()))
+    spec = change.pop("spec", {})
+    return raw | change | {"spec": {**raw["spec"], **spec}}
+
+
+BROKEN = [
+    broken(kernel="magic"),
+    broken(kernel=["wgmma"]),
+    broken(revision="1"),
+    broken(m="64"),
+    broken(m=0),
+    broken(us="fast"),
+    broken(us=[]),
+    broken(us=10**400),
+    broken(rule_us=float("nan")),
+    broken(dtype="bfloat17"),
+    broken(spec={"stages": 200}),
+    broken(spec={"stages": 16, "block_m": 256}),
+    broken(spec={"cluster": True}),
+    broken(spec={"dtype": "float64"}),
+    broken(spec={"group_size": 64}),
+    broken(spec={"stacks": 1}),
+    broken() | {"spec": 7},
+    {name: value for name, value in broken().items() if name != "rule_us"},
+]
+
+
+@pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
+def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[str, Any]) -> None:
+    store_entry(file, GPU, entry(1, STRIP))
+    content = json.loads(file.read_text())
+    content["sections"][0]["entries"].append(raw)
+    file.write_text(json.dumps(content))
+    found, problems = usable_entries(file, H200, SM90A)
+    assert [one.m for one in found] == [1]
+    assert len(problems) == 1
+    assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']}: ")
+    with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']}: "):
+        assert source(1) == "tuned"
+
+
+@pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}])
+def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
+    store_entry(file, GPU, entry(1, STRIP))
+    content = json.loads(file.read_text())
+    content["sections"][0]["entries"].append(broken(**sizes))
+    file.write_text(json.dumps(content))
+    with pytest.warns(TuneFileWarning, match="its sizes must be integers"):
+        assert source(1) == "tuned"
+
+
+def test_what_a_launch_would_refuse_is_refused() -> None:
+    """One box for whole blocks of 64 in K; a stage for each CTA of a cluster; a number that is none."""
+    deep = entry(8, replace(STRIP, deep_box=True)).as_json()
+    with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
+        parse_entry(deep | {"k": 4128}, SM90A)
+    assert caught.value.field == "spec.deep_box"
+    assert parse_entry(entry(8, STRIP).as_json() | {"k": 4128}, SM90A).layer.k == 4128
+    clusters, two_stages = entry(64, replace(WGMMA, blocks_k=3)).as_json(), 2 * WGMMA.block_k
+    with pytest.raises(ArgumentError, match="at most the stages") as caught:
+        parse_entry(clusters | {"k": two_stages}, SM90A)
+    assert caught.value.field == "spec.blocks_k"
+    parse_entry(clusters | {"k": two_stages + 1}, SM90A)
+    with pytest.raises(ArgumentTypeError, match="m"):
+        parse_entry(broken(m=1.5), SM90A)
