@@ -23,8 +23,10 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma import loading, streams
 from cudatma.arrays import dense_strides
-from cudatma.kernels.marlin import arranged, choose, gemm, owners, plan
+from cudatma.kernels.marlin import arranged, gemm, owners, plan
 from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin.choose import Decision
+from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.launch import Kernel
 from cudatma.quantization.packing import pack
 from cudatma.target import get_target
@@ -105,7 +107,9 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 
 loading._compare_parameters = lambda *_: None
 plan.loaded = arranged.loaded = loaded
-plan.decide = lambda layer, m, *_, **__: choose.decide(layer, m, imagined_card("sm_120a", PROCESSORS))
+plan.decide = lambda layer, m, *_, **__: Decision(  # type: ignore[assignment]
+    choose_mma_sync(layer, layer.n // 8, imagined_card("sm_120a", PROCESSORS)), "pinned", "its tiles are divided"
+)
 
 #: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
 used: Any = threading.local()
