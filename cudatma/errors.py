@@ -6,13 +6,25 @@ ValueError, TypeError or RuntimeError, so that code which knows nothing of cudat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
 #: What a CompileError shows of a log that names no line.
 _LOG_LINES = 12
+_LONGEST_NAME = 80
+
+
+def similar(got: str, known: Iterable[str]) -> str:
+    """``"did you mean marlin?"``, or "" where no name is like what was given. Names with other numbers are not alike:
+    nobody types sm_80 for sm_90."""
+    digits = re.sub(r"\D", "", got)
+    candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
+    found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []
+    return f"did you mean {found[0]}?" if found and found[0] != got else ""
 
 
 class CudaTmaError(Exception):
@@ -36,7 +48,8 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         shown = got if isinstance(got, str) else repr(got)
-        text = f"{field}: got {shown}; allowed: {allowed}"
+        meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
+        text = f"{field}: got {shown}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -16,7 +16,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["demo", *sys.argv[1:]]))
 
-import argparse
 import importlib.util
 import json
 import os
@@ -33,6 +32,7 @@ from cudatma.build import emulated_target
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
 
+from .command_line import Parser
 from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.intermediate.dense"
@@ -212,9 +212,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
     parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")

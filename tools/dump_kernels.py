@@ -11,7 +11,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["dump", *sys.argv[1:]]))
 
-import argparse
 import ast
 import json
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
+from .command_line import Parser
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
@@ -161,10 +161,8 @@ def _print_summary(report: Report, folder: Path) -> None:
         print(f"  {note}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma dump", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma dump", __doc__, EXAMPLES)
     parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, or all")
     add = parser.add_argument
     add(
@@ -192,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        parser.error("name a kernel, or use --list")
+        raise ArgumentError("kernel", "none", f"{', '.join(REGISTRY)}, or all", "--list shows them with their specs")
     entries = list(REGISTRY.values()) if options.kernel == "all" else [kernel(options.kernel)]
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     config = parse_config(options.config)

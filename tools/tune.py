@@ -34,6 +34,7 @@ from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key
 from cudatma.prebuild import usable_cores
 from cudatma.target import get_target
 
+from .command_line import Parser
 from .model_layers import MODELS
 from .tune_compile import Kernels, compile_tasks, specs_of
 from .tune_plan import TOKENS, Task, parse_shape, parse_tokens, plan, shapes_of
@@ -203,7 +204,7 @@ def _progress(console: Console, what: str) -> Progress:
 
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}: write a number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a number from 1 up")
     return int(text)
 
 
@@ -213,14 +214,12 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: write seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0")
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma tune", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma tune", __doc__, EXAMPLES)
     add = parser.add_argument
     add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"

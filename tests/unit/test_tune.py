@@ -274,9 +274,8 @@ def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypat
         ("--group-size", "100"),
         ("--dtype", "int8"),
     ):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(ArgumentError, match=f"{option}: got {value}"):
             tune.main([*SHAPE, option, value], FakeBench(), H200)
-        assert ended.value.code == 2
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     with pytest.raises(ArgumentError, match="name a file with --file"):
         tune.main(SHAPE, FakeBench(), H200)

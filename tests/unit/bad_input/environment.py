@@ -75,7 +75,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "unknown command": (["juggle"], "juggle"),
     "unknown option": (["targets", "--fast"], "--fast"),
     "no kernel": (["dump"], "--list"),
-    "unknown kernel": (["dump", "marlni", "--target", "sm_90a"], "kernel: got marlni; allowed: marlin"),
+    "unknown kernel": (["dump", "marlni", "--target", "sm_90a"], "kernel: got marlni (did you mean marlin?); allowed: marlin"),
     "unknown target": (["dump", "marlin", "--target", "sm_75"], "target: got sm_75; allowed: sm_90"),
     "target to show": (["targets", "sm_75"], "target: got sm_75; allowed: sm_90"),
     "field without a value": (["dump", "marlin", "--target", "sm_90a", "--config", "stages"], "--config: got stages"),
