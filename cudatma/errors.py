@@ -114,15 +114,16 @@ class LaunchError(FieldError, RuntimeError):
 class DriverError(CudaTmaError, RuntimeError):
     """A CUDA driver or NVRTC call that failed, or a driver that is not there.
 
-    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver).
+    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver),
+    ``detail``, ``remedy``.
     """
 
-    def __init__(self, call: str, code: int | None, detail: str) -> None:
-        self.call, self.code, self.detail = call, code, detail
-        super().__init__(f"{call} failed: {detail}")
+    def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
+        self.call, self.code, self.detail, self.remedy = call, code, detail, remedy
+        super().__init__(f"{call} failed: {detail}{f'; {remedy}' if remedy else ''}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.call, self.code, self.detail))
+        return (type(self), (self.call, self.code, self.detail, self.remedy))
 
 
 class CacheError(CudaTmaError, RuntimeError):
@@ -158,9 +159,8 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 def no_driver(call: str, error: Exception) -> NoReturn:
     """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
-    raise DriverError(
-        call, None, f"no CUDA driver on this machine ({error}); install one, or name a target and a CPU backend"
-    ) from error
+    remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
+    raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:

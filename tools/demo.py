@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
 
@@ -127,7 +127,7 @@ def draw_pipeline(folder: Path) -> list[Path]:
 
     trace = Trace()
     m, n, k = PICTURE
-    sample(emulated_target(), m=m, n=n, k=k).run(trace=trace, replay=PICTURE_SCHEDULE, hazards="collect")
+    sample(default_target(), m=m, n=n, k=k).run(trace=trace, replay=PICTURE_SCHEDULE, hazards="collect")
     paths = [folder / "marlin_pipeline.svg", folder / "marlin_pipeline.json"]
     for path, content in zip(paths, (trace.to_svg(), trace.to_json()), strict=True):
         write_text(path, content, "--out")

@@ -22,7 +22,7 @@ from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
-from .command_line import Parser
+from .command_line import DEFAULT_TARGET, Parser
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
@@ -169,7 +169,7 @@ def _parser() -> Parser:
         "--target",
         action="append",
         metavar="NAME",
-        help="architecture, repeatable (default: $CUDATMA_TARGET or the card's)",
+        help=f"architecture, repeatable ({DEFAULT_TARGET})",
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")

@@ -25,14 +25,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
-from .command_line import Parser
+from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
@@ -100,7 +100,7 @@ def _parser() -> Parser:
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a block (32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="blocks of a cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a block (0)")
-    launch.add_argument("--target", metavar="SM", help="what to compile for, and whose limits hold (sm_90a)")
+    launch.add_argument("--target", metavar="SM", help=f"what to compile for, and whose limits hold ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="memory of a tensor map alone")
     run = parser.add_argument_group("the run")
@@ -147,7 +147,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
         if given or options.arg or options.array or options.save or options.expect:
             refused = ", ".join(f"--{field.replace('_', '-')}" for field in given) or "--arg, --array, --save, --expect"
             raise ArgumentError("KERNEL", name, f"its sizes alone, without {refused}", "they are for kernels of files")
-        target = get_target(options.target) if options.target else emulated_target()
+        target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     if not name.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
         raise ArgumentError("KERNEL", name, f"{', '.join(REGISTRY)}, a .ptx, .cu, .j2, .toml or .json file")

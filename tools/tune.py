@@ -24,10 +24,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.cache import default_root
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key, user_file
@@ -169,14 +169,17 @@ def _needs_no_card(options: argparse.Namespace) -> bool:
 
 def _card(options: argparse.Namespace, imagined: bool) -> Card:
     if imagined:
-        target = emulated_target() if options.target is None else get_target(options.target)
+        target = default_target() if options.target is None else get_target(options.target)
         return imagined_card(target, options.multiprocessors or H200.multiprocessors)
     try:
         return card_of(options.device)
-    except (CudaTmaError, ImportError):
+    except (CudaTmaError, ImportError) as error:
+        if isinstance(error, DriverError) and not _needs_no_card(options):
+            remedy = "cudatma tune measures on a card; --dry-run and --compile-only need none"
+            raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_card(options):
             raise
-        return imagined_card(emulated_target(), H200.multiprocessors)
+        return imagined_card(default_target(), H200.multiprocessors)
 
 
 def _file(named: Path | None) -> Path:

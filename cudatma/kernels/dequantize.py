@@ -13,8 +13,8 @@ import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, place_name, stream_handle, with_cupy
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -156,7 +156,9 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
     chosen = backend_for("dequantize", backend)
     if (w.device is None) == (chosen == "cuda"):
         allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
-        raise ArgumentError("w.device", place_name(w.device), allowed)
+        raise ArgumentError(
+            "w.device", place_name(w.device), allowed, device_remedy("w.to_device() moves it", w.device)
+        )
     if out is None:
         out = _new_result(w)
     info = check_dense(out, w)
@@ -164,7 +166,7 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
         host_array(info)[...] = w.dequantize(w.dtype)
         return out
     if w.device is None:
-        _emulate(w, info, emulated_target())
+        _emulate(w, info, default_target())
     else:
         dequantize_into(w, info, stream_handle(stream, info.kind, w.device))
     return out

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError
 from cudatma.kernels.box_ring import BoxRing
@@ -69,8 +69,10 @@ def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None
     device = pair[0].device
     if (device is None) != (backend == "emulator"):
         allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-        raise ArgumentError("source.device", place_name(device), allowed)
-    target = emulated_target() if device is None else detect(device)
+        raise ArgumentError(
+            "source.device", place_name(device), allowed, device_remedy("cupy.asarray moves it", device)
+        )
+    target = default_target() if device is None else detect(device)
     kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
     kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
     return destination

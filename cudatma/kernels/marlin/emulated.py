@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.build import emulated_target, load_kernel
+from cudatma.build import default_target, load_kernel
 from cudatma.emulator import EmulatedModule, Report
 from cudatma.hang.emulated import ListeningModule
 from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
@@ -107,7 +107,7 @@ def emulated_gemm(
     first is in order, the second delays every completion as far as it can.
     Raises HazardError where a kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
     """
-    target = emulated_target()
+    target = default_target()
     if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
         return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape
