@@ -18,6 +18,11 @@ _LOG_LINES = 12
 _LONGEST_NAME = 80
 
 
+def counted(count: int, noun: str) -> str:
+    """``"1 block"``, ``"2 blocks"``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def similar(got: str, known: Iterable[str]) -> str:
     """``"did you mean marlin?"``, or "" where no name is like what was given. Names with other numbers are not alike:
     nobody types sm_80 for sm_90."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudatma.build import TEMPLATE_SUFFIX, default_target, hinting_at_template
 from cudatma.compiler import compile_source
@@ -14,6 +15,9 @@ from cudatma.launch import Kernel
 from cudatma.render import render
 from cudatma.source_lines import Lines, own_lines
 from cudatma.target import Target, get_target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Hazard
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
@@ -41,6 +45,11 @@ class PtxSource:
             if number.isdigit() and int(number) in lines:
                 return lines[int(number)].strip()
         return ""
+
+    def describe(self, hazard: Hazard) -> list[str]:
+        """A hazard as a report shows it, with the text of its source line below its place."""
+        lines, text = str(hazard).splitlines(), self.line(hazard.source)
+        return [*lines[:-1], *([f"  source: {text}"] if text else []), lines[-1]]
 
 
 def ptx_source(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cudatma.build import default_target
-from cudatma.errors import ArgumentError, CompileError
+from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
@@ -154,7 +154,7 @@ def _print_listing(listing: list[dict[str, Any]]) -> None:
 
 def _print_summary(report: Report, folder: Path) -> None:
     use = report.resources
-    shown = f"{use.registers} registers, {use.spill_store_bytes} B spilled, " if use else ""
+    shown = f"{counted(use.registers, 'register')}, {use.spill_store_bytes} B spilled, " if use else ""
     shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
     print(f"{folder / report.name}.report.txt: {shown}compiled in {report.compile_seconds:.2f} s")
     for note in report.notes:

@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import Trial
 from cudatma.mutants.registry_subjects import registry_subjects
 from cudatma.mutants.subject import Subject
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             print(json.dumps(counts, indent=1))
         for name, count in {} if options.json else counts.items():
-            print(f"{name:<28} {count:4d} mutants")
+            print(f"{name:<28} {counted(count, 'mutant'):>12}")
         return 0
     results = run(options.kernels, options.schedules, options.jobs, show=not options.json)
     if options.update_docs:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cudatma.build import default_target
 from cudatma.cache import default_root
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, read_cells, tune_key, user_file
@@ -94,7 +94,7 @@ def _tune(
         known = {(cell.layer, cell.m) for cell in cells}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
-    _say(console, f"{len(tasks)} cells for {key}\ninto {path}")
+    _say(console, f"{counted(len(tasks), 'cell')} for {key}\ninto {path}")
     outcomes: list[Outcome] = []
     todo = [task for task in tasks if (task.layer, task.m) not in known]
     interrupted = False
@@ -120,7 +120,9 @@ def _tune(
         interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
-        f"interrupted: {measured} cells kept; the same command goes on" if interrupted else f"{measured} cells measured"
+        f"interrupted: {counted(measured, 'cell')} kept; the same command goes on"
+        if interrupted
+        else f"{counted(measured, 'cell')} measured"
     )
     _say(console, end)
     if options.json:
@@ -145,7 +147,10 @@ def _compile_only(tasks: Sequence[Task], card: Card, options: argparse.Namespace
     """Fill the cache for a card that may be elsewhere."""
     cache = default_root()
     try:
-        _say(console, f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}")
+        _say(
+            console,
+            f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}",
+        )
         kernels = _compile(tasks, card, options, console)
     except KeyboardInterrupt:
         _say(console, "interrupted: what was compiled is kept; the same command goes on")
@@ -193,9 +198,9 @@ def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
     if as_json:
         print(json.dumps([task.as_dict() for task in tasks], indent=1))
         return
-    print(f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors")
+    print(f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors")
     for task in tasks:
-        print(f"\n{task}: {len(task.candidates)} candidates, the rules' choice first")
+        print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the rules' choice first")
         for one in task.candidates:
             print(f"  {one.prediction.us:9.4g} us predicted, {one.prediction.bound:<19} {one.label}")
 

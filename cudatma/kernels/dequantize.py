@@ -17,7 +17,7 @@ from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
@@ -316,5 +316,6 @@ def sample(
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype).view(np.uint16)).mean())
 
-    title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, at most {blocks} blocks of {spec.threads}"
+    grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
+    title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
     return Sample(title, kernel, run, error, 0.0)

@@ -19,7 +19,7 @@ from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap
 from cudatma.device_memory import DeviceMemory
-from cudatma.errors import ArgumentError, ArgumentTypeError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
@@ -325,5 +325,6 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     def wrong() -> float:
         return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
 
-    title = f"ragged copy, {arrays} arrays of {kind}, {min(blocks, copy.blocks)} blocks of {THREADS} threads"
+    grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
+    title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
     return Sample(title, copy.kernel, run, wrong, 0.0)

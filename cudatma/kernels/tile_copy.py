@@ -14,7 +14,7 @@ from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.box_ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
@@ -127,5 +127,5 @@ def sample(
     def run(**options: Any) -> Report:
         return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
 
-    title = f"tile copy, {rows} x {columns} {kind}, {min(grid, blocks)} blocks of {THREADS} threads"
+    title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
     return Sample(title, kernel, run, lambda: float((source != destination).mean()), 0.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cudatma import cli
-from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, similar
+from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, counted, similar
 from cudatma.target import FEATURES, TARGETS
 from tools import artifacts, bench, dump_kernels
 
@@ -88,6 +88,18 @@ def test_every_wrong_command_line_is_one_typed_line(
 @pytest.mark.parametrize(("got", "known"), [("sm_80", "sm_90"), ("float64", "float16"), ("x", "marlin")])
 def test_other_numbers_and_other_names_are_no_suggestion(got: str, known: str) -> None:
     assert similar(got, [known]) == ""
+
+
+def test_the_list_of_mutants_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["mutants", "--list", "tile_copy"]) == 0
+    name, count, _ = capsys.readouterr().out.split()
+    assert cli.main(["mutants", "--list", "--json", "tile_copy"]) == 0
+    assert json.loads(capsys.readouterr().out) == {name: int(count)}
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 blocks"), (1, "1 block"), (2, "2 blocks")])
+def test_plurals(count: int, shown: str) -> None:
+    assert counted(count, "block") == shown
 
 
 def test_python_m_cudatma_is_the_console_script() -> None:

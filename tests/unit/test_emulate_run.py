@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_tensor_maps_on_the_command_line_and_traces(folder: Path, capsys: pytest
     ElementTree.parse("sub/t.svg")
     assert {event["ph"] for event in json.loads(Path("t.json").read_text())["traceEvents"]} >= {"M", "X", "b", "e", "C"}
     assert np.load("out.npy").ravel().tolist() == list(range(128, 256))
+
+
+def test_a_narrow_terminal_splits_no_identifier(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole lines, as the pytest fixture prints them; the terminal wraps them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert emulate("racy.cu", *CALL[:-2], "--schedules", "1") == 1
+    lines = capsys.readouterr().out.splitlines()
+    (instruction,) = [line for line in lines if "at PTX line" in line and "`" in line][:1]
+    assert "kernel reverse, block (0, 0, 0), warp" in instruction
+    assert "(racy.cu:5)" in instruction
+    assert "   source: if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];" in lines
+    assert any(line.strip().startswith("again: --seed 0 --replay 0") for line in lines)
+    assert re.match(r"\d+ hazards? in 1 schedule, ", lines[-1])
 
 
 def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

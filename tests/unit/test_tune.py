@@ -175,7 +175,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     assert tuned(first, "--json") == 130
     assert list(cells(file)) == [1]
     shown = capsys.readouterr()
-    assert "interrupted: 1 cells kept; the same command goes on" in shown.err
+    assert "interrupted: 1 cell kept; the same command goes on" in shown.err
     assert json.loads(shown.out)["interrupted"] is True
     rule = tune_plan.plan([(4096, 4096)], [64], 128, False, "float16", SM90A, H200, 2)[0].candidates[0]
     second = FakeBench(lambda one: 9.0 if one.label == rule.label else 5.0)
