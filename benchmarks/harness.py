@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.report import failure
-from cudatma.errors import CudaTmaError
+from cudatma.errors import CudaTmaError, DriverError
 from cudatma.target import detect
 
 #: All buffers that one graph rotates over are together at least this large; several times any L2.
@@ -79,7 +79,9 @@ def require_card(parser: argparse.ArgumentParser) -> None:
 
         detect()
     except (CudaTmaError, ImportError) as error:
-        parser.exit(2, f"{parser.prog} measures on a card: {error}\n")
+        # A driver's remedy is about computing, not measuring.
+        why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
+        parser.exit(2, f"{parser.prog} measures on a card: {why}\n")
 
 
 def copies_for(bytes_per_launch: int) -> int:

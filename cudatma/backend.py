@@ -45,6 +45,16 @@ def backend_for(function: str, explicit: str | None, stacklevel: int = 2) -> str
     return chosen
 
 
+def device_remedy(remedy: str, device: int | None = None) -> str:
+    """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no card for it.
+    device: "" where the array lies on one, and the backend is to blame."""
+    if device is not None:
+        return ""
+    return (
+        remedy if _has_usable_card() else "this machine has no usable NVIDIA GPU; backend='emulator' takes host arrays"
+    )
+
+
 def _named(explicit: str | None) -> str:
     named, field = explicit, "backend"
     if named is None:

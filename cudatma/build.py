@@ -30,6 +30,7 @@ from cudatma.errors import (
     CacheError,
     CompileError,
     DriverError,
+    LaunchError,
     TargetError,
     TemplateError,
 )
@@ -37,11 +38,11 @@ from cudatma.launch import Kernel
 from cudatma.ptxas_log import performance_losses
 from cudatma.render import is_like_template, render, template_texts
 from cudatma.signature import entries
-from cudatma.target import TARGETS, Target, detect, get_target
+from cudatma.target import Target, detect, get_target
 
 TARGET_VARIABLE = "CUDATMA_TARGET"
 DEBUG_VARIABLE = "CUDATMA_DEBUG"
-_EMULATED_TARGET = "sm_90a"
+_TARGET_WITHOUT_CARD = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
@@ -155,7 +156,7 @@ def compile(
     template: whether the text is a template, as what ends in ".j2" always is: it is rendered first, so that
     ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and ``${ spec.x }`` prints a field. Other text
     is compiled as it is. Errors and hazards have the line numbers of your text either way.
-    target: $CUDATMA_TARGET, else the card at hand, unless named.
+    target: default_target() unless named: $CUDATMA_TARGET, else the card's, else sm_90a.
     entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
     options: more NVRTC options.
     debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2) and what they are asked for is checked;
@@ -191,24 +192,21 @@ def compile(
 
 
 def default_target() -> Target:
-    """$CUDATMA_TARGET, else the target of the current device. Raises TargetError where there is neither."""
+    """What kernels are for where nobody names a target: $CUDATMA_TARGET, else the target of the current device, else,
+    where there is no device that cudatma knows, sm_90a. Everything that compiles or emulates asks here.
+
+    Raises TargetError for an unknown name in the variable.
+    """
     named = os.environ.get(TARGET_VARIABLE)
     if named:
         try:
             return get_target(named)
         except TargetError as error:
-            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it to use the card at hand") from None
+            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the card") from None
     try:
         return detect(context.current_device())
-    except (DriverError, ImportError) as error:
-        allowed = ", ".join(TARGETS)
-        remedy = f"name one with target=, or set {TARGET_VARIABLE}"
-        raise TargetError("target", f"none named, and no card to ask ({error})", allowed, remedy) from error
-
-
-def emulated_target() -> Target:
-    """$CUDATMA_TARGET, else sm_90a: what the emulator runs where nobody names a target. No card is asked."""
-    return default_target() if os.environ.get(TARGET_VARIABLE) else get_target(_EMULATED_TARGET)
+    except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: in a fork of a process that used CUDA
+        return get_target(_TARGET_WITHOUT_CARD)
 
 
 def _from_template(

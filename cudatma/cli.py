@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from cudatma.errors import CompileError, CudaTmaError
+from cudatma.errors import ArgumentError, CompileError, CudaTmaError
 
 #: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -89,7 +89,7 @@ def _parser(commands: dict[str, str]) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=list(commands), metavar="COMMAND", help="one of the above")
+    parser.add_argument("command", metavar="COMMAND", help="one of the above")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     return parser
 
@@ -101,9 +101,14 @@ def _run(argv: Sequence[str]) -> int:
         return 2
     if argv[0] in ("--version", "-V"):
         argv = ["version"]
-    options = _parser(commands).parse_args(argv)
-    module = importlib.import_module(f"cudatma.tools.{COMMANDS[options.command][0]}")
-    return int(module.main(options.arguments) or 0)
+    if argv[0] in ("--help", "-h"):
+        _parser(commands).print_help()
+        return 0
+    command, *arguments = argv
+    if command not in commands:
+        raise ArgumentError("COMMAND", command, ", ".join(commands))
+    module = importlib.import_module(f"cudatma.tools.{COMMANDS[command][0]}")
+    return int(module.main(arguments) or 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

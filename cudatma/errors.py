@@ -6,13 +6,31 @@ ValueError, TypeError or RuntimeError, so that code which knows nothing of cudat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
 #: What a CompileError shows of a log that names no line.
 _LOG_LINES = 12
+_LONGEST_NAME = 80
+
+
+def counted(count: int, noun: str) -> str:
+    """``"1 block"``, ``"2 blocks"``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def similar(got: str, known: Iterable[str]) -> str:
+    """``"did you mean marlin?"``, or "" where no name is like what was given. Names with other numbers are not alike:
+    nobody types sm_80 for sm_90."""
+    digits = re.sub(r"\D", "", got)
+    candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
+    found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []
+    return f"did you mean {found[0]}?" if found and found[0] != got else ""
+
 
 #: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
 CUDA_PACKAGES = {
@@ -43,7 +61,8 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         shown = got if isinstance(got, str) else repr(got)
-        text = f"{field}: got {shown}; allowed: {allowed}"
+        meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
+        text = f"{field}: got {shown}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,15 +127,16 @@ class LaunchError(FieldError, RuntimeError):
 class DriverError(CudaTmaError, RuntimeError):
     """A CUDA driver or NVRTC call that failed, or a driver that is not there.
 
-    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver).
+    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver),
+    ``detail``, ``remedy``.
     """
 
-    def __init__(self, call: str, code: int | None, detail: str) -> None:
-        self.call, self.code, self.detail = call, code, detail
-        super().__init__(f"{call} failed: {detail}")
+    def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
+        self.call, self.code, self.detail, self.remedy = call, code, detail, remedy
+        super().__init__(f"{call} failed: {detail}{f'; {remedy}' if remedy else ''}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.call, self.code, self.detail))
+        return (type(self), (self.call, self.code, self.detail, self.remedy))
 
 
 class CacheError(CudaTmaError, RuntimeError):
@@ -152,9 +172,8 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 def no_driver(call: str, error: Exception) -> NoReturn:
     """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
-    raise DriverError(
-        call, None, f"no CUDA driver on this machine ({error}); install one, or name a target and a CPU backend"
-    ) from error
+    remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
+    raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:

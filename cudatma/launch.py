@@ -20,7 +20,7 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import stream_handle
 from cudatma.backend import BACKEND_VARIABLE, backend_for
-from cudatma.errors import ArgumentError, DriverError, LaunchError, check
+from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.hang import Names, is_debug_ptx
 from cudatma.launch_args import Arguments, marshal
 from cudatma.launch_config import LaunchConfig, make_config
@@ -135,7 +135,7 @@ class Kernel:
         self._listeners = {}
 
     def __repr__(self) -> str:
-        return f"Kernel({self.entry}, {self.target.name}, {len(self.parameters)} parameters)"
+        return f"Kernel({self.entry}, {self.target.name}, {counted(len(self.parameters), 'parameter')})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import describe, is_torch, producer_of
+from cudatma.backend import device_remedy
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.signature import Parameter
@@ -164,7 +165,9 @@ def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
     if not parameter.is_pointer_wide:
         raise _not_a_pointer(parameter, f"an array of {found.dtype}", field)
     if found.device is None:
-        raise LaunchError(field, "an array in host memory", "an array on the GPU", "cupy.asarray copies it there")
+        raise LaunchError(
+            field, "an array in host memory", "an array on the GPU", device_remedy("cupy.asarray copies it there")
+        )
     if found.kind == "torch":
         into.kind = "torch"
     _note_producer(into, found.producer)

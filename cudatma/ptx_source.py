@@ -6,14 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cudatma.build import TEMPLATE_SUFFIX, emulated_target, hinting_at_template
+from cudatma.build import TEMPLATE_SUFFIX, default_target, hinting_at_template
 from cudatma.compiler import compile_source
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.launch import Kernel
 from cudatma.render import render
 from cudatma.source_lines import Lines, own_lines
 from cudatma.target import Target, get_target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Hazard
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
@@ -42,6 +46,11 @@ class PtxSource:
                 return lines[int(number)].strip()
         return ""
 
+    def describe(self, hazard: Hazard) -> list[str]:
+        """A hazard as a report shows it, with the text of its source line below its place."""
+        lines, text = str(hazard).splitlines(), self.line(hazard.source)
+        return [*lines[:-1], *([f"  source: {text}"] if text else []), lines[-1]]
+
 
 def ptx_source(
     kernel: str | Path | Kernel,
@@ -54,8 +63,8 @@ def ptx_source(
     """PTX of a kernel.
 
     kernel: PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel.
-    entry: name of the kernel, or a part of it that only one has. target: what CUDA is compiled for; $CUDATMA_TARGET,
-    else sm_90a, unless named. template: whether CUDA text is rendered first, as cudatma.compile() does; a .j2 file
+    entry: name of the kernel, or a part of it that only one has. target: what CUDA is compiled for;
+    default_target() unless named. template: whether CUDA text is rendered first, as cudatma.compile() does; a .j2 file
     always is. options: more NVRTC options.
 
     Raises ArgumentError for a file that cannot be read, ArgumentTypeError, TemplateError, CompileError, DriverError (no
@@ -68,7 +77,7 @@ def ptx_source(
     text, name = _read(kernel)
     if _PTX.search(text) and not name.endswith(_CUDA_SUFFIXES):
         return PtxSource(text, entry or "")
-    chosen = emulated_target() if target is None else get_target(target)
+    chosen = default_target() if target is None else get_target(target)
     is_template = template or name.endswith(TEMPLATE_SUFFIX)
     name = name.removesuffix(TEMPLATE_SUFFIX) or "kernel.cu"
     source = render(text, None, chosen, is_source=True, name=name) if is_template else text

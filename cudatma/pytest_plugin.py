@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from cudatma.emulator import EmulatedModule, Hazard, Report, Trace
+    from cudatma.emulator import EmulatedModule, Report, Trace
     from cudatma.launch import Kernel
     from cudatma.ptx_source import PtxSource
 
@@ -136,7 +136,8 @@ class Emulate:
         found = report.hazards
         lines = [f"{report.kernel}: {len(found)} {'hazards' if len(found) > 1 else 'hazard'} on the emulator", ""]
         for number, hazard in enumerate(found, 1):
-            lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(_lines(hazard, source))]
+            shown = source.describe(hazard)
+            lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
@@ -157,12 +158,3 @@ class Emulate:
 
 def _writers(trace: Trace) -> tuple[Callable[[], str], Callable[[], str]]:
     return trace.to_svg, trace.to_json
-
-
-def _lines(hazard: Hazard, source: PtxSource) -> list[str]:
-    """A hazard as a report shows it, with the source line's text below its place."""
-    lines = str(hazard).splitlines()
-    text = source.line(hazard.source)
-    if text:
-        lines.insert(-1, f"  source: {text}")
-    return lines

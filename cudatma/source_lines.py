@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from cudatma.errors import counted
+
 #: File -> number -> text. The file's name has no folder, as the names that the emulator gives.
 Lines = dict[str, dict[int, str]]
 
@@ -57,6 +59,5 @@ def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
         if at in lines:
             shown.append(f"{'>' if at == number else ' '} {at:5d} | {lines[at]}".rstrip())
     if len(errors) > 1:
-        more = len(errors) - 1
-        shown.append(f"and {more} more error{'s' if more > 1 else ''}")
+        shown.append(f"and {counted(len(errors) - 1, 'more error')}")
     return "\n".join(shown)

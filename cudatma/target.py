@@ -6,6 +6,7 @@ Nothing else in the project compares architecture numbers; code asks a Target fo
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -137,7 +138,10 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    raise TargetError("target", target, ", ".join(TARGETS), "leave it out to use the card at hand")
+    remedy = "leave it out for that of the card, or for sm_90a where there is none"
+    if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
+        remedy = "TMA begins with sm_90, Hopper"
+    raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
 def target_for(compute_capability: tuple[int, int]) -> Target:
@@ -147,7 +151,9 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
     """
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
-        raise TargetError("device", shown, "9.0 and up", "TMA begins with Hopper; use a CPU backend on this machine")
+        raise TargetError(
+            "device", shown, "9.0 and up", "TMA begins with Hopper; compute on the CPU: backend='emulator'"
+        )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
         cards = sorted({t.compute_capability for t in TARGETS.values()})

@@ -11,7 +11,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["cache", *sys.argv[1:]]))
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -20,6 +19,8 @@ from dataclasses import asdict, dataclass
 
 from cudatma.cache import Cache, default_root, size_limit_bytes
 from cudatma.errors import CacheError
+
+from .command_line import Parser
 
 EXAMPLES = """examples:
   cudatma cache
@@ -90,9 +91,7 @@ def megabytes(size_bytes: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma cache``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma cache", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("cudatma cache", __doc__, EXAMPLES)
     parser.add_argument("--clear", action="store_true", help="remove every compiled kernel")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

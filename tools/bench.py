@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 from cudatma.errors import ArgumentError
 
+from .command_line import Parser
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 EXAMPLES = """examples:
@@ -55,9 +57,7 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench``; returns the exit status of the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma bench", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("cudatma bench", __doc__, EXAMPLES)
     parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")

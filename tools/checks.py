@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from cudatma.cache import Cache, default_root
-from cudatma.errors import CUDA_PACKAGES, INSTALL_CUDA, CudaTmaError, DriverError, TargetError, check, no_driver
+from cudatma.errors import (
+    CUDA_PACKAGES,
+    INSTALL_CUDA,
+    CudaTmaError,
+    DriverError,
+    TargetError,
+    check,
+    counted,
+    no_driver,
+)
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, Target, target_for
 
@@ -317,7 +326,7 @@ def check_cache(root: Path | None = None) -> Check:
         return Check("cache", "warn", found, "set CUDATMA_CACHE_DIR to a folder of your own")
     took = 1e3 * (time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
-    return Check("cache", "ok", f"{place}: {used.entries} kernels, {size}, private, opened in {took:.0f} ms")
+    return Check("cache", "ok", f"{place}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took:.0f} ms")
 
 
 def check_disassembler() -> Check:

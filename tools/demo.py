@@ -16,7 +16,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["demo", *sys.argv[1:]]))
 
-import argparse
 import importlib.util
 import json
 import os
@@ -30,10 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
-from cudatma.build import compile_seconds, emulated_target
+from cudatma.build import compile_seconds, default_target
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.target import Target, detect
 
+from .command_line import Parser
 from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.intermediate.dense"
@@ -185,7 +185,7 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
             if tokens == CHECKED and backend != "reference":
                 progress.update(task, description=f"hazards and picture, {tokens} tokens")
                 title = f"{layer.name}: M = {tokens}, N = {channels}, K = {depth}"
-                target = detect() if backend == "cuda" else emulated_target()
+                target = detect() if backend == "cuda" else default_target()
                 report = check_and_draw(x, packed, bias, title, target, folder)
         progress.update(task, description="done", advance=1)
     clean = report is None or report.is_clean
@@ -247,9 +247,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT or a hazard was found."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
     parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")

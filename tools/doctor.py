@@ -12,12 +12,12 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["doctor", *sys.argv[1:]]))
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from .checks import Check, Machine, examine
+from .command_line import Parser
 
 EXAMPLES = """examples:
   cudatma doctor            a machine without a card passes, with warnings
@@ -79,12 +79,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma doctor``; returns the exit status: 1 if a check failed."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma doctor",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("cudatma doctor", __doc__, EXAMPLES)
     parser.add_argument("--gpu", action="store_true", help="fail unless kernels can be launched on this machine")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

@@ -11,7 +11,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["dump", *sys.argv[1:]]))
 
-import argparse
 import ast
 import json
 from collections.abc import Sequence
@@ -19,10 +18,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cudatma.build import default_target
-from cudatma.errors import ArgumentError, CompileError
+from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
+from .command_line import DEFAULT_TARGET, Parser
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
@@ -154,24 +154,22 @@ def _print_listing(listing: list[dict[str, Any]]) -> None:
 
 def _print_summary(report: Report, folder: Path) -> None:
     use = report.resources
-    shown = f"{use.registers} registers, {use.spill_store_bytes} B spilled, " if use else ""
+    shown = f"{counted(use.registers, 'register')}, {use.spill_store_bytes} B spilled, " if use else ""
     shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
     print(f"{folder / report.name}.report.txt: {shown}compiled in {report.compile_seconds:.2f} s")
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma dump", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma dump", __doc__, EXAMPLES)
     parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, or all")
     add = parser.add_argument
     add(
         "--target",
         action="append",
         metavar="NAME",
-        help="architecture, repeatable (default: $CUDATMA_TARGET or the card's)",
+        help=f"architecture, repeatable ({DEFAULT_TARGET})",
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
@@ -192,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        parser.error("name a kernel, or use --list")
+        raise ArgumentError("kernel", "none", f"{', '.join(REGISTRY)}, or all", "--list shows them with their specs")
     entries = list(REGISTRY.values()) if options.kernel == "all" else [kernel(options.kernel)]
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     config = parse_config(options.config)

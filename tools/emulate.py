@@ -25,13 +25,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
+from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
@@ -84,18 +85,12 @@ def extents(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not 1 <= len(found) <= 3 or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: one to three numbers from 1 on, 4 or 4,2,1")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: one to three numbers from 1 on, 4 or 4,2,1")
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma emulate",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
     parser.add_argument("--coverage", metavar="FILE.ptx", help="look through a PTX file, or - for standard input")
     launch = parser.add_argument_group("the launch")
@@ -105,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a block (32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="blocks of a cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a block (0)")
-    launch.add_argument("--target", metavar="SM", help="what to compile for, and whose limits hold (sm_90a)")
+    launch.add_argument("--target", metavar="SM", help=f"what to compile for, and whose limits hold ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="memory of a tensor map alone")
     run = parser.add_argument_group("the run")
@@ -127,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """The sizes of a registry kernel from the rest of the command line; they are its sample's keyword arguments."""
     make = _sample_of(name)
-    parser = argparse.ArgumentParser(prog=f"cudatma emulate {name}", allow_abbrev=False)
+    parser = Parser(f"cudatma emulate {name}")
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
             continue  # --seed is the schedules'
@@ -152,10 +147,10 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
         if given or options.arg or options.array or options.save or options.expect:
             refused = ", ".join(f"--{field.replace('_', '-')}" for field in given) or "--arg, --array, --save, --expect"
             raise ArgumentError("KERNEL", name, f"its sizes alone, without {refused}", "they are for kernels of files")
-        target = get_target(options.target) if options.target else emulated_target()
+        target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     if not name.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
-        raise ArgumentError("KERNEL", name, f"a .ptx, .cu, .toml or .json file, or one of {', '.join(REGISTRY)}")
+        raise ArgumentError("KERNEL", name, f"{', '.join(REGISTRY)}, a .ptx, .cu, .j2, .toml or .json file")
     return run_launch(options)
 
 
@@ -164,9 +159,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
     if (options.kernel is None) == (options.coverage is None):
-        parser.error("one of KERNEL and --coverage is needed")
+        got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
+        raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
     if rest and options.kernel not in REGISTRY:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.refuse(rest)
     if options.coverage is not None:
         found = coverage(read_ptx(options.coverage))
         print(json.dumps(describe_coverage(found), indent=2) if options.json else found)

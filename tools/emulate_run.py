@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator import Report, Trace, load
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.sample import Sample
 from cudatma.ptx_source import PtxSource, ptx_source
 from cudatma.target import Target
@@ -225,11 +225,16 @@ def show(outcome: Outcome, as_json: bool) -> None:
     console.print(outcome.title, highlight=False, soft_wrap=True)
     for line in report.printed:
         console.print(f"printed   {line.rstrip()}", highlight=False, markup=False)
-    if report.hazards:
-        _show_hazards(console, outcome)
-    count = len(report.hazards)
-    verdict = f"{count or 'no'} hazard{'s' if count > 1 else ''}"
-    shown = f"{verdict} in {report.schedules} schedules, {report.steps} steps, {outcome.seconds:.2f} s"
+    # Whole lines, which the terminal wraps where it likes: a table would split identifiers and PTX.
+    for number, hazard in enumerate(report.hazards, 1):
+        first, *rest = outcome.source.describe(hazard)
+        console.print(f"{number}. {first}", style="red", markup=False, highlight=False, soft_wrap=True)
+        times = [f"  {hazard.count} times"] if hazard.count > 1 else []
+        for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
+            console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
+    verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
+    run = f"{counted(report.schedules, 'schedule')}, {counted(report.steps, 'step')}, {outcome.seconds:.2f} s"
+    shown = f"{verdict} in {run}"
     console.print(shown, style="green" if report.is_clean else "red", highlight=False)
     for comparison in outcome.compared:
         verdict = "within" if comparison.passed else "BEYOND"
@@ -237,21 +242,3 @@ def show(outcome: Outcome, as_json: bool) -> None:
         console.print(shown, style="green" if comparison.passed else "red", highlight=False)
     for path in outcome.written:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
-
-
-def _show_hazards(console: Any, outcome: Outcome) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_lines=True)
-    table.add_column("hazard", style="red", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    table.add_column("what, and the usual cause", overflow="fold", ratio=1)
-    for hazard in outcome.report.hazards:
-        where = [hazard.source, outcome.source.line(hazard.source), f"PTX line {hazard.ptx_line}", hazard.instruction]
-        where.append(f"block {','.join(map(str, hazard.block))} warp {hazard.warp}")
-        where.append(f"--seed {hazard.seed} --replay {hazard.schedule}")
-        times = f" ({hazard.count} times)" if hazard.count > 1 else ""
-        what = f"{hazard.message}{times}\n\n{hazard.cause}"
-        table.add_row(hazard.kind, Text("\n".join(part for part in where if part)), Text(what))
-    console.print(table)

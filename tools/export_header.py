@@ -15,12 +15,14 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["header", *sys.argv[1:]]))
 
-import argparse
 from collections.abc import Sequence
 
+from cudatma.build import default_target
 from cudatma.errors import ArgumentError
 from cudatma.render import render, template_root
 from cudatma.target import TARGETS, Target, get_target
+
+from .command_line import DEFAULT_TARGET, Parser
 
 EXAMPLES = """examples:
   cudatma header --target sm_90a --out cudatma.cuh
@@ -52,16 +54,11 @@ def export_header(target: str | Target) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma header``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma header",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--target", default="sm_90a", help=f"one of {', '.join(TARGETS)} (default: %(default)s)")
+    parser = Parser("cudatma header", __doc__, EXAMPLES)
+    parser.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
     options = parser.parse_args(argv)
-    text = export_header(options.target)
+    text = export_header(options.target or default_target())
     if options.out is None:
         print(text, end="")
         return 0

@@ -37,6 +37,8 @@ from cudatma.inspection.reading import (
     parse_text,
 )
 
+from .command_line import Parser
+
 EXAMPLES = """examples:
   cudatma inspect descriptor.bin
   cudatma inspect --json 0000e05b9d7f0000b021...
@@ -207,13 +209,8 @@ def _explain(found: Inspection, options: argparse.Namespace) -> int:
     return 1 if (lint and lint.worst == "error") or (report and not report.is_clean) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma inspect",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = parser.add_argument
     add("source", nargs="?", default="-", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object; imports the module, which is code you trust")

@@ -15,7 +15,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["mutants", *sys.argv[1:]]))
 
-import argparse
 import importlib
 import json
 import multiprocessing
@@ -24,11 +23,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import Trial
 from cudatma.mutants.registry_subjects import registry_subjects
 from cudatma.mutants.subject import Subject
 from cudatma.mutants.tally import Result, is_enough, to_markdown
+
+from .command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
@@ -169,12 +170,7 @@ def to_json(results: list[Result], schedules: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma mutants``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma mutants",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("cudatma mutants", __doc__, EXAMPLES)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="a kernel or kernel/variant; default: all")
     parser.add_argument("--list", action="store_true", help="list kernels and how many mutants each has")
     parser.add_argument("--schedules", type=int, default=6, metavar="N", help="most schedules of a mutant (default 6)")
@@ -188,8 +184,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.update_docs and (options.kernels or not PAGE.is_file()):
         raise ArgumentError("--update-docs", options.kernels or "no docs/mutants.md", "a checkout, and every kernel")
     if options.list:
-        for subject in chosen_subjects(options.kernels):
-            print(f"{subject.name:<28} {len(_trial(subject.name).mutants):4d} mutants")
+        counts = {subject.name: len(_trial(subject.name).mutants) for subject in chosen_subjects(options.kernels)}
+        if options.json:
+            print(json.dumps(counts, indent=1))
+        for name, count in {} if options.json else counts.items():
+            print(f"{name:<28} {counted(count, 'mutant'):>12}")
         return 0
     results = run(options.kernels, options.schedules, options.jobs, show=not options.json)
     if options.update_docs:

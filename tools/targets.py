@@ -11,12 +11,13 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["targets", *sys.argv[1:]]))
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from cudatma.target import FEATURES, KIB, TARGETS, get_target
+
+from .command_line import Parser
 
 EXAMPLES = """examples:
   cudatma targets
@@ -65,12 +66,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma targets``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma targets",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("cudatma targets", __doc__, EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

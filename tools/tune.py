@@ -24,16 +24,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.cache import default_root
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.prebuild import usable_cores
 from cudatma.target import get_target
 
+from .command_line import Parser
 from .model_layers import MODELS
 from .tune_compile import Kernels, compile_tasks, specs_of
 from .tune_plan import TOKENS, Task, parse_shape, parse_tokens, plan, shapes_of
@@ -92,7 +93,7 @@ def _tune(
         known = {(entry.layer, entry.m) for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
-    _say(console, f"{len(tasks)} cells for {gpu}\ninto {path}")
+    _say(console, f"{counted(len(tasks), 'cell')} for {gpu}\ninto {path}")
     outcomes: list[Outcome] = []
     todo = [task for task in tasks if (task.layer, task.m) not in known]
     interrupted = False
@@ -118,7 +119,9 @@ def _tune(
         interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
-        f"interrupted: {measured} cells kept; the same command goes on" if interrupted else f"{measured} cells measured"
+        f"interrupted: {counted(measured, 'cell')} kept; the same command goes on"
+        if interrupted
+        else f"{counted(measured, 'cell')} measured"
     )
     _say(console, end)
     if options.json:
@@ -143,7 +146,10 @@ def _compile_only(tasks: Sequence[Task], card: Card, options: argparse.Namespace
     """Fill the cache for a card that may be elsewhere."""
     cache = default_root()
     try:
-        _say(console, f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}")
+        _say(
+            console,
+            f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}",
+        )
         kernels = _compile(tasks, card, options, console)
     except KeyboardInterrupt:
         _say(console, "interrupted: what was compiled is kept; the same command goes on")
@@ -167,14 +173,17 @@ def _needs_no_card(options: argparse.Namespace) -> bool:
 
 def _card(options: argparse.Namespace, imagined: bool) -> Card:
     if imagined:
-        target = emulated_target() if options.target is None else get_target(options.target)
+        target = default_target() if options.target is None else get_target(options.target)
         return imagined_card(target, options.multiprocessors or H200.multiprocessors)
     try:
         return card_of(options.device)
-    except (CudaTmaError, ImportError):
+    except (CudaTmaError, ImportError) as error:
+        if isinstance(error, DriverError) and not _needs_no_card(options):
+            remedy = "cudatma tune measures on a card; --dry-run and --compile-only need none"
+            raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_card(options):
             raise
-        return imagined_card(emulated_target(), H200.multiprocessors)
+        return imagined_card(default_target(), H200.multiprocessors)
 
 
 def _file(named: Path | None) -> Path:
@@ -188,9 +197,9 @@ def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
     if as_json:
         print(json.dumps([task.as_dict() for task in tasks], indent=1))
         return
-    print(f"{len(tasks)} cells for {card.target}, {card.multiprocessors} multiprocessors")
+    print(f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors")
     for task in tasks:
-        print(f"\n{task}: {len(task.candidates)} candidates, the cost model's choice first")
+        print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
         for one in task.candidates:
             print(f"  {one.cost.us:9.4g} us predicted, {one.cost.bound:<9} {one.label}")
 
@@ -202,7 +211,7 @@ def _progress(console: Console, what: str) -> Progress:
 
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}: write a number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a number from 1 up")
     return int(text)
 
 
@@ -212,14 +221,12 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: write seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0")
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma tune", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("cudatma tune", __doc__, EXAMPLES)
     add = parser.add_argument
     add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cudatma.errors import CompileError
+from cudatma.errors import CompileError, counted
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
 from cudatma.prebuild import compile_all
 
@@ -24,7 +24,8 @@ class Kernels:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.ready} kernels ready after {self.seconds:.1f} s, {len(self.refused)} refused by the compiler"
+        ready = f"{counted(self.ready, 'kernel')} ready after {self.seconds:.1f} s"
+        return f"{ready}, {len(self.refused)} refused by the compiler"
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Candidate -> why the compiler refuses it."""

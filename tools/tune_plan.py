@@ -61,7 +61,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     """``"8192x28672"`` -> (8192, 28672). Raises ArgumentTypeError of argparse."""
     k, found, n = text.lower().partition("x")
     if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= _MOST and 0 < int(n) <= _MOST):
-        raise argparse.ArgumentTypeError(f"{text}: write KxN, as in 8192x28672")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672")
     return int(k), int(n)
 
 
@@ -69,5 +69,5 @@ def parse_tokens(text: str) -> list[int]:
     """``"1,16,64"`` -> [1, 16, 64]. Raises ArgumentTypeError of argparse."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= _MOST for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: write numbers of tokens with commas between, as in 1,16,64")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: numbers of tokens with commas between, as in 1,16,64")
     return [int(part) for part in parts]

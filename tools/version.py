@@ -11,7 +11,6 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["version", *sys.argv[1:]]))
 
-import argparse
 import json
 import platform
 import re
@@ -19,6 +18,8 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from cudatma.errors import CudaTmaError
+
+from .command_line import Parser
 
 EXAMPLES = """examples:
   cudatma version
@@ -71,12 +72,7 @@ def versions() -> dict[str, str | None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma version``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma version",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("cudatma version", __doc__, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     found = versions()

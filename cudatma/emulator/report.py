@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cudatma.errors import counted
+
 CAUSES: dict[str, str] = {
     "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
@@ -105,5 +107,5 @@ class Report:
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
-            lines = [f"{self.kernel}: no hazard in {self.schedules} schedules"]
+            lines = [f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}"]
         return "\n".join([*lines, *(f"unchecked: {what}" for what in self.unchecked)])

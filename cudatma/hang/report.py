@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.errors import PipelineHang
+from cudatma.errors import PipelineHang, counted
 from cudatma.hang import records as shared
 from cudatma.hang.names import Names
 from cudatma.hang.rules import RULES
@@ -87,15 +87,16 @@ class StuckWait:
         if self.is_over:
             return "the phase has ended since: what this wait needed was under way"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
+        lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
             why = "expect_tx says more than the copies deliver, or a copy or st.async is missing"
             return f"{tx} announced bytes never came: {why}"
         if pending == 0:
             return f"{-tx} bytes more came than were announced"
         if tx < 0:
-            return f"{-tx} bytes came that no expect_tx announced, and {pending} arrivals are missing"
+            return f"{-tx} bytes came that no expect_tx announced, and {lack}"
         if tx > 0:
-            return f"{pending} arrivals are missing, and {tx} bytes"
+            return f"{lack}, and {tx} bytes"
         if self.arrivals and pending < self.arrivals:
             return f"{pending} of {self.arrivals} arrivals are missing"
         return "nobody has arrived in this phase: a wrong parity, a stage that was skipped, or a path without an arrive"
@@ -163,7 +164,7 @@ def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> st
     for waits in list(groups.values())[:_LISTED]:
         lines += _group(waits)
     if len(groups) > _LISTED:
-        lines.append(f"and {len(groups) - _LISTED} more groups of waits")
+        lines.append(f"and {counted(len(groups) - _LISTED, 'more group')} of waits")
     if lost > 0:
         lines.append(f"and {lost} waits of which no record was kept")
     return "\n".join(lines)
@@ -176,10 +177,11 @@ def _group(waits: Sequence[StuckWait]) -> list[str]:
     place = f"line {first.line}: {first.text}" if first.line else "line not known: NVRTC tells it from 12.9 on"
     lines = [f"  {first.state}: {first.barrier}{asked}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
-        told = f"initialised with {first.arrivals} arrivals; " if first.arrivals else ""
+        told = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
         sure = "" if first.verified else " (not verified on this card)"
         bits = first.bits
-        state = f"{bits.pending_arrivals} arrivals and {bits.tx_bytes} bytes pending, parity {bits.parity}"
+        pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
+        state = f"{pending}, parity {bits.parity}"
         lines.append(f"    {told}raw {first.raw:#018x}, decoded{sure}: {state}")
     return [*lines, f"    {first.cause}"]
 
@@ -192,5 +194,5 @@ def _who(waits: Sequence[StuckWait]) -> str:
     lanes = {wait.lanes for wait in waits}
     only = f" lane {waits[0].lane}" if len(lanes) == 1 and bin(waits[0].lanes).count("1") == 1 else ""
     named = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
-    more = f", and in {len(blocks) - 1} more blocks" if len(blocks) > 1 else ""
+    more = f", and in {counted(len(blocks) - 1, 'more block')}" if len(blocks) > 1 else ""
     return f"{named}{only} of block {block}{more}"

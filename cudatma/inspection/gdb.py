@@ -22,12 +22,14 @@ _PROMPT = re.compile(r"^[^\S\n]*(?:>>>|\((?:cuda-)?gdb\))[^\n]*$", re.MULTILINE)
 #: One item of a dump whose white space is gone: an address with its symbol, or a word.
 _ITEM = re.compile(r"0x(?P<digits>(?:(?!0x)[0-9a-fA-F])+)(?P<address>(?:<[^:]*(?:::[^:]*)*>)?:)?")
 _ARRAY = re.compile(r"\{([^{}]*)\}")
+_DECIMAL = re.compile(r"-?\d+(?: <repeats \d+ times>)?")
 _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) times>)?")
 
 
 def looks_like_dump(text: str) -> bool:
     """Whether somebody meant a debugger's dump: words with 0x and addresses or braces around them, or many words."""
-    return text.count("0x") > 1 or (_ARRAY.search(text) is not None and "0x" in text)
+    array = _ARRAY.search(text)
+    return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
 
 
 def parse_dump(text: str) -> bytes:
@@ -62,8 +64,16 @@ def parse_dump(text: str) -> bytes:
     return words_to_bytes(words, width)
 
 
+def _is_decimal(inside: str) -> bool:
+    """Whether the words between braces are what ``p`` prints without ``/x``."""
+    return all(_DECIMAL.fullmatch(part.strip()) for part in inside.split(","))
+
+
 def _parse_array(inside: str) -> bytes:
     """``{0x1, 0x2, 0x0 <repeats 14 times>}``, what is between the braces."""
+    if _is_decimal(inside):
+        got = f"decimal words, {inside.strip()[:20]!a}"
+        raise DescriptorError("dump", got, "words with 0x", "print it with p/x")
     words: list[int] = []
     for part in inside.split(","):
         entry = _ENTRY.fullmatch(part.strip())

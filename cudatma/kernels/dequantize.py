@@ -13,11 +13,11 @@ import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name, stream_handle
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
@@ -157,7 +157,9 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
     chosen = backend_for("dequantize", backend)
     if (w.device is None) == (chosen == "cuda"):
         allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
-        raise ArgumentError("w.device", place_name(w.device), allowed)
+        raise ArgumentError(
+            "w.device", place_name(w.device), allowed, device_remedy("w.to_device() moves it", w.device)
+        )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
     info = check_dense(out, w)
@@ -165,7 +167,7 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
         host_array(info)[...] = w.dequantize(w.dtype)
         return out
     if w.device is None:
-        _emulate(w, info, emulated_target())
+        _emulate(w, info, default_target())
     else:
         handle = stream_handle(stream, info.kind, w.device)
         order_after_producers(handle, w.device, info)
@@ -312,5 +314,6 @@ def sample(
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype).view(np.uint16)).mean())
 
-    title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, at most {blocks} blocks of {spec.threads}"
+    grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
+    title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
     return Sample(title, kernel, run, error, 0.0)

@@ -15,11 +15,11 @@ import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap
 from cudatma.device_memory import DeviceMemory
-from cudatma.errors import ArgumentError, ArgumentTypeError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
@@ -118,13 +118,18 @@ class RaggedCopy:
         self.device = pairs[0][0].device if pairs else None
         if pairs and (self.device is None) != (chosen == "emulator"):
             allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-            raise ArgumentError("sources[0].device", place_name(self.device), allowed)
+            raise ArgumentError(
+                "sources[0].device",
+                place_name(self.device),
+                allowed,
+                device_remedy("cupy.asarray moves it", self.device),
+            )
         pairs = [pair for pair in pairs if pair[0].size_elems]
         self._keep = pairs
         self.blocks = 0
         if not pairs:
             return
-        target = (target or emulated_target()) if self.device is None else detect(self.device)
+        target = (target or default_target()) if self.device is None else detect(self.device)
         itemsize = pairs[0][0].dtype.itemsize
         self._spec = spec = spec or RaggedCopySpec(itemsize)
         if spec.element_bytes != itemsize:
@@ -323,5 +328,6 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     def wrong() -> float:
         return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
 
-    title = f"ragged copy, {arrays} arrays of {kind}, {min(blocks, copy.blocks)} blocks of {THREADS} threads"
+    grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
+    title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
     return Sample(title, copy.kernel, run, wrong, 0.0)

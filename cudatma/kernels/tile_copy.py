@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.box_ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
@@ -70,8 +70,10 @@ def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None
     device = pair[0].device
     if (device is None) != (backend == "emulator"):
         allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-        raise ArgumentError("source.device", place_name(device), allowed)
-    target = emulated_target() if device is None else detect(device)
+        raise ArgumentError(
+            "source.device", place_name(device), allowed, device_remedy("cupy.asarray moves it", device)
+        )
+    target = default_target() if device is None else detect(device)
     kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
     if device is not None:
         stream = stream_handle(stream, "torch" if "torch" in (pair[0].kind, pair[1].kind) else "cupy", device)
@@ -129,5 +131,5 @@ def sample(
     def run(**options: Any) -> Report:
         return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
 
-    title = f"tile copy, {rows} x {columns} {kind}, {min(grid, blocks)} blocks of {THREADS} threads"
+    title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
     return Sample(title, kernel, run, lambda: float((source != destination).mean()), 0.0)

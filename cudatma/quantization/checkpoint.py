@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cudatma.errors import WeightFileError
+from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, similar_names
 
 
@@ -27,8 +27,8 @@ class Checkpoint:
         return tuple(sorted(self.files))
 
     def __repr__(self) -> str:
-        shards = len({file.path for file in self.files.values()})
-        return f"Checkpoint({str(self.path)!r}, {len(self.files)} tensors in {shards} file{'s' if shards != 1 else ''})"
+        files = counted(len({file.path for file in self.files.values()}), "file")
+        return f"Checkpoint({str(self.path)!r}, {counted(len(self.files), 'tensor')} in {files})"
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
         """The tensors of a layer by their name without it, sorted, with their shapes."""

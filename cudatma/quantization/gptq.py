@@ -5,8 +5,8 @@ Tensors of a layer: qweight int32 (K / 8, N), eight consecutive depths in a word
 sorted where the model was quantized in activation order ("desc_act").
 
 Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. The tensors do not say which
-it is: "checkpoint_format" of quantize_config.json, or of config.json's "quantization_config", does. The first format has
-no code for a zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16;
+it is: "checkpoint_format" of quantize_config.json, or of config.json's "quantization_config", does. The first format
+has no code for a zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16;
 GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so that a 0 borrows from its neighbour and
 adding gives it back.
 """

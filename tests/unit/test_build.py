@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma import backend, build
+import cudatma
+from cudatma import backend, build, cli
 from cudatma import render as render_module
 from cudatma.build import compile as compile_kernel
 from cudatma.build import default_target, load_kernel
@@ -28,10 +29,13 @@ from cudatma.errors import (
     CacheError,
     CompileError,
     DriverError,
+    FieldError,
+    LaunchError,
     TargetError,
     TemplateError,
 )
 from cudatma.target import get_target
+from tools import tune
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = """
@@ -462,17 +466,67 @@ def test_the_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         default_target()
 
 
-def test_the_target_comes_from_the_card_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_is_that_of_the_card_or_sm_90a(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.context, "current_device", lambda: 3)
     monkeypatch.setattr(build, "detect", lambda device: get_target("sm_90a") if device == 3 else None)
     assert default_target().name == "sm_90a"
 
-    def no_driver() -> int:
-        raise DriverError("cuInit", None, "no CUDA driver")
+    for error in (
+        DriverError("cuInit", None, "no CUDA driver"),
+        TargetError("device", "compute capability 8.0", "9.0 and up"),
+        LaunchError("process", 7, "a process that initialises CUDA itself"),
+    ):
 
-    monkeypatch.setattr(build.context, "current_device", no_driver)
-    with pytest.raises(TargetError, match="CUDATMA_TARGET"):
-        default_target()
+        def without(_: Exception = error) -> int:
+            raise _
+
+        monkeypatch.setattr(build.context, "current_device", without)
+        assert compile_kernel(PLAIN).target.name == "sm_90a"
+
+
+@pytest.mark.parametrize(
+    "command", [["dump", "tile_copy", "--no-sass"], ["header"], ["emulate", "k.cu", "--entry", "plain"]]
+)
+def test_every_command_takes_the_same_target(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the card here, which is another than without one."""
+    monkeypatch.chdir(tmp_path)
+    Path("k.cu").write_text(PLAIN.replace("*x = 1;", "*x = __CUDA_ARCH__; if (*x != 1200) __trap();"))
+    monkeypatch.setattr(build, "detect", lambda device: get_target("sm_120a"))
+    monkeypatch.setattr(build.context, "current_device", lambda: 0)
+    arguments = ["--arg", "x:int32[1]"] if command[0] == "emulate" else ["--out", "out"]
+    assert cli.main([*command, *arguments]) == 0
+    if command[0] == "dump":
+        assert list(Path("out").glob("*_sm_120a.cu"))
+    if command[0] == "header":
+        assert "for sm_120a" in Path("out").read_text()
+
+
+def test_a_remedy_is_one_where_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="TMA begins with sm_90"):
+        get_target("sm_80")
+    with pytest.raises(TargetError, match="sm_90a where there is none"):
+        get_target("sm_91")
+
+    def without(device: int = 0) -> Any:
+        raise DriverError("cuInit", None, "no CUDA driver on this machine", "compute on the CPU")
+
+    monkeypatch.setattr(backend, "_has_usable_card", lambda: False)
+    array, weight = np.zeros((64, 64), np.float16), cudatma.quantize(np.ones((64, 64), np.float16), group_size=64)
+    for call in (
+        lambda: compile_kernel(PLAIN, target="sm_90a").launch(1, 1, (array,), backend="cuda"),
+        lambda: cudatma.copy(array, backend="cuda"),
+        lambda: cudatma.tile_copy(array, array.copy(), backend="cuda"),
+        lambda: cudatma.marlin_gemm(array, weight, backend="cuda"),
+        lambda: cudatma.dequantize(weight, backend="cuda"),
+        lambda: cudatma.ragged_copy([array], [array.copy()], backend="cuda"),
+    ):
+        with pytest.raises(FieldError, match="no usable NVIDIA GPU; backend='emulator'"):
+            call()
+    monkeypatch.setattr(tune, "card_of", without)
+    with pytest.raises(DriverError, match="--dry-run and --compile-only need none"):
+        tune.main(["--model", "llama3-8b"])
 
 
 def test_specs_of_the_package_are_keyed_by_their_neighbours() -> None:

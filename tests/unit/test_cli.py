@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cudatma import cli
-from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError
+from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, counted, similar
 from cudatma.target import FEATURES, TARGETS
 from tools import artifacts, bench, dump_kernels
 
@@ -48,9 +48,64 @@ def test_each_command_helps_with_examples(command: str, capsys: pytest.CaptureFi
 def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "commands:" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["juggle"])
-    assert ended.value.code == 2
+    assert cli.main(["juggle"]) == 2
+    assert "COMMAND: got juggle; allowed: doctor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tragets"], "COMMAND: got tragets (did you mean targets?); allowed: "),
+        (["--juggle"], "COMMAND: got --juggle; allowed: "),
+        (["dump", "marln", "--target", "sm_90a"], "kernel: got marln (did you mean marlin?); allowed: "),
+        (["emulate", "tile_cpy"], "KERNEL: got tile_cpy (did you mean tile_copy?); allowed: "),
+        (["targets", "sm90a"], "target: got sm90a (did you mean sm_90a?); allowed: "),
+        (["inspect", "--theme", "drak"], "--theme: got drak (did you mean dark?); allowed: auto, light, dark"),
+        (["tune", "--model", "llama3-8"], "--model: got llama3-8 (did you mean llama3-8b?); allowed: "),
+        (
+            ["header", "--tagret", "x"],
+            "--tagret: got an unknown option (did you mean --target?); allowed: what",
+        ),
+        (["bench", "marlon"], "benchmark: got marlon (did you mean marlin?); allowed: "),
+        (["mutants", "tile_coyp"], "KERNEL: got tile_coyp (did you mean tile_copy?); allowed: "),
+        (["mutants", "--jobs", "x"], "--jobs: got x; allowed: an integer"),
+        (["mutants", "--jobs"], "--jobs: got no value; allowed: what cudatma mutants --help lists"),
+        (["cache", "more"], "more: got an argument too many; allowed: "),
+        (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
+        (["dump"], "kernel: got none; allowed: marlin"),
+        (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only: got together with --dry-run"),
+    ],
+)
+def test_every_wrong_command_line_is_one_typed_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cudatma: ")
+    assert f"Error: {says}" in line
+
+
+@pytest.mark.parametrize(("got", "known"), [("sm_80", "sm_90"), ("float64", "float16"), ("x", "marlin")])
+def test_other_numbers_and_other_names_are_no_suggestion(got: str, known: str) -> None:
+    assert similar(got, [known]) == ""
+
+
+def test_the_list_of_mutants_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["mutants", "--list", "tile_copy"]) == 0
+    name, count, _ = capsys.readouterr().out.split()
+    assert cli.main(["mutants", "--list", "--json", "tile_copy"]) == 0
+    assert json.loads(capsys.readouterr().out) == {name: int(count)}
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 blocks"), (1, "1 block"), (2, "2 blocks")])
+def test_plurals(count: int, shown: str) -> None:
+    assert counted(count, "block") == shown
+
+
+def test_python_m_cudatma_is_the_console_script() -> None:
+    done = subprocess.run([sys.executable, "-m", "cudatma", "version"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0
+    assert done.stdout.startswith("cudatma ")
 
 
 def test_an_error_is_one_line_and_no_traceback() -> None:

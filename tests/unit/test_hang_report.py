@@ -66,9 +66,9 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
         "k on a card: a wait of 2 s expired",
         "full[1], parity 1, by warp 2 lane 6 of block (3, 1, 2)",
         "line 2: wait(full);",
-        f"raw {encode(state):#018x}, decoded (not verified on this card): 1 arrivals and 4096 bytes pending, parity 1",
+        f"raw {encode(state):#018x}, decoded (not verified on this card): 1 arrival and 4096 bytes pending, parity 1",
         "initialised with 2 arrivals",
-        "1 arrivals are missing, and 4096 bytes",
+        "1 arrival is missing, and 4096 bytes",
     ):
         assert part in shown
     assert "not verified" not in str(hang(made, verified=True))

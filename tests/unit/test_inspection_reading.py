@@ -97,6 +97,8 @@ def test_p_x_with_repeats() -> None:
         (lambda text: text.replace("0x7ffe0020:", "Cannot access memory at address 0x7ffe0020"), "after 2 words"),
         (lambda text: "$1 = {0x1, zwei}", "zwei"),
         (lambda text: "$1 = {0x0 <repeats 99999999999 times>}", "allowed: 16 words"),
+        (lambda text: "$1 = {opaque = {140737353, -12, 0 <repeats 14 times>}}", "decimal words.*p/x"),
+        (lambda text: "{1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}", "decimal words.*p/x"),
         (lambda text: "$1 = {0x0, 0x0 <repeats 15 times>, 0x1}", "17 words"),
         (lambda text: "{" + "0x0, " * 400 + "0x0}", "allowed: 16 words"),
         (lambda text: "0x" + "f" * 3000 + " 0x1" * 15, "more than 128 bits"),

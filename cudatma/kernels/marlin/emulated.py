@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.build import emulated_target, load_kernel
+from cudatma.build import default_target, load_kernel
 from cudatma.emulator import EmulatedModule, Report
 from cudatma.hang.emulated import ListeningModule
 from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
@@ -112,12 +112,12 @@ def emulated_gemm(
 ) -> Report:
     """Run the kernels for these operands, all on the host; out holds the result. The report is the last kernel's.
 
-    target: None is emulated_target(). dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS.
+    target: None is default_target(). dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS.
     schedules: interleavings to try; the first is in order, the second delays every completion as far as it can.
     options: of ``EmulatedModule.launch``, for the GEMM itself.
     Raises HazardError where a kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
     """
-    target = emulated_target() if target is None else target
+    target = default_target() if target is None else target
     if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
         return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from cudatma import context
-from cudatma.build import emulated_target
+from cudatma.build import default_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
@@ -179,7 +179,7 @@ def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None,
         count = H200.multiprocessors if multiprocessors is None else multiprocessors
         if type(count) is not int or count < 1:
             raise ArgumentError("multiprocessors", multiprocessors, "1 and more")
-        return imagined_card(emulated_target() if target is None else target, count)
+        return imagined_card(default_target() if target is None else target, count)
     if device is None and packed is not None:
         device = packed.device
     if device is not None:
@@ -187,4 +187,4 @@ def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None,
     try:
         return card_of(context.current_device())
     except (CudaTmaError, ImportError):
-        return imagined_card(emulated_target(), H200.multiprocessors)
+        return imagined_card(default_target(), H200.multiprocessors)

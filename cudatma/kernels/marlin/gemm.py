@@ -8,7 +8,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.arrays import empty_like_library, stream_handle
-from cudatma.backend import backend_for
+from cudatma.backend import backend_for, device_remedy
 from cudatma.build import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
@@ -109,7 +109,8 @@ def _first(
     rows = check_input(x, w)
     device = rows.info.device
     if device is None:
-        raise ArgumentError("x.device", "the host", "a CUDA device", "cupy.asarray moves it; w.to_device() the weight")
+        remedy = device_remedy("cupy.asarray moves it; w.to_device() the weight")
+        raise ArgumentError("x.device", "the host", "a CUDA device", remedy)
     handle = stream_handle(stream, rows.info.kind, device)
     if out is None:
         out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype, handle)

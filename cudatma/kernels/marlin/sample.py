@@ -9,7 +9,7 @@ import numpy as np
 from cudatma.build import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import Card, imagined_card
 from cudatma.kernels.marlin.emulated import prepare
@@ -113,5 +113,7 @@ def _sample(
     def error() -> float:
         return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
 
-    title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {work.blocks} blocks of {spec.threads} threads"
+    title = (
+        f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.blocks, 'block')} of {spec.threads} threads"
+    )
     return Sample(title, kernel, run, error, _LIMITS[dtype])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.backend import backend_for
-from cudatma.build import emulated_target, load_kernel, wants_debug
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build import default_target, load_kernel, wants_debug
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_bytes
@@ -51,9 +51,11 @@ def place_of(
             raise ArgumentError(name, place_name(info.device), f"{place_name(first.device)}, where src lies")
     if (first.device is None) != (chosen != "cuda"):
         allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
-        raise ArgumentError("src.device", place_name(first.device), allowed)
+        raise ArgumentError(
+            "src.device", place_name(first.device), allowed, device_remedy("cupy.asarray moves it", first.device)
+        )
     if first.device is None:
-        return Place(chosen, None, emulated_target(), _EMULATED_BLOCKS)
+        return Place(chosen, None, default_target(), _EMULATED_BLOCKS)
     return _card(first.device)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import describe
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.moves.broadcast import plan_broadcast
 from cudatma.kernels.moves.copy import check_window, plan_copy
 from cudatma.kernels.moves.gather import plan_boxes
@@ -110,5 +110,5 @@ def _place(target: Target, blocks: int) -> Place:
 def _sample(title: str, target: Target, move: Move, result: Array, wanted: Array) -> Sample:
     move.spec.check_target(target)
     run: Callable[..., Any] = lambda **options: move.emulate(target, **options)  # noqa: E731
-    shown = f"{title}, {move.grid} blocks of {move.spec.threads} threads"
+    shown = f"{title}, {counted(move.grid, 'block')} of {move.spec.threads} threads"
     return Sample(shown, move.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

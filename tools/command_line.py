@@ -1,0 +1,65 @@
+"""What all subcommands share: a parser whose errors are cudatma's own, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cudatma.errors import ArgumentError, similar
+
+#: build.default_target() in a help text.
+DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the card's, else sm_90a"
+_OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
+_WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
+_KINDS = {"int": "an integer", "float": "a number"}
+_EXCLUDED = "not allowed with argument "
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser of a subcommand: its module's docstring, examples below, and an ArgumentError for what is wrong
+    with the command line."""
+
+    def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """As argparse's; an option that it does not know is an ArgumentError."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.refuse(rest)
+        options: argparse.Namespace = found
+        return options
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """Raise ArgumentError for arguments that nobody knows."""
+        known = [name for action in self._actions for name in action.option_strings]
+        got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
+        meant = similar(rest[0].partition("=")[0], known)
+        raise ArgumentError(rest[0], f"{got} ({meant})" if meant else got, f"what {self.prog} --help lists")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            field = "/".join(action.option_strings) or action.metavar or action.dest
+            raise ArgumentError(str(field), str(value), ", ".join(map(str, action.choices)))
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse calls for everything else that is wrong."""
+        found = _OF_ARGUMENT.fullmatch(message)
+        field, got = (found["field"], found["got"]) if found else (self.prog, message)
+        got, _, allowed = got.partition("; allowed: ")
+        allowed = allowed or f"what {self.prog} --help lists"
+        if wrong := _WRONG_VALUE.fullmatch(got):
+            got, allowed = wrong["got"], _KINDS.get(wrong["kind"], wrong["kind"])
+        elif got.startswith(_EXCLUDED):
+            got = f"together with {got[len(_EXCLUDED) :]}"
+        elif got == "expected one argument":
+            got = "no value"
+        raise ArgumentError(field, got, allowed)
