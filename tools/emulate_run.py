@@ -66,6 +66,7 @@ class Outcome:
                 asdict(hazard) | {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
                 for hazard in report.hazards
             ],
+            "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
             "written": [str(path) for path in self.written],
@@ -227,6 +228,8 @@ def show(outcome: Outcome, as_json: bool) -> None:
         console.print(f"printed   {line.rstrip()}", highlight=False, markup=False)
     if report.hazards:
         _show_hazards(console, outcome)
+    for line in report.unchecked:
+        console.print(f"unchecked: {line}", highlight=False, markup=False)
     count = len(report.hazards)
     verdict = f"{count or 'no'} hazard{'s' if count > 1 else ''}"
     shown = f"{verdict} in {report.schedules} schedules, {report.steps} steps, {outcome.seconds:.2f} s"
