@@ -66,6 +66,7 @@ class Outcome:
                 asdict(hazard) | {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
                 for hazard in report.hazards
             ],
+            "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
             "written": [str(path) for path in self.written],
@@ -232,6 +233,8 @@ def show(outcome: Outcome, as_json: bool) -> None:
         times = [f"  {hazard.count} times"] if hazard.count > 1 else []
         for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
             console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in report.unchecked:
+        console.print(f"unchecked: {line}", highlight=False, markup=False, soft_wrap=True)
     verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
     run = f"{counted(report.schedules, 'schedule')}, {counted(report.steps, 'step')}, {outcome.seconds:.2f} s"
     shown = f"{verdict} in {run}"

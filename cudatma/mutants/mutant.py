@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cudatma.mutants.call import Call
 
 #: What the usual mistakes are called: a reader that was not held back, a slot that was refilled too early.
-EARLY_READ = frozenset({"read_before_load", "wrong_parity"})
+EARLY_READ = frozenset({"read_before_load", "wrong_parity", "exit_with_pending_load"})
 REFILL = frozenset({"overwritten_while_read", "write_race"})
 #: Plain accesses of shared memory, of global memory, and of lanes of one warp.
 RACE = frozenset({"data_race", "global_race", "lane_race"})

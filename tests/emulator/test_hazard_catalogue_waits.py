@@ -1,0 +1,187 @@
+"""Waits that give up, copies that nobody waits for, registers that nobody freed: each bug beside the right kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from catalogue import Case, check_bug, check_clean, module_of, names, parametrised
+
+Made = tuple[tuple[Any, ...], Callable[[], bool]]
+
+# ---- try_wait may return false at any time: once, a few times, for as long as one counts
+
+TRIES = """
+#define TRY(done, bar, parity) asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; " \\
+    "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(bar), "r"((u32)(parity)) : "memory")
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 tile[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier);
+    if (threadIdx.x == 0) { INIT(bar, 1); FENCE_INIT(); }
+    __syncthreads();
+    if (threadIdx.x == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(tile), in, 1024, bar); }
+    u32 done = 0;
+#ifdef ONCE
+    TRY(done, bar, 0);
+#elif defined(THRICE)
+    for (u32 i = 0; i < 3 && !done; ++i) TRY(done, bar, 0);
+#elif defined(THOUSAND)
+    for (u32 i = 0; i < 1000 && !done; ++i) TRY(done, bar, 0);
+#elif defined(PEEK)
+    TRY(done, bar, 0);
+    while (!done) TRY(done, bar, 0);
+#elif defined(COUNTING)
+    u32 tries = 0;
+    for (; !done; ++tries) TRY(done, bar, 0);
+    if (tries == 1234567) out[0] = tries;
+#else
+    while (!done) TRY(done, bar, 0);
+#endif
+    for (u32 i = 0; i < 256; i += 64) out[threadIdx.x + i] = tile[threadIdx.x + i] + 1;   //! ONCE THRICE THOUSAND
+}
+"""
+
+
+def copied() -> Made:
+    given, out = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
+    return (given, out), lambda: bool((out == given + 1).all())
+
+
+# ---- a copy that is still under way when its CTA ends, or when its barrier is invalidated
+
+LEAVING = """
+#define INVAL(bar) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(bar) : "memory")
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 tile[2][256];
+    __shared__ alignas(8) u64 barriers[2];
+    const u32 first = ADDRESS(barriers), second = first + 8;
+    if (threadIdx.x == 0) { INIT(first, 1); INIT(second, 1); FENCE_INIT(); }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        EXPECT(first, 1024);
+        BULK_LOAD(ADDRESS(tile[0]), in, 1024, first);
+        EXPECT(second, 1024);
+        BULK_LOAD(ADDRESS(tile[1]), in, 1024, second);   //! LEAVES
+    }
+    WAIT(first, 0);
+    for (u32 i = 0; i < 256; i += 64) out[threadIdx.x + i] = tile[0][threadIdx.x + i] + 1;
+#if defined(INVALIDATES)
+    __syncthreads();
+    if (threadIdx.x == 0) INVAL(second);   //! INVALIDATES
+#elif !defined(LEAVES)
+    if (threadIdx.x == 32) WAIT(second, 0);   // one thread is enough
+#ifdef RIGHT_INVAL
+    __syncthreads();
+    if (threadIdx.x == 0) INVAL(second);
+#endif
+#endif
+}
+"""
+
+# ---- the pool of setmaxnreg: 384 threads begin with 168 registers each, 40 leave 128 * 128 for two warpgroups
+
+POOL = """
+#ifndef CONSUMER
+#define CONSUMER "232"
+#endif
+#ifdef GREEDY
+#undef CONSUMER
+#define CONSUMER "240"
+#endif
+extern "C" __global__ void __launch_bounds__(384, 1) k(u32* out) {
+    if (threadIdx.x < 128) {
+#ifndef KEEPS
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 " CONSUMER ";");   //! GREEDY KEEPS
+    }
+    out[threadIdx.x] = threadIdx.x + 1;
+}
+"""
+
+
+def counted() -> Made:
+    out = np.zeros(384, np.uint32)
+    return (out,), lambda: bool((out == np.arange(384) + 1).all())
+
+
+CASES = [
+    Case("tries", TRIES, dict.fromkeys(("ONCE", "THRICE", "THOUSAND"), "read_before_load"), copied, block=64),
+    Case(
+        "leaving",
+        LEAVING,
+        dict.fromkeys(("LEAVES", "INVALIDATES"), "exit_with_pending_load"),
+        copied,
+        block=64,
+    ),
+    Case("pool", POOL, dict.fromkeys(("GREEDY", "KEEPS"), "register_pool"), counted, block=384),
+]
+#: A single try finds nothing of the tile there: what others do with it comes with the first mistake.
+ALLOWED = {"ONCE": ("read_before_load", "overwritten_while_read", "uninitialised_shared")}
+CASES[0].bugs.update(ALLOWED)
+
+
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_the_right_kernel_is_clean(case: Case) -> None:
+    check_clean(case)
+
+
+@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
+def test_the_bug_is_reported(case: Case, bug: str) -> None:
+    check_bug(case, bug)
+
+
+@pytest.mark.parametrize("form", ["", "PEEK", "COUNTING"])
+def test_a_wait_that_is_tried_until_it_succeeds_is_clean(form: str) -> None:
+    report, is_right = CASES[0].run(*filter(None, [form]), schedules=50)
+    assert report.is_clean, str(report)
+    assert is_right
+
+
+def test_every_schedule_finds_a_copy_that_nobody_waited_for() -> None:
+    """Whether the copy has landed by then is no matter: nobody knows it."""
+    for schedule in range(4):
+        args, _ = copied()
+        report = module_of(LEAVING, ("LEAVES",)).launch("k", 1, 64, args, replay=schedule, hazards="collect")
+        assert report.kinds == {"exit_with_pending_load"}, str(report)
+
+
+def test_a_barrier_may_be_invalidated_after_its_last_copy_was_waited_for() -> None:
+    report, is_right = CASES[1].run("RIGHT_INVAL", schedules=20)
+    assert report.is_clean, str(report)
+    assert is_right
+
+
+def test_the_register_pool_shows_its_arithmetic() -> None:
+    report, _ = CASES[2].run("GREEDY", schedules=2)
+    (hazard,) = report.hazards
+    assert "asks for 240 - 168 more registers a thread, 2304 for the warp" in hazard.message
+    assert "12 warps began with 168 a thread by the launch bounds (64512 in all)" in hazard.message
+    assert "setmaxnreg.dec has freed 16384, setmaxnreg.inc has taken 16128" in hazard.message
+
+
+@pytest.mark.parametrize(
+    ("bounds", "registers", "kinds", "unchecked"),
+    [
+        ("__launch_bounds__(384, 1)", None, set(), ""),
+        ("__launch_bounds__(384, 1)", 160, {"register_pool"}, ""),
+        ("__launch_bounds__(384, 1)", 0, set(), "ptxas ignores setmaxnreg"),
+        ("", 168, set(), ""),
+        ("", None, set(), "nothing says how many registers"),
+        ("__maxnreg__(160)", None, {"register_pool"}, ""),
+    ],
+)
+def test_where_the_register_count_comes_from(
+    bounds: str, registers: int | None, kinds: set[str], unchecked: str
+) -> None:
+    args, _ = counted()
+    module = module_of(POOL.replace("__launch_bounds__(384, 1)", bounds), ())
+    report = module.launch("k", 1, 384, args, schedules=2, hazards="collect", registers=registers)
+    assert report.kinds == kinds, str(report)
+    assert len(report.unchecked) == bool(unchecked)
+    assert unchecked in str(report)
+    assert ("unchecked" in str(report)) is bool(unchecked)
