@@ -36,7 +36,7 @@ from cudatma.errors import DriverError
 from cudatma.kernels.marlin.config import Layer, choose_portable, parse_feeds
 from cudatma.target import get_target
 from tools import bench
-from tools.readme_tables import table_text
+from tools.dev.readme_tables import table_text
 from tools.sass import find_program
 
 # ---- The harness on a card whose clock is scripted ------------------------------------------------------------------
