@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import probe_subjects
 import pytest
+from registry_subjects import registry_subjects
+from subject import Subject
 
 from cudatma.compiler import compile_source
 from cudatma.emulator import load
@@ -16,8 +18,6 @@ from cudatma.errors import PipelineHang
 from cudatma.hang import Names
 from cudatma.hang.emulated import ListeningModule
 from cudatma.mutants.call import Call
-from cudatma.mutants.registry_subjects import registry_subjects
-from cudatma.mutants.subject import Subject
 from cudatma.render import render
 from cudatma.target import get_target
 

@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from move_subjects import move_subjects
+from path_subjects import path_subjects
+from subject import Subject
 
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.marlin.emulated import prepare
@@ -21,9 +24,6 @@ from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.mutants.call import Call
-from cudatma.mutants.move_subjects import move_subjects
-from cudatma.mutants.path_subjects import path_subjects
-from cudatma.mutants.subject import Subject
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
