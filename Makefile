@@ -43,7 +43,7 @@ test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few m
 	$(RUN) -m pytest -m "not gpu and not slow" $(PARALLEL) $(ARGS)
 
 test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
-	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -m "not gpu" $(PARALLEL) $(ARGS)
+	$(RUN) -m pytest -m "not gpu" --hypothesis-profile=full $(PARALLEL) $(ARGS)
 
 # pytest ends with 5 when nothing was run, which is right only where there is no card.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -35,7 +35,6 @@ processors = st.sampled_from((1, 20, 48, 84, 132, 170, 188))
 calls = st.tuples(layers, tokens, st.sampled_from(RUNNING), processors, feeds)
 
 
-@settings(max_examples=400)
 @given(calls)
 def test_a_portable_choice_fits_99_kib_and_its_target(call: tuple[Layer, int, Target, int, Feeds]) -> None:
     layer, _, target, _, feed = call

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
@@ -162,7 +162,6 @@ def sizes() -> MarlinWorkspace:
     return space
 
 
-@settings(max_examples=300)
 @given(
     layer=st.builds(
         Layer,
