@@ -22,7 +22,7 @@ with suppress(ImportError):  # gpu-test needs no hypothesis
 
     # No deadline: a busy machine is no failure. `make test-all` loads the other one.
     settings.register_profile("quick", max_examples=30, deadline=None)
-    settings.register_profile("full", max_examples=300, deadline=None)
+    settings.register_profile("full", max_examples=200, deadline=None)
     settings.load_profile("quick")
 
 tools_package()  # gives a checkout that is not installed its cudatma.tools

@@ -45,7 +45,7 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
     "store": {"block_k": 128, "store_tokens": 8},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
-    # Tokens for two of three blocks, whose parts of the depth are 8 stages each.
+    # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
     "depth_cluster": {"block_k": 128, "blocks_k": 3},
 }
 _STRIP: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ _STRIP: dict[str, dict[str, Any]] = {
 _SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
 #: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
-_DIVIDED_DEPTH = {WgmmaSpec: 3072, StripSpec: 2048}
+_DIVIDED_DEPTH = {WgmmaSpec: 1536, StripSpec: 2048}
 
 
 def marlin_spec(variant: str) -> MarlinSpec:
