@@ -3,7 +3,7 @@
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no card
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
-#   ARGS="..."         further arguments for pytest (test, gpu-test) or for `cudatma demo` (demo)
+#   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,11 +25,11 @@ else
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed-cuda$(CUDA)
 MODEL := $(VENV)/.model
-# A file of tests stays in one process: what it compiles is compiled once.
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# Neighbors stay in one process, where what they compile is compiled once; who is done takes over from the others.
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
 
-.PHONY: help venv demo test gpu-test lint format pictures clean
+.PHONY: help venv demo test test-all gpu-test lint format pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 18
@@ -39,8 +39,11 @@ venv: $(READY) ## the environment alone: .venv with .venv/bin/cudatma
 demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the card or the emulator, draw its pipeline (out/)
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
-test: $(READY) ## all tests that need no GPU
-	$(RUN) -m pytest -m "not gpu" $(PARALLEL) $(ARGS)
+test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few minutes
+	$(RUN) -m pytest -m "not gpu and not slow" $(PARALLEL) $(ARGS)
+
+test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
+	$(RUN) -m pytest -m "not gpu" --hypothesis-profile=full $(PARALLEL) $(ARGS)
 
 # pytest ends with 5 when nothing was run, which is right only where there is no card.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none

@@ -28,7 +28,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as tools/readme_tables.py takes it: every row has one value a column."""
+    """A table as tools/dev/readme_tables.py takes it: every row has one value a column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float, ...], ...]

@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
-    "mutants": ("mutants", "remove one synchronisation at a time and see what the emulator reports"),
+    "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of the GEMM on this card, and keep them for marlin_gemm"),

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,14 @@ from cudatma.cli import tools_package
 
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
 
-settings.register_profile("cudatma", deadline=None)  # no wall-clock bound: machines are busy
-settings.load_profile("cudatma")
+with suppress(ImportError):  # gpu-test needs no hypothesis
+    from hypothesis import settings
+
+    # No deadline: a busy machine is no failure. `make test-all` loads the other one.
+    settings.register_profile("quick", max_examples=30, deadline=None)
+    settings.register_profile("full", max_examples=200, deadline=None)
+    settings.load_profile("quick")
+
 tools_package()  # gives a checkout that is not installed its cudatma.tools
 
 
@@ -42,13 +49,31 @@ def missing_gpu() -> str:
     return ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_sweeps(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = missing_gpu() if marked else ""
     if reason:
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
         for item in marked:
             item.add_marker(skip)
+
+
+def mark_sweeps(items: list[pytest.Item]) -> None:
+    """``sweep(n)``: all cases of a test but n of them, evenly spread, are slow."""
+    sweeps: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in sweeps.values():
+        marker = cases[0].get_closest_marker("sweep")
+        assert marker is not None
+        (count,) = marker.args
+        kept = {number * len(cases) // count for number in range(count)}
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

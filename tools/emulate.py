@@ -93,6 +93,13 @@ def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
     parser.add_argument("--coverage", metavar="FILE.ptx", help="look through a PTX file, or - for standard input")
+    add_launch_options(parser)
+    _add_run_options(parser)
+    return parser
+
+
+def add_launch_options(parser: argparse.ArgumentParser) -> None:
+    """The options that describe the launch of a file's kernel."""
     launch = parser.add_argument_group("the launch")
     launch.add_argument("--template", action="store_true", help="render the .cu file first, as a .j2 file is")
     launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
@@ -103,6 +110,9 @@ def _parser() -> Parser:
     launch.add_argument("--target", metavar="SM", help=f"what to compile for, and whose limits hold ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="memory of a tensor map alone")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
@@ -116,7 +126,6 @@ def _parser() -> Parser:
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
     result.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from cudatma.emulator import Report, Trace, load
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.sample import Sample
+from cudatma.mutants.call import Call
 from cudatma.ptx_source import PtxSource, ptx_source
 from cudatma.target import Target
 
@@ -131,8 +133,34 @@ def run_sample(
     return Outcome(title, report, ptx_source(sample.kernel), seconds, compared, written)
 
 
-def run_launch(options: argparse.Namespace) -> Outcome:
-    """The kernel of a file, launched as the command line or a launch file says; the command line goes first."""
+@dataclass(frozen=True, slots=True)
+class FileLaunch:
+    """The kernel of a file, and its launch as it is described."""
+
+    kernel: Path
+    launch: LaunchFile
+    source: PtxSource
+
+    def call(self, operands: Operands) -> Call:
+        """The launch over these arrays."""
+        found = self.launch.launch
+        return Call(
+            self.source.entry,
+            found.get("grid", 1),
+            found.get("block", 32),
+            tuple(operands.values),
+            cluster=found.get("cluster"),
+            shared_bytes=found.get("shared_bytes", 0),
+            arrays=tuple(operands.arrays.values()),
+            options=(("target", found.get("target") or self.source.target),),
+        )
+
+
+def read_file_launch(options: argparse.Namespace) -> FileLaunch:
+    """The kernel and the launch that the command line or a launch file describe; the command line goes first.
+
+    options: those of emulate.add_launch_options(). Raises ArgumentError, CompileError, DriverError (no NVRTC).
+    """
     path = Path(options.kernel)
     launch = read_launch(path) if path.suffix in (".toml", ".json") else LaunchFile()
     kernel = _kernel_of(path, launch)
@@ -143,29 +171,22 @@ def run_launch(options: argparse.Namespace) -> Outcome:
         launch.add_array(text)
     for text in options.arg:
         launch.add_argument(text)
+    found = launch.launch
+    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"), template=options.template)
+    return FileLaunch(kernel, launch, source)
+
+
+def run_launch(options: argparse.Namespace) -> Outcome:
+    """Run the kernel of a file, compare and save its arrays."""
+    given = read_file_launch(options)
+    kernel, launch, source = given.kernel, given.launch, given.source
     for option, field_name in (("save", "save"), ("expect", "expect")):
         for text in getattr(options, option):
             name, _, file = text.partition("=")
             described = launch.check_array(name, f"--{option}")
             described |= {field_name: str(Path(file).absolute())}
     operands = make_operands(launch)
-    found = launch.launch
-    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"), template=options.template)
-    module = load(source.ptx)
-
-    def run(**more: Any) -> Report:
-        return module.launch(
-            source.entry,
-            found.get("grid", 1),
-            found.get("block", 32),
-            operands.values,
-            cluster=found.get("cluster"),
-            shared_bytes=found.get("shared_bytes", 0),
-            arrays=list(operands.arrays.values()),
-            target=found.get("target") or source.target,
-            **more,
-        )
-
+    run = partial(given.call(operands).run, load(source.ptx))
     report, seconds, written = _watched(run, options)
     written += _saved(launch, operands)
     compared = _compared(launch, operands, options.tolerance)

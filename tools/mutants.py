@@ -1,7 +1,11 @@
-"""Remove or change one synchronisation at a time in every kernel, and see what the emulator says of each mutant.
+"""Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
 
-Kernels of the registry are always there; those of the probes where the tests of a checkout are.
-Exit status 0 if 95 % are reported, at most 10 % exempt, and every unchanged kernel clean; 1 otherwise.
+FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as `cudatma emulate`
+takes them. A mutant that survives is a synchronization that this launch does not show to be needed: make rings wrap,
+or give each block more than one tile.
+
+Exit status 0 where the unchanged kernel is clean and 95 % of the mutants that are not exempt are reported, 1 otherwise,
+2 for a wrong call.
 """
 
 from __future__ import annotations
@@ -15,188 +19,126 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["mutants", *sys.argv[1:]]))
 
-import importlib
 import json
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cudatma.errors import ArgumentError, counted
-from cudatma.mutants import Trial
-from cudatma.mutants.registry_subjects import registry_subjects
-from cudatma.mutants.subject import Subject
-from cudatma.mutants.tally import Result, is_enough, to_markdown
+from cudatma.errors import ArgumentError
+from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
+from cudatma.mutants.tally import LEAST_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
 from .command_line import Parser
+from .emulate import add_launch_options
+from .emulate_launch import make_operands
+from .emulate_run import FileLaunch, read_file_launch
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-PAGE = ROOT / "docs" / "mutants.md"
-BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
-#: Schedules of the unchanged kernels.
+#: Schedules of the unchanged kernel.
 UNCHANGED_SCHEDULES = 50
-#: Mutants that a process takes at a time.
-_CHUNK = 8
+_TITLES = {REPORTED: "reported", WRONG_KIND: "other kind", EXEMPT: "exempt", SURVIVED: "survived"}
 
 EXAMPLES = """examples:
-  cudatma mutants                       every kernel
-  cudatma mutants marlin ring/3x4       these
-  cudatma mutants --jobs 2 --update-docs
-  cudatma mutants tile_copy --json
+  cudatma mutants launch.toml
+  cudatma mutants kernel.ptx --grid 4 --block 160 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512
+  cudatma mutants launch.toml --list
+  cudatma mutants launch.toml --json
 """
 
 
-@lru_cache(maxsize=1)
-def all_subjects() -> dict[str, Subject]:
-    """Name -> subject, of the registry and, in a checkout, of the probes."""
-    found = registry_subjects()
-    tests = ROOT / "tests" / "emulator"
-    if (tests / "probe_subjects.py").is_file():
-        for folder in (tests, tests.parent):
-            if str(folder) not in sys.path:
-                sys.path.insert(0, str(folder))
-        found += importlib.import_module("probe_subjects").subjects()
-    return {subject.name: subject for subject in found}
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a kernel's mutants. unclean: hazard kinds of the unchanged kernel."""
+
+    title: str
+    unclean: tuple[str, ...]
+    outcomes: list[Outcome]
+
+    @property
+    def passed(self) -> bool:
+        return not self.unclean and reported_share(by_verdict(self.outcomes)) >= LEAST_REPORTED
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data, for --json."""
+        counts = by_verdict(self.outcomes)
+        return {
+            "kernel": self.title,
+            "passed": self.passed,
+            "unclean": list(self.unclean),
+            "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+            "mutants": [
+                {**_described(outcome.mutant), "verdict": outcome.verdict, "kinds": outcome.kinds, "note": outcome.note}
+                for outcome in self.outcomes
+            ],
+        }
+
+    def as_text(self) -> str:
+        """A table by operator, and a line for each mutant that was not reported as expected."""
+        counts = by_verdict(self.outcomes)
+        unchanged = f"the unchanged kernel shows {', '.join(self.unclean)}" if self.unclean else "unchanged it is clean"
+        rows = [*by_operator(self.outcomes).items(), ("all", counts)]
+        lines = [f"{self.title}: {len(self.outcomes)} mutants; {unchanged}", ""]
+        lines.append(f"{'operator':<21}" + "".join(f"{_TITLES[verdict]:>11}" for verdict in VERDICTS))
+        lines += [f"{name:<21}" + "".join(f"{found[verdict]:>11}" for verdict in VERDICTS) for name, found in rows]
+        lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]
+        lines.append(f"{100 * reported_share(counts):.0f} % of those that are not exempt are reported")
+        return "\n".join(lines)
 
 
-def chosen_subjects(names: Sequence[str]) -> list[Subject]:
-    """Subjects by name, or all of a kernel. Raises ArgumentError for a name that none has."""
-    subjects = all_subjects()
-    known = {*subjects, *(subject.kernel for subject in subjects.values())}
-    for name in names:
-        if name not in known:
-            raise ArgumentError("KERNEL", name, ", ".join(sorted(known)))
-    return [s for s in subjects.values() if not names or s.name in names or s.kernel in names]
+def _described(mutant: Mutant) -> dict[str, Any]:
+    return {name: getattr(mutant, name) for name in ("operator", "line", "text", "description")}
 
 
-@lru_cache(maxsize=2)
-def _trial(name: str) -> Trial:
-    return all_subjects()[name].trial()
+def _missed(outcome: Outcome) -> str:
+    place = f"PTX line {outcome.mutant.line}: " if outcome.mutant.line else ""
+    why = outcome.note or ", ".join(outcome.kinds)
+    return f"{_TITLES[outcome.verdict]}: {place}{outcome.mutant.description}" + (f" ({why})" if why else "")
 
 
-def _try_some(name: str, positions: Sequence[int], schedules: int) -> list[dict[str, Any]]:
-    """What became of these mutants of a subject, as rows of Result."""
-    trial = _trial(name)
-    rows = []
-    for outcome in trial.outcomes(schedules, [trial.mutants[position] for position in positions]):
-        mutant = outcome.mutant
-        rows.append(
-            {
-                "operator": mutant.operator,
-                "verdict": outcome.verdict,
-                "line": mutant.line,
-                "text": mutant.text,
-                "kinds": list(outcome.kinds),
-                "note": outcome.note,
-            }
-        )
-    return rows
+def trial_of(launch: FileLaunch) -> Trial:
+    """The mutants of a file's kernel, each launched over fresh arrays."""
+
+    def make() -> Call:
+        return launch.call(make_operands(launch.launch))
+
+    return Trial(launch.source.ptx, make)
 
 
-def _unchanged(name: str, schedules: int) -> str:
-    """The hazards of the kernel as it is; "" for none."""
-    report = _trial(name).unchanged(schedules)
-    return "" if report.is_clean else ", ".join(sorted(report.kinds))
-
-
-def run(names: Sequence[str], schedules: int, jobs: int, *, show: bool) -> list[Result]:
-    """Try all mutants of the subjects; a progress bar on stderr where ``show``."""
+def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
+    """Try every mutant under up to ``schedules`` schedules; a progress bar on stderr where ``show``."""
     from rich.console import Console
     from rich.progress import Progress
 
-    subjects = chosen_subjects(names)
-    results = {subject.name: Result(subject.name, UNCHANGED_SCHEDULES) for subject in subjects}
-    with Progress(console=Console(stderr=True), disable=not show, transient=True) as progress:
-        work = [(s.name, p) for s in subjects for p in [None, *_chunks(len(_trial(s.name).mutants))]]
-        task = progress.add_task("mutants", total=len(work))
-        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in results}
-        for name, found in _each(work, schedules, jobs):
-            progress.update(task, advance=1, description=name)
-            if isinstance(found, str):
-                results[name].unclean = found
-            else:
-                rows[name] += found
-        for name, some in rows.items():
-            for row in sorted(some, key=lambda row: (row["line"], row["operator"], row["text"])):
-                results[name].add(row)
-    return list(results.values())
+    console = Console(stderr=True)
+    trial = trial_of(launch)
+    with Progress(console=console, disable=not (show and console.is_terminal), transient=True) as progress:
+        report = trial.unchanged(UNCHANGED_SCHEDULES)
+        tried = progress.track(trial.outcomes(schedules), total=len(trial.mutants), description="mutants")
+        return Result(f"{launch.kernel.name}, {report.kernel}", tuple(sorted(report.kinds)), list(tried))
 
 
-def _chunks(count: int) -> Iterator[range]:
-    return (range(begin, min(begin + _CHUNK, count)) for begin in range(0, count, _CHUNK))
-
-
-def _each(
-    work: Sequence[tuple[str, range | None]], schedules: int, jobs: int
-) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:
-    """(subject, what came of a piece of work), in any order."""
-    if jobs == 1:
-        for name, positions in work:
-            yield name, _piece(name, positions, schedules)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(_piece, name, positions, schedules): name for name, positions in work}
-        for done in as_completed(running):
-            yield running[done], done.result()
-
-
-def _piece(name: str, positions: range | None, schedules: int) -> str | list[dict[str, Any]]:
-    if positions is None:
-        return _unchanged(name, UNCHANGED_SCHEDULES)
-    return _try_some(name, positions, schedules)
-
-
-def page_with(results: list[Result], schedules: int, page: str) -> str:
-    """The documentation page with these tables between its marks. Raises ArgumentError where it has none."""
-    if BEGIN not in page or END not in page:
-        raise ArgumentError("docs/mutants.md", "a page without marks", f"{BEGIN} and {END}")
-    head, rest = page.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    return f"{head}{BEGIN}\n\n{to_markdown(results, schedules)}\n{END}{tail}"
-
-
-def stored_results(path: Path = RESULTS) -> tuple[list[Result], int]:
-    """(results, schedules) of the last full run."""
-    data = json.loads(path.read_text())
-    return [Result.from_json(item) for item in data["results"]], int(data["schedules"])
-
-
-def to_json(results: list[Result], schedules: int) -> dict[str, Any]:
-    """What is stored and printed."""
-    return {"schedules": schedules, "results": [result.to_json() for result in results]}
+def _parser() -> Parser:
+    parser = Parser("cudatma mutants", __doc__, EXAMPLES)
+    parser.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
+    add_launch_options(parser)
+    parser.add_argument("--list", action="store_true", help="list the mutants and run none")
+    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="most schedules of a mutant (6)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma mutants``; returns the exit status."""
-    parser = Parser("cudatma mutants", __doc__, EXAMPLES)
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="a kernel or kernel/variant; default: all")
-    parser.add_argument("--list", action="store_true", help="list kernels and how many mutants each has")
-    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="most schedules of a mutant (default 6)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--update-docs", action="store_true", help="write benchmarks/results/ and docs/mutants.md")
-    options = parser.parse_args(argv)
-    for field in ("schedules", "jobs"):
-        if getattr(options, field) < 1:
-            raise ArgumentError(f"--{field}", getattr(options, field), "1 and more")
-    if options.update_docs and (options.kernels or not PAGE.is_file()):
-        raise ArgumentError("--update-docs", options.kernels or "no docs/mutants.md", "a checkout, and every kernel")
+    options = _parser().parse_args(argv)
+    if options.schedules < 1:
+        raise ArgumentError("--schedules", options.schedules, "1 and more")
+    if not options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
+        raise ArgumentError("FILE", options.kernel, "a .ptx, .cu, .toml or .json file")
+    launch = read_file_launch(options)
     if options.list:
-        counts = {subject.name: len(_trial(subject.name).mutants) for subject in chosen_subjects(options.kernels)}
-        if options.json:
-            print(json.dumps(counts, indent=1))
-        for name, count in {} if options.json else counts.items():
-            print(f"{name:<28} {counted(count, 'mutant'):>12}")
+        mutants = trial_of(launch).mutants
+        rows = [f"{mutant.operator:<21} {mutant.line or '':>5}  {mutant.text}" for mutant in mutants]
+        print(json.dumps([_described(mutant) for mutant in mutants], indent=2) if options.json else "\n".join(rows))
         return 0
-    results = run(options.kernels, options.schedules, options.jobs, show=not options.json)
-    if options.update_docs:
-        data = json.dumps(to_json(results, options.schedules), indent=1)
-        RESULTS.write_text(data + "\n")
-        PAGE.write_text(page_with(results, options.schedules, PAGE.read_text()))
-    if options.json:
-        print(json.dumps(to_json(results, options.schedules), indent=1))
-    else:
-        print(to_markdown(results, options.schedules), end="")
-    return 0 if is_enough(results) else 1
+    result = run(launch, options.schedules, show=not options.json)
+    print(json.dumps(result.as_data(), indent=2) if options.json else result.as_text())
+    return 0 if result.passed else 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator import EmulatedModule, Report
+from cudatma.emulator.names import find_name
 from cudatma.emulator.parser import parse
 from cudatma.emulator.tensor_map import edit
 from cudatma.layout import Swizzle, required_alignment
@@ -58,7 +59,9 @@ class Call:
 def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
     """Every mutant of a launch: of each tensor map, of the shared memory, and of each shared array's alignment."""
     found = list(_bases(ptx, call))
-    loaded = loaded_parameters(parse(ptx).functions[call.entry])
+    functions = parse(ptx).functions
+    entry = find_name(call.entry, [function.name for function in functions.values() if function.is_entry], "entry")
+    loaded = loaded_parameters(functions[entry])
     for position, value in enumerate(call.args):
         if isinstance(getattr(value, "spec", None), TiledSpec):
             found += _maps(position, value.spec)

@@ -56,6 +56,7 @@ def opcodes(spec: MarlinSpec, target: str) -> tuple[Counter[str], tuple[str, ...
     return Counter(i.mnemonic for i in instructions), tuple(uses_cluster(instructions))
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_resources(name: str, spec: MarlinSpec) -> None:
     kernel, target = compiled(spec, name), get_target(name)
@@ -68,6 +69,7 @@ def test_resources(name: str, spec: MarlinSpec) -> None:
     assert spec.smem_bytes <= min(99 * 1024, target.smem_per_block_bytes)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_parameters(name: str, spec: MarlinSpec) -> None:
     """A map for each operand that TMA brings, a pointer for the others, four more, the problem."""
@@ -79,6 +81,7 @@ def test_parameters(name: str, spec: MarlinSpec) -> None:
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
 def test_sm120_code(name: str, spec: MarlinSpec) -> None:
     mnemonics, cluster = opcodes(spec, name)
@@ -106,6 +109,7 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
     assert by_hand["LDGSTS"] > 0
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("weight", "scale", "activation", "group_size", "has_zeros"),
     [

@@ -39,6 +39,7 @@ def compiled(spec: StripSpec, target: str) -> Kernel:
         pytest.skip(f"no NVRTC: {error}")
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX, ids=ids)
 def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
     kernel = compiled(spec, target)

@@ -55,6 +55,7 @@ def saves_one(spec: WgmmaSpec) -> bool:
     return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.steps) == (64, 256, 256, 2)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_resources(spec: WgmmaSpec) -> None:
     """A log that speaks of serialised wgmmas or an ignored setmaxnreg is a warning."""
@@ -71,6 +72,7 @@ def test_resources(spec: WgmmaSpec) -> None:
     assert int(barriers[1]) == 1 + spec.warpgroups * (1 if spec.warpgroups_k == 1 else 2)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
@@ -79,6 +81,7 @@ def test_parameters(spec: WgmmaSpec) -> None:
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_instructions(spec: WgmmaSpec) -> None:
     if find_program("nvdisasm") is None:
@@ -123,6 +126,7 @@ def test_what_two_forms_save_is_not_in_their_loops() -> None:
         assert not any(wait <= index < last for index in saved), spec.entry
 
 
+@pytest.mark.slow
 def test_one_multiply_add_shortens_the_main_loop() -> None:
     """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
     if find_program("nvdisasm") is None:

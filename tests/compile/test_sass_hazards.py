@@ -120,20 +120,14 @@ def test_a_real_kernel_needs_its_waits(wait: str, tmp_path: Path) -> None:
     assert operands == {"A" if wait.endswith("0x1") else "D"}
 
 
-def jobs() -> list[Job]:
-    return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
+#: One spec of each kernel; test_dump_compile.py looks for hazards in all of them.
+JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})[:1]]
 
 
-JOBS = jobs()
-
-
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_the_kernels_have_no_hazards(job: Job, tmp_path: Path) -> None:
-    text = disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path)
-    assert release_hazards(text, gives_back_previous=isinstance(job.spec, WgmmaSpec)) == ()
-    assert wgmma_hazards(text) == ()
-    (code,) = parse_encoded(text)
-    assert any(step.mnemonic == "HGMMA" for step in code.steps) == isinstance(job.spec, WgmmaSpec)
+def test_the_control_flow_of_a_kernel_is_read_whole(job: Job, tmp_path: Path) -> None:
+    (code,) = parse_encoded(disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path))
     has_ring = getattr(job.spec, "smem_bytes", 1) > 0
     assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
     assert_all_is_reached(code)

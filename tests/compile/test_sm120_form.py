@@ -33,6 +33,7 @@ def machine_code(source: str, entry: str, folder: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith("/*")]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("template", "spec"), JOBS, ids=lambda value: getattr(value, "entry", None))
 def test_same_machine_code(template: str, spec: Any, tmp_path: Path) -> None:
     if find_program("nvdisasm") is None:

@@ -1,10 +1,11 @@
-"""Puts the helpers of these tests, the probes' specs and the TMA cases on the path."""
+"""Puts the helpers of these tests, the probes, the subjects of mutants and the TMA cases on the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-for folder in (Path(__file__).parent, Path(__file__).parent.parent, Path(__file__).parent.parent / "tma"):
+TESTS = Path(__file__).resolve().parents[1]
+for folder in (TESTS, TESTS / "emulator", TESTS / "mutants", TESTS / "tma"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

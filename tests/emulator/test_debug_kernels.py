@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import probe_subjects
 import pytest
+from registry_subjects import registry_subjects
+from subject import Subject
 
 from cudatma.compiler import compile_source
 from cudatma.emulator import load
@@ -16,8 +18,6 @@ from cudatma.errors import PipelineHang
 from cudatma.hang import Names
 from cudatma.hang.emulated import ListeningModule
 from cudatma.mutants.call import Call
-from cudatma.mutants.registry_subjects import registry_subjects
-from cudatma.mutants.subject import Subject
 from cudatma.render import render
 from cudatma.target import get_target
 
@@ -56,6 +56,7 @@ def arrays(call: Call) -> Iterator[np.ndarray[Any, Any]]:
             yield value.reshape(-1).view(np.uint8)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_result_is_the_same(name: str) -> None:
     subject = SUBJECTS[name]
@@ -84,6 +85,7 @@ PLANTED = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
     """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""

@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, of = CASES[name]
@@ -155,6 +156,7 @@ EARLY["few_tokens"] = (2, 640, 96, spec(block_m=4, strips=3, stages=3))
 EARLY["deep_box"] = (3, 640, 290, spec(strips=3, stages=3, deep_box=True))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", EARLY)
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def test_tiles_are_divided(name: str) -> None:
     assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, processors, of = CASES[name]
@@ -84,6 +85,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
 def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +103,7 @@ def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.Mon
 FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, form.most))]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("divide", [False, True], ids=["whole", "divided"])
 @pytest.mark.parametrize(("form", "size"), FORMS, ids=[f"{size}x{form.block_n}x{form.block_k}" for form, size in FORMS])

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma import arrays
@@ -42,7 +42,6 @@ arrays_of_bytes = st.integers(0, 3).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(arrays_of_bytes)
 def test_extent_is_first_and_last_byte(array: ArrayInfo) -> None:
     touched = bytes_of(array)
@@ -53,7 +52,6 @@ def test_extent_is_first_and_last_byte(array: ArrayInfo) -> None:
         assert low == end
 
 
-@settings(max_examples=400, deadline=None)
 @given(arrays_of_bytes, arrays_of_bytes)
 def test_overlaps_never_misses_a_shared_byte(a: ArrayInfo, b: ArrayInfo) -> None:
     if bytes_of(a) & bytes_of(b):
@@ -63,7 +61,6 @@ def test_overlaps_never_misses_a_shared_byte(a: ArrayInfo, b: ArrayInfo) -> None
         assert not overlaps(a, b)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 5), st.integers(0, 5), st.integers(1, 5), st.integers(2, 4))
 def test_column_windows_of_one_buffer(a0: int, an: int, b0: int, bn: int, rows: int) -> None:
     buffer = np.zeros((rows, 10), np.uint16)

@@ -16,7 +16,7 @@ from benchmarks.cells import CellFacts, Rivalry
 from benchmarks.harness import Measured, Timing
 from benchmarks.operands import packed_bytes
 from benchmarks.plan import CellKey
-from tools.readme_tables import ROOT, table_text
+from tools.dev.readme_tables import ROOT, table_text
 
 KEY = CellKey(8192, 28672, 16)
 

@@ -39,7 +39,7 @@ from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.target import get_target
 from tools import bench
-from tools.readme_tables import table_text
+from tools.dev.readme_tables import table_text
 from tools.sass import find_program
 
 # ---- The harness on a card whose clock is scripted ------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.cache import Cache, canonical, default_root, digest, size_limit_bytes
@@ -78,7 +78,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(json_values, json_values)
 def test_digest_tells_values_apart(a: Any, b: Any) -> None:
     assert (digest({"x": a}) == digest({"x": b})) == (json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True))
@@ -109,7 +108,6 @@ def test_what_has_no_stable_text_is_no_key(value: Any) -> None:
 # --- entries
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}\.[a-z]{1,3}", fullmatch=True), st.binary(max_size=99), max_size=4))
 def test_what_is_put_is_got(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     cache = Cache(tmp_path_factory.mktemp("cache") / "root")

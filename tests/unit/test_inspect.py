@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma import cli
@@ -303,7 +303,6 @@ def answer_of(read: Any, data: Any) -> dict[str, Any] | DescriptorError:
         return error
 
 
-@settings(max_examples=300)
 @given(data=st.binary(min_size=128, max_size=128))
 def test_random_bytes_never_crash(data: bytes) -> None:
     answer = answer_of(tool.parse_content, data)
@@ -311,7 +310,6 @@ def test_random_bytes_never_crash(data: bytes) -> None:
         json.dumps(answer)
 
 
-@settings(max_examples=300)
 @given(
     case=st.integers(0, 10**9),
     bits=st.lists(st.integers(0, 1023), max_size=6),
@@ -333,7 +331,6 @@ def test_a_map_with_flipped_bits_is_refused_or_shown(case: int, bits: list[int])
         assert json.loads(json.dumps(answer)) == answer
 
 
-@settings(max_examples=200)
 @given(text=st.one_of(st.text(max_size=300), st.text("0123456789abcdefABCDEF xX\n", max_size=300)))
 def test_random_text_is_a_typed_error(text: str) -> None:
     """As an argument, as a file and as a line; none of it is 256 digits long and valid."""
@@ -345,7 +342,6 @@ def test_random_text_is_a_typed_error(text: str) -> None:
     assert isinstance(answer_of(tool.parse_hex, text.encode("utf-8", "surrogatepass")), DescriptorError)
 
 
-@settings(max_examples=100)
 @given(data=st.binary(max_size=400).filter(lambda data: len(data) != 128))
 def test_wrong_lengths_are_typed_errors(data: bytes) -> None:
     assert isinstance(answer_of(tool.parse_content, data), DescriptorError)

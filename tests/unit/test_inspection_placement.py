@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.descriptor import Im2colSpec, TiledSpec
@@ -87,7 +87,6 @@ def elements_of(spec: TiledSpec, coords: Sequence[int]) -> Iterator[tuple[int, i
             yield row, index, place, inside, sum(p * s for p, s in zip(place, strides, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
 @given(case=boxes(), line=st.integers(0, 20))
 def test_every_element_lands_where_a_plain_loop_says(case: tuple[TiledSpec, tuple[int, ...]], line: int) -> None:
     spec, coords = case
@@ -104,7 +103,6 @@ def test_every_element_lands_where_a_plain_loop_says(case: tuple[TiledSpec, tupl
     assert count == placed.rows * placed.row_elems == spec.expected_bytes // size
 
 
-@settings(max_examples=150, deadline=None)
 @given(case=boxes())
 def test_a_report_counts_what_a_plain_loop_counts(case: tuple[TiledSpec, tuple[int, ...]]) -> None:
     spec, coords = case

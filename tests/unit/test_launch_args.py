@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma import launch_args
@@ -105,7 +105,6 @@ def test_a_kernel_knows_its_parameters_without_a_card(tmp_path: Path) -> None:
 # --- values
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**31), 2**32 - 1))
 def test_ints_are_as_wide_as_their_parameter(value: int) -> None:
     assert bytes_of(I32, value) == struct.pack("<i" if value < 0 else "<I", value)
@@ -122,14 +121,12 @@ def test_the_range_of_ints(parameter: Parameter) -> None:
             marshal([parameter], [value])
 
 
-@settings(deadline=None)
 @given(st.floats(width=32))
 def test_floats(value: float) -> None:
     assert bytes_of(F32, value) == struct.pack("<f", value)
     assert bytes_of(F64, value) == struct.pack("<d", value)
 
 
-@settings(deadline=None)
 @given(st.floats())
 def test_a_float_that_float32_cannot_hold(value: float) -> None:
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from marlin_card import tell_streams
 
@@ -156,7 +156,6 @@ def sizes() -> MarlinWorkspace:
     return space
 
 
-@settings(max_examples=300)
 @given(
     layer=st.builds(
         Layer,

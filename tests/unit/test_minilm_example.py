@@ -403,6 +403,7 @@ def test_similarities_are_those_that_the_models_authors_publish() -> None:
 
 
 @needs_model
+@pytest.mark.slow
 def test_the_whole_example_holds_its_bounds(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     out = tmp_path / "found.json"

@@ -54,7 +54,6 @@ def copies(window: Window) -> dict[int, int | None]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(windows())
 def test_a_simplified_window_copies_the_same(window: Window) -> None:
     simple = simplify(window)
@@ -66,7 +65,6 @@ def test_a_simplified_window_copies_the_same(window: Window) -> None:
         assert list(copies(window).values()) == [simple.first_byte + to - simple.destination for to in copies(window)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(windows())
 def test_a_cropped_and_a_carried_window_copy_the_same(window: Window) -> None:
     simple = simplify(window)
@@ -111,7 +109,6 @@ def test_axes_that_follow_each_other_merge() -> None:
     assert len(simplify(apart).axes) == 2
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(1, 3000), min_size=1, max_size=5),
     st.sampled_from([1, 2, 4, 8]),

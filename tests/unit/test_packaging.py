@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from cudatma.cli import COMMANDS
 from cudatma.errors import CUDA_PACKAGES
-from tools import readme_tables
+from tools.dev import readme_tables
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -115,8 +117,23 @@ def test_the_wheel_holds_templates_and_tools(tmp_path: Path) -> None:
     assert templates
     assert templates <= names
     assert {f"cudatma/tools/{path.name}" for path in (ROOT / "tools").glob("*.py")} <= names
+    assert not [name for name in names if name.startswith("cudatma/tools/dev/")]
     assert {"cudatma/py.typed", "cudatma/kernels/marlin/tuned.json"} <= names
     assert {name.split("/")[0] for name in names} <= {"cudatma", f"cudatma-{PROJECT['project']['version']}.dist-info"}
+
+
+def test_every_shipped_tool_serves_a_subcommand() -> None:
+    """What no subcommand imports is for this repository alone, and belongs into tools/dev."""
+    reached: set[str] = set()
+    new = {module for module, _ in COMMANDS.values()}
+    while new:
+        reached |= new
+        trees = [ast.parse((ROOT / "tools" / f"{name}.py").read_text()) for name in new]
+        nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
+        new = {name for node in nodes for name in ([node.module] if node.module else [a.name for a in node.names])}
+        new -= reached
+    shipped = {path.stem for path in (ROOT / "tools").glob("*.py")} - {"__init__"}
+    assert shipped - reached <= {"tuned_tables"}, "move them to tools/dev"
 
 
 def test_the_figures_of_the_readme_are_current() -> None:

@@ -50,7 +50,6 @@ weights = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(weights)
 def test_unpack_is_the_inverse_of_pack(given_weight: dict[str, Any]) -> None:
     weight = pack(**given_weight)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.cells import summary_table
 from cudatma.errors import ArgumentError
-from tools import readme_tables
+from tools.dev import readme_tables
 
 PAGE = "before\n<!-- table: speed -->\nold\n<!-- end table -->\nafter\n"
 RESULT: dict[str, Any] = {

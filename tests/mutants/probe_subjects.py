@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import probe_specs as probes
+from subject import Subject
 
 from cudatma.descriptor import Im2colSpec, TensorMap
 from cudatma.mutants.call import Call
-from cudatma.mutants.subject import Subject
 
 
 def _template(name: str) -> str:

@@ -1,75 +1,29 @@
-"""Kernels with one synchronisation removed or changed: the emulator reports them, and what the documentation says of
-all of them is what was stored.
-
-The full run is ``cudatma mutants --update-docs``; here a sample of it runs, the same every time.
-"""
+"""Mutants are single changes of exact places, exemptions name what gives the same order, and the tool tries a file's
+kernel."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import numpy as np
-import probe_specs
 import pytest
-from probe_subjects import subjects as probe_subjects
 from ptx_lines import HEADER
+from trials import trials
 
 from cudatma.cli import main
 from cudatma.emulator import load
 from cudatma.emulator.parser import parse
-from cudatma.kernels.registry import REGISTRY
-from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, Call, Trial, mutants_of
+from cudatma.mutants import EXEMPT, OPERATORS, REPORTED, Call, Trial, mutants_of
 from cudatma.mutants.exemptions import Exemptions
-from cudatma.mutants.registry_subjects import registry_subjects
 from cudatma.mutants.sites import sites_of
-from cudatma.mutants.subject import Subject
-from cudatma.mutants.tally import is_enough, total
-from tools import mutants as tool
 
-SUBJECTS = {subject.name: subject for subject in [*registry_subjects(), *probe_subjects()]}
-#: One mutant in so many is tried here.
-STEP = 37
-#: Probes without a synchronisation, the one that only takes requests of the hardware capture, and the one that looks at
-#: a barrier's bits, which are no data.
-_WITHOUT = {"mma", "every_primitive", "tma_case", "mbarrier_bits"}
-
-
-def test_every_kernel_and_probe_is_a_subject() -> None:
-    kernels = {subject.kernel for subject in SUBJECTS.values()}
-    assert set(REGISTRY) <= kernels
-    assert {name for name, _, _ in probe_specs.PROBES} - _WITHOUT <= kernels
-
-
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_unchanged_kernels_are_clean_and_mutants_are_reported(name: str) -> None:
-    """As the stored run has it: what was reported is reported, what was exempt or survived still has its note."""
-    trial = SUBJECTS[name].trial()
-    report = trial.unchanged(2, seed=5)
-    assert report.is_clean, str(report)
-    stored, schedules = tool.stored_results()
-    notes = next(result.notes for result in stored if result.subject == name)
-    expected = {(note["operator"], note["text"]): note["verdict"] for note in notes}
-    first = list(SUBJECTS).index(name) % STEP
-    for outcome in trial.outcomes(schedules, trial.mutants[first::STEP]):
-        mutant = outcome.mutant
-        known = expected.get((mutant.operator, mutant.text), REPORTED)
-        assert outcome.verdict in (REPORTED, known), f"{mutant.description}: {outcome.verdict} {outcome.kinds}"
-
-
-def test_the_stored_run_is_enough_and_the_page_shows_it() -> None:
-    results, schedules = tool.stored_results()
-    assert {result.subject for result in results} == set(SUBJECTS)
-    assert is_enough(results)
-    assert all(result.clean_schedules >= 50 for result in results)
-    assert all(note["note"] for result in results for note in result.notes if note["verdict"] == EXEMPT)
-    page = tool.PAGE.read_text()
-    assert tool.page_with(results, schedules, page) == page
-    assert total(results)[SURVIVED] <= 37
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["marlin/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])
 def test_sites_are_exact_and_mutants_parse(name: str) -> None:
-    ptx = SUBJECTS[name].ptx()
+    ptx = trials()[name]().ptx
     sites = sites_of(ptx)
     assert len(sites) == sum(len(function.body) for function in parse(ptx).functions.values())
     for site in sites:
@@ -179,21 +133,56 @@ def test_exemptions_name_what_gives_the_same_order(operator: str, same_order: st
     assert _reason(another, operator) == ""
 
 
-def test_the_tool_lists_and_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["mutants", "--list", "sync"]) == 0
-    assert "sync/plain" in capsys.readouterr().out
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """The arguments of the small kernel's launch, its entry named by its beginning."""
+    path = tmp_path / "small.ptx"
+    path.write_text(HEADER + SMALL.replace("entry k(", "entry kernel("))
+    return [str(path), "--entry", "ker", "--block", "64", "--arg", "x:uint32[4]"]
+
+
+def test_the_tool_lists_the_mutants_of_a_file(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mutants", *small, "--list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 11
+    assert shown[0].split()[:2] == ["count_less", "9"]
+    assert "mbarrier.init.shared::cta.b64" in shown[0]
+    assert main(["mutants", *small, "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["operator"] for row in listed] == [line.split()[0] for line in shown]
+    assert listed[0]["line"] == 9
+
+
+def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mutants", *small, "--schedules", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("small.ptx, kernel: 11 mutants; unchanged it is clean\n")
+    assert "exempt: PTX line 12: " in shown
+    assert main(["mutants", *small, "--schedules", "8", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["passed"] is True
+    assert data["unclean"] == []
+    assert sum(data["counts"].values()) == len(data["mutants"]) == 11
+    (initless,) = (row for row in data["mutants"] if row["operator"] == "drop_init")
+    assert initless["verdict"] == REPORTED
+    assert "barrier_uninitialised" in initless["kinds"]
+
+
+def test_the_tool_fails_for_a_kernel_that_is_not_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.ptx"
+    path.write_text(HEADER + SMALL.replace("b64 [%r1], 2;", "b64 [%r1], 3;"))
+    assert main(["mutants", str(path), "--block", "64", "--arg", "x:uint32[4]"]) == 1
+    assert "the unchanged kernel shows deadlock" in capsys.readouterr().out
+
+
+def test_the_tool_refuses_wrong_calls(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mutants", *small, "--schedules", "0"]) == 2
+    assert "--schedules" in capsys.readouterr().err
     assert main(["mutants", "no_such_kernel"]) == 2
     assert "no_such_kernel" in capsys.readouterr().err
-    assert main(["mutants", "--schedules", "0"]) == 2
-    monkeypatch.setattr(tool, "UNCHANGED_SCHEDULES", 4)
-    results = tool.run(["sync"], 4, 1, show=False)
-    assert [result.subject for result in results] == ["sync/plain"]
-    assert is_enough(results)
-    shown: Any = tool.to_json(results, 4)
-    assert shown["results"][0]["counts"]["drop_dependency_wait"] == {"reported": 1}
 
 
-def test_a_subject_says_what_it_is() -> None:
-    subject: Subject = SUBJECTS["ring/3x4"]
-    assert subject.kernel == "ring"
-    assert ".entry ring" in subject.ptx()
+def test_the_page_names_every_operator() -> None:
+    page = (ROOT / "docs" / "mutants.md").read_text()
+    for name, text in OPERATORS.items():
+        assert f"| `{name}` | {text} |" in page

@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from move_subjects import move_subjects
+from path_subjects import path_subjects
+from subject import Subject
 
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.marlin.emulated import prepare
@@ -21,9 +24,6 @@ from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.mutants.call import Call
-from cudatma.mutants.move_subjects import move_subjects
-from cudatma.mutants.path_subjects import path_subjects
-from cudatma.mutants.subject import Subject
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
@@ -42,7 +42,7 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
-    # Tokens for two of three blocks, whose parts of the depth are 8 stages each.
+    # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
     "depth_cluster": {"block_k": 128, "blocks_k": 3},
 }
 _STRIP: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ _STRIP: dict[str, dict[str, Any]] = {
 _SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
 #: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
-_DIVIDED_DEPTH = {WgmmaSpec: 3072, StripSpec: 2048}
+_DIVIDED_DEPTH = {WgmmaSpec: 1536, StripSpec: 2048}
 
 
 def marlin_spec(variant: str) -> MarlinSpec:

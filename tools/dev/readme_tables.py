@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # the checkout need not be installed
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import argparse
 import json
@@ -20,15 +20,15 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, CudaTmaError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
 _MARKED = re.compile(
     r"(?P<open><!-- table: (?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- end table -->)", re.DOTALL
 )
 
 EXAMPLES = """examples:
-  python tools/readme_tables.py            rewrite the tables of README.md
-  python tools/readme_tables.py --check    only say whether they are current
+  python tools/dev/readme_tables.py            rewrite the tables of README.md
+  python tools/dev/readme_tables.py --check    only say whether they are current
 """
 
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if new == page:
         return 0
     if options.check:
-        print("README.md is not current: run python tools/readme_tables.py", file=sys.stderr)
+        print("README.md is not current: run python tools/dev/readme_tables.py", file=sys.stderr)
         return 1
     path.write_text(new)
     print("README.md: tables written")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from subject import Subject
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
@@ -15,7 +16,6 @@ from cudatma.kernels.dequantize import prepare as prepare_dequantize
 from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
 from cudatma.kernels.permute_columns import PermuteColumnsSpec, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.mutants.call import Call
-from cudatma.mutants.subject import Subject
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 

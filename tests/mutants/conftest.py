@@ -1,0 +1,11 @@
+"""Puts the helpers of these tests and the probes' specs on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+for folder in (TESTS, TESTS / "emulator", TESTS / "mutants"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

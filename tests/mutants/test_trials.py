@@ -1,0 +1,94 @@
+"""Every kernel is clean as it is, and the emulator reports its mutants: one synchronization removed or changed.
+
+No result is stored. A kernel takes part with the sample of its registry entry; registry_subjects.py adds launches of
+ours in which every ring wraps. What `make test` tries is drawn from all mutants, by a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import probe_specs
+import pytest
+from trials import trials
+
+from cudatma.kernels.registry import REGISTRY
+from cudatma.mutants import EXEMPT, REPORTED, Mutant, Outcome, Trial
+from cudatma.mutants.tally import by_verdict, reported_share
+
+TRIALS = trials()
+#: Schedules of a mutant, at most.
+SCHEDULES = 6
+#: What has to be reported of a launch's mutants that are not exempt. Samples are small: not every ring wraps.
+LEAST, LEAST_OF_SAMPLE = 0.88, 0.80
+#: Probes without a synchronization, the one that only takes requests of the hardware capture, and the one that looks at
+#: a barrier's bits, which are no data.
+_WITHOUT = {"mma", "every_primitive", "tma_case", "mbarrier_bits"}
+
+
+def missed(outcomes: Sequence[Outcome]) -> str:
+    """What was neither reported nor exempt, a line each."""
+    return "\n".join(
+        f"{outcome.verdict} {outcome.kinds}: {outcome.mutant.description} (line {outcome.mutant.line})"
+        for outcome in outcomes
+        if outcome.verdict not in (REPORTED, EXEMPT)
+    )
+
+
+def check_exemptions(outcomes: Sequence[Outcome]) -> None:
+    """Each names the instruction that gives the same order, and they are few."""
+    exempt = [outcome for outcome in outcomes if outcome.verdict == EXEMPT]
+    assert all("`" in outcome.note for outcome in exempt)
+    assert len(exempt) <= 3 + len(outcomes) // 8
+
+
+def kernel_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def test_every_kernel_and_probe_is_tried() -> None:
+    kernels = set(map(kernel_of, TRIALS))
+    assert set(REGISTRY) <= kernels
+    assert {name for name, _, _ in probe_specs.PROBES} - _WITHOUT <= kernels
+
+
+def test_a_registry_entry_is_enough_to_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "new_copy", replace(REGISTRY["tile_copy"], name="new_copy"))
+    trial = trials()["new_copy/sample"]()
+    assert trial.unchanged(2).is_clean
+    (dropped, *_) = (mutant for mutant in trial.mutants if mutant.operator == "drop_init")
+    (outcome,) = trial.outcomes(SCHEDULES, [dropped])
+    assert outcome.verdict == REPORTED
+
+
+def drawn(name: str, trial: Trial, count: int) -> list[Mutant]:
+    return random.Random(name).sample(trial.mutants, min(count, len(trial.mutants)))
+
+
+def test_mutants_drawn_from_every_kernel_are_reported() -> None:
+    """One launch of each kernel, two mutants of each."""
+    outcomes: list[Outcome] = []
+    for kernel in dict.fromkeys(map(kernel_of, TRIALS)):
+        name = random.Random(kernel).choice([name for name in TRIALS if kernel_of(name) == kernel])
+        trial = TRIALS[name]()
+        report = trial.unchanged(2, seed=5)
+        assert report.is_clean, f"{name}: {report}"
+        outcomes += trial.outcomes(SCHEDULES, drawn(name, trial, 2))
+    assert len(outcomes) >= 2 * len(REGISTRY)
+    assert reported_share(by_verdict(outcomes)) >= LEAST, missed(outcomes)
+    check_exemptions(outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # a hundred mutants, on a busy machine
+@pytest.mark.parametrize("name", TRIALS)
+def test_every_mutant(name: str) -> None:
+    trial = TRIALS[name]()
+    report = trial.unchanged(8)
+    assert report.is_clean, str(report)
+    outcomes = list(trial.outcomes(SCHEDULES))
+    least = LEAST_OF_SAMPLE if name.endswith("/sample") else LEAST
+    assert reported_share(by_verdict(outcomes)) >= least, missed(outcomes)
+    check_exemptions(outcomes)

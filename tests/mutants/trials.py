@@ -1,0 +1,71 @@
+"""Everything whose mutants are tried, by name: the sample of each registry entry, variants of our kernels, probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from probe_subjects import subjects as probe_subjects
+from registry_subjects import registry_subjects
+
+from cudatma.emulator import EmulatedModule
+from cudatma.kernels.registry import REGISTRY, KernelEntry
+from cudatma.kernels.sample import Sample
+from cudatma.mutants import Call, Trial
+from cudatma.target import get_target
+
+#: What says how to look at a launch, not what is launched.
+_OF_THE_RUN = ("schedules", "seed", "replay", "hazards", "step_limit", "trace", "progress")
+#: A sample is made for the first of these that its kernel runs on.
+_TARGETS = ("sm_90a", "sm_100a", "sm_120a")
+
+
+class _Launched(Exception):  # noqa: N818 - it is no error
+    """Carries a launch out of the function that would have run it."""
+
+
+def _record(
+    module: EmulatedModule,
+    entry: str,
+    grid: Any,
+    block: Any,
+    args: Any,
+    *,
+    cluster: Any = None,
+    shared_bytes: int = 0,
+    arrays: Any = (),
+    **options: Any,
+) -> None:
+    kept = tuple((name, value) for name, value in options.items() if name not in _OF_THE_RUN)
+    raise _Launched(Call(entry, grid, block, tuple(args), cluster, shared_bytes, tuple(arrays), kept))
+
+
+def launch_of(sample: Sample) -> Call:
+    """The launch that a sample runs."""
+    try:
+        with mock.patch.object(EmulatedModule, "launch", _record):
+            sample.run()
+    except _Launched as launched:
+        (call,) = launched.args
+        assert isinstance(call, Call)
+        return replace(call, keep=sample)
+    raise AssertionError(f"{sample.title}: launches nothing")
+
+
+def sample_trial(entry: KernelEntry) -> Trial:
+    """The mutants of a registry kernel's sample; each run has operands of its own."""
+    make = entry.sample
+    assert make is not None
+    target = get_target(next(name for name in _TARGETS if entry.specs(name)))
+    return Trial(make(target).kernel.ptx, lambda: launch_of(make(target)))
+
+
+def trials() -> dict[str, Callable[[], Trial]]:
+    """``kernel/variant`` -> its trial."""
+    found: dict[str, Callable[[], Trial]] = {
+        f"{entry.name}/sample": partial(sample_trial, entry) for entry in REGISTRY.values() if entry.emulated
+    }
+    return found | {subject.name: subject.trial for subject in (*registry_subjects(), *probe_subjects())}
