@@ -35,7 +35,7 @@ class Kernels:
 
 def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarlinSpec]:
     """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
-    rules' choice, which every cell needs."""
+    cost model's choice, which every cell needs."""
     listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
     return list(dict.fromkeys(one.spec for one in listed))
 

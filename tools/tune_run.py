@@ -19,9 +19,9 @@ from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
 from .tune_check import difference
 from .tune_plan import Task
 
-#: What beats the rules' choice by less is noise, and the rules' choice stays.
+#: What beats the cost model's choice by less is noise, and the cost model's choice stays.
 _LEAST_GAIN = 0.01
-#: Of more candidates so many, the fastest at a short look, are measured, and the rules' choice.
+#: Of more candidates so many, the fastest at a short look, are measured, and the cost model's choice.
 _FINALISTS = 12
 _NONE: Mapping[AnyMarlinSpec, str] = MappingProxyType({})
 
@@ -52,7 +52,7 @@ class Bench(Protocol):
 @dataclass(slots=True)
 class Outcome:
     """What became of a cell. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
-    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all but the rules' choice, at a
+    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all but the cost model's choice, at a
     short look, where they were many. dropped: candidate -> why it did not count."""
 
     task: Task
@@ -76,7 +76,7 @@ class Outcome:
         if self.winner is None:
             why = next(iter(self.dropped.values()), "nothing could be measured")
             return f"{task}: failed: {why}"
-        gain = f"{self.us:.4g} us, the rules' choice {self.rule_us:.4g} ({self.rule_us / self.us:.2f} x)"
+        gain = f"{self.us:.4g} us, the cost model's choice {self.rule_us:.4g} ({self.rule_us / self.us:.2f} x)"
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 
@@ -122,7 +122,7 @@ def tune_cell(
     skip: Collection[str] = (),
     refused: Mapping[AnyMarlinSpec, str] = _NONE,
 ) -> Outcome:
-    """Measure one cell. The first candidate, the rules' choice, says what a right result is."""
+    """Measure one cell. The first candidate, the cost model's choice, says what a right result is."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
     if rule.spec in refused:
@@ -171,7 +171,7 @@ def tune_cell(
 
 
 def _finalists(right: Sequence[Listed], bench: Bench, outcome: Outcome) -> list[Listed]:
-    """The rules' choice, which comes first, and the fastest others at a short look; what cannot be timed is dropped."""
+    """The cost model's choice first, then the fastest others at a short look; what cannot be timed is dropped."""
     rule, *others = right
     for candidate in others:
         try:

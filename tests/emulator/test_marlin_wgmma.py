@@ -99,7 +99,7 @@ def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.Mon
     assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
 
-#: Every form that the rules choose from, with its least tokens and with its most.
+#: Every form that candidates are cut from, with its least tokens and with its most.
 FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, form.most))]
 
 

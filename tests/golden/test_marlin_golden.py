@@ -64,8 +64,7 @@ STRIPS = {
 }
 
 
-#: Where there are clusters, whose blocks divide the depth: as the rules have it for (4096, 1024) at M = 1; three
-#: strips for two blocks.
+#: Where there are clusters, whose blocks divide the depth: one N tile; three for two blocks.
 CLUSTERS = {
     "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
     "cluster_columns": StripSpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),

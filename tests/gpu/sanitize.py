@@ -40,7 +40,7 @@ CASES = (
     Options("float16", -1, False),
     Options("bfloat16", 64, True, act_order=True),
 )
-#: What the rules choose for other layers only: spec, M, K, N.
+#: What the cost model chooses for other layers only: spec, M, K, N.
 SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
     "strips of one token": (StripSpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
     "strips, three blocks divide the depth": (StripSpec(*FP16, 16, 3, 128, 2, 3, blocks_k=3), 27, 712, 200),

@@ -86,7 +86,7 @@ def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
     outcome = tune_run.tune_cell(task, bench, 1.0)
     (measured,) = bench.timed
     assert len(measured) == 12
-    assert measured[:2] == [rule.label, wanted.label], "the rules' choice, whatever it takes, then the fastest"
+    assert measured[:2] == [rule.label, wanted.label], "the cost model's choice, whatever it takes, then the fastest"
     assert outcome.winner == wanted
     assert (len(outcome.times), len(outcome.glances)) == (12, len(others))
     # What looked faster for a moment does not win, and what cannot be timed is out, with its reason.

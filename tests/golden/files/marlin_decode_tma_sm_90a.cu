@@ -14,7 +14,6 @@
 //   feed_activation = 'tma'
 //   scale_on = 'accumulator'
 //   weight_policy = 'evict_first'
-//   blocks_per_sm = 2
 //   consumer_registers = 0
 // 4 warps consume, 1 produce; a block takes 86592 B.
 // One stage holds
@@ -649,7 +648,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
-extern "C" __global__ void __launch_bounds__(160, 2)
+extern "C" __global__ void __launch_bounds__(160, 1)
 marlin_f16_g128_8x128x256_w141_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,

@@ -14,7 +14,6 @@
 //   feed_activation = 'cp_async'
 //   scale_on = 'epilogue'
 //   weight_policy = 'evict_normal'
-//   blocks_per_sm = 1
 //   consumer_registers = 232
 // 8 warps consume, 4 produce; a block takes 78896 B.
 // One stage holds

@@ -14,7 +14,6 @@
 //   feed_activation = 'cp_async'
 //   scale_on = 'weight'
 //   weight_policy = 'evict_first'
-//   blocks_per_sm = 1
 //   consumer_registers = 0
 // 8 warps consume, 4 produce; a block takes 81712 B.
 // One stage holds
