@@ -1,4 +1,4 @@
-"""tools/tuned_tables.py: the entries that ship, of those that a tuner measured."""
+"""tools/dev/tuned_tables.py: the entries that ship, of those that a tuner measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, read_sections, store_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from tools import tuned_tables
+from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
