@@ -1,161 +1,33 @@
-// cudatma: kernels/marlin_portable.cu.j2 for sm_120a
+// cudatma: kernels/marlin_portable.cu.j2 for sm_90a
 // spec: MarlinSpec
 //   dtype = 'float16'
-//   group_size = -1
-//   has_zeros = True
-//   block_m = 128
-//   block_n = 256
-//   block_k = 64
-//   warps_n = 8
+//   group_size = 128
+//   has_zeros = False
+//   block_m = 8
+//   block_n = 128
+//   block_k = 256
+//   warps_n = 4
 //   warps_k = 1
-//   stages = 3
+//   stages = 4
 //   feed_weight = 'tma'
 //   feed_scale = 'tma'
-//   feed_activation = 'cp_async'
-//   scale_on = 'epilogue'
-//   weight_policy = 'evict_normal'
-//   blocks_per_sm = 1
-//   consumer_registers = 232
-// 8 warps consume, 4 produce; a block takes 78896 B.
+//   feed_activation = 'tma'
+//   scale_on = 'accumulator'
+//   weight_policy = 'evict_first'
+//   blocks_per_sm = 2
+//   consumer_registers = 0
+// 4 warps consume, 1 produce; a block takes 86592 B.
 // One stage holds
-//    16384 B  activations 128 x 64 float16, 128B swizzle
-//     8192 B  weights 256 x 64 int4, packed layout 1
+//     4096 B  activations 8 x 256 float16, 128B swizzle
+//    16384 B  weights 128 x 256 int4, packed layout 1
+//      512 B  scales 2 x 128 float16
 // Shared memory, by offset
-//        0  activations, 49152 B
-//    49152  weights, 24576 B
-//    73728  output_staging, 5120 B
-//    78848  full_barriers, 24 B
-//    78872  empty_barriers, 24 B
-
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_normal() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
-// read, the rest is zero. Both addresses are aligned to 16.
-__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
-                 : "memory");
-}
-
-// [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
-template <u32 Pending>
-__device__ __forceinline__ void cp_async_wait_group() {
-    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
+//        0  activations, 16384 B
+//    16384  weights, 65536 B
+//    81920  scales, 2048 B
+//    83968  output_staging, 2560 B
+//    86528  full_barriers, 32 B
+//    86560  empty_barriers, 32 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -167,33 +39,19 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
-
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 128;      // tokens of a block's tile (columns of the mma)
-constexpr u32 BLOCK_N = 256;      // channels (rows of the mma)
-constexpr u32 BLOCK_K = 64;      // depth of one stage
-constexpr u32 WARPS_N = 8;      // warps side by side, each with all tokens
+constexpr u32 BLOCK_M = 8;      // tokens of a block's tile (columns of the mma)
+constexpr u32 BLOCK_N = 128;      // channels (rows of the mma)
+constexpr u32 BLOCK_K = 256;      // depth of one stage
+constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
 constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
 constexpr u32 WARP_N = 32;
-constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_THREADS = 128;
-constexpr u32 PRODUCER_REGISTERS = 40;
-constexpr u32 CONSUMER_REGISTERS = 232;
-constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
-constexpr u32 GROUPS_PER_STAGE = 1;
+constexpr u32 STAGES = 4;
+constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 PRODUCER_THREADS = 32;
+constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
+constexpr u32 GROUPS_PER_STAGE = 2;
 
 constexpr u32 CLUSTER = 1;                      // blocks that work on one share
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
@@ -206,20 +64,20 @@ constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
-constexpr u32 WEIGHT_STAGE_BYTES = 8192;
-constexpr u32 SCALE_STAGE_BYTES = 0;
+constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
+constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 8192;   // what TMA brings into one stage
-constexpr u32 FULL_ARRIVALS = 129;
+constexpr u32 TRANSACTION_BYTES = 20992;   // what TMA brings into one stage
+constexpr u32 FULL_ARRIVALS = 1;
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 49152;
-constexpr u32 SCALES = 73728;
-constexpr u32 ZEROS = 73728;
-constexpr u32 OUTPUT_STAGING = 73728;
-constexpr u32 DEPTH_REDUCTION = 78848;
-constexpr u32 FULL_BARRIERS = 78848;
-constexpr u32 EMPTY_BARRIERS = 78872;
+constexpr u32 WEIGHTS = 16384;
+constexpr u32 SCALES = 81920;
+constexpr u32 ZEROS = 83968;
+constexpr u32 OUTPUT_STAGING = 83968;
+constexpr u32 DEPTH_REDUCTION = 86528;
+constexpr u32 FULL_BARRIERS = 86528;
+constexpr u32 EMPTY_BARRIERS = 86560;
 constexpr u32 STAGING_PITCH_BYTES = 80;
 constexpr u32 STAGING_BYTES = 640;
 
@@ -386,18 +244,15 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
         cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
     }
 }
-// The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
-__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
-                                                 u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
-#pragma unroll 2
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 chunk = piece & 7, token = (piece >> 3) % BLOCK_M, k64 = (piece >> 3) / BLOCK_M;
-        const u32 target = smem + k64 * BLOCK_M * 128 + token * 128 + ((chunk ^ (token & 7)) << 4);
-        const u32 row = tile_m * BLOCK_M + token, depth = k_iteration * BLOCK_K + k64 * 64 + chunk * 8;
-        const u32 valid = row < problem.m && depth < problem.k ? min(8u, problem.k - depth) : 0;   // elements
-        const u16* source = activations + (valid ? row * problem.activation_pitch : 0);
-        cp_async_16(target, source + (valid ? depth : 0), valid * 2);
+__device__ __forceinline__ void load_scales(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 group) {
+    cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * BLOCK_N, group);
+}
+// K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
+__device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k_iteration) {
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_STAGE; ++i) {
+        cp_async_bulk_tensor_2d_load(smem + i * BLOCK_M * 128, map, full, k_iteration * BLOCK_K + i * 64,
+                                     tile_m * BLOCK_M);
     }
 }
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
@@ -449,7 +304,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
         *flag = 0;   // its writer comes back in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 1
+#pragma unroll 8
     for (u32 other = share + 1; other <= last; ++other) {
         const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
@@ -466,26 +321,20 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
-                                               u32 channel0, u32 lane) {
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
+    if (bias == nullptr) return;
     const u32 group = lane >> 2;
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c) {
         const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
-        // Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r.
-        const u32 first = channel0 + C_STRIDE * c;
-        u32 scale_pair = 0;
-        if (low < problem.scale_pitch)
-            scale_pair = *(const u32*)(scales + (first / 64 * 64 + 8 * group + 2 * (first % 64 / 16)));
-        const float scale_low = low_to_float(scale_pair), scale_high = high_to_float(scale_pair);
-        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
+        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] = acc[c][n][0] * scale_low + bias_low;
-            acc[c][n][1] = acc[c][n][1] * scale_low + bias_low;
-            acc[c][n][2] = acc[c][n][2] * scale_high + bias_high;
-            acc[c][n][3] = acc[c][n][3] * scale_high + bias_high;
+            acc[c][n][0] += bias_low;
+            acc[c][n][1] += bias_low;
+            acc[c][n][2] += bias_high;
+            acc[c][n][3] += bias_high;
         }
     }
 }
@@ -557,22 +406,34 @@ struct SlotAddresses {
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
-        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
+        const u32 row = token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
                            threadIdx.x % 32);
         weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                        warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        scales = zeros = 0;
+        const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
+        scales = kept(smem + SCALES + at * 2, threadIdx.x % 32);
+        zeros = 0;
     }
 };
 
+// Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[C_GROUPS], u32 smem) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
+}
 // What a thread holds of the weights for 64 depths.
 struct WeightFragments {
     uint4 packed[C_GROUPS];        // one word for each 16-deep step
+    u32 scale_pairs[C_GROUPS];     // of channels g (low half) and g + 8 (high half)
     ZeroPoint zeros[C_GROUPS];
 };
 
+// depth: inside this warp's part of the stage, a multiple of the group size or the first of a 64-deep block.
+__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 depth) {
+    const u32 row = depth / GROUP_SIZE * BLOCK_N;
+    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
+}
 // k64: of this warp's part of the stage.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
@@ -582,6 +443,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
                      : "r"(base + c * 512) : "memory");
+    load_group(weights, slots, stage, k64 * 64);
 }
 
 // Activations of one 16-deep step: operand B for all tokens of the warp. ldmatrix reads 8 x 8 tiles whose rows are tokens.
@@ -589,15 +451,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
 typedef u32 ActivationFragments[N8][2];
 
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 row, u32 step) {
-#pragma unroll
-    for (u32 n = 0; n < N8; n += 2) {
-        u32 r[4];
-        ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
-        b[n][0] = r[0];
-        b[n][1] = r[1];
-        b[n + 1][0] = r[2];
-        b[n + 1][1] = r[3];
-    }
+    ldmatrix_x2(b[0], row ^ (step << 5));
 }
 
 // One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
@@ -612,6 +466,21 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
         for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(acc[c][n], a, b[n][0], b[n][1]);
     }
 }
+// A group or a stage ends: its sums are scaled into the accumulators.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) {
+        const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            acc[c][n][0] += sums[c][n][0] * low;
+            acc[c][n][1] += sums[c][n][1] * low;
+            acc[c][n][2] += sums[c][n][2] * high;
+            acc[c][n][3] += sums[c][n][3] * high;
+        }
+    }
+    clear(sums);
+}
 // Multiplies the stages of one piece.
 //
 // A slot is released only when the loop has come round, not where its last value is read: ptxas may issue mbarrier.arrive
@@ -619,7 +488,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
 // slot. Once the loop has come round, every value read has been used by an instruction that was issued before.
 __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
                                               u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
-    Accumulators& sums = acc;
+    Accumulators sums;         // of the group at hand, not yet scaled
+    clear(sums);
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
@@ -633,6 +503,8 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
                 multiply_step(sums, weights, row, step);
+                const u32 depth = i * 64 + step * 16 + 16;   // that is done, of this warp's part of the stage
+                if (depth % GROUP_SIZE == 0 || depth == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
             }
         }
         previous = stage;
@@ -645,12 +517,11 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
-extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
+extern "C" __global__ void __launch_bounds__(160, 2)
+marlin_f16_g128_8x128x256_w141_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
-    const cudatma::u16* scales,
-    const cudatma::u8* zeros,
-    const cudatma::u16* activations,
+    const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap activation_map,
     const cudatma::u16* bias,
     cudatma::u16* output,
     float4* partials,
@@ -676,50 +547,49 @@ marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
     u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 
     if (warp_index >= CONSUMER_WARPS) {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
         StageCursor cursor(problem, share);
-        // ---- Producer: 128 threads copy; TMA, where an operand still uses it, is issued by the first ----------------
-        const u32 thread = threadIdx.x - 32 * CONSUMER_WARPS;
-        const u64 policy = createpolicy_evict_normal();
+        // ---- Producer: one thread issues every copy -----------------------------------------------------------------
+        // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+        if (warp_index != CONSUMER_WARPS || !elect_sync()) return;
+        const u64 policy = createpolicy_evict_first();
+        const auto load_constants = [&](const StageCursor& at, u32 slot) {
+            const u32 bar = full + 8 * slot;
+            mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
+            load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, at.tile_n, at.k, policy);
+            load_scales(smem + SCALES + slot * SCALE_STAGE_BYTES, bar, &scale_map, at.tile_n, at.k * BLOCK_K / GROUP_SIZE);
+        };
+        // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
+        // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
+        const u32 early = min(STAGES, problem.early_stages);
+        StageCursor ahead(cursor);
+#pragma unroll 1
+        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) load_constants(ahead, slot);
         griddepcontrol_wait();
-        while (cursor.next(problem)) {
-            const u32 bar = full + 8 * stage;
-            mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            if (thread == 0) {
-                mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
-                load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, cursor.tile_n, cursor.k,
-                             policy);
-            }
-            __syncwarp();
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
-                             thread);
-            cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
+#pragma unroll 1
+        for (u32 i = 0; cursor.next(problem); ++i) {
+            if (i >= STAGES) mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
+            if (i >= early) load_constants(cursor, stage);
+            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, full + 8 * stage, &activation_map,
+                             cursor.tile_m, cursor.k);
             advance(stage, phase);
         }
-        cp_async_wait_group<0>();
         return;
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    setmaxnreg_inc<CONSUMER_REGISTERS>();
     const WarpPosition warp(warp_index, lane);
     const SlotAddresses slots(smem, warp);
     WorkQueue queue(problem, share);
     Piece piece;
     Accumulators acc;
     WeightFragments weights;
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) weights.zeros[c] = zero_point(8, 8);
     griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
     while (queue.next(problem, piece)) {
         u32 tile_m, tile_n;
         tile_position(problem, piece.tile, tile_m, tile_n);
         const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
-        // Whole-column zero points stay in registers for the tile.
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c) {
-            const u32 at = permuted_channel(channel0, lane) + 2 * c;
-            const u32 pair = channel0 < problem.scale_pitch ? *(const u16*)(zeros + at) : 0x0808u;
-            weights.zeros[c] = zero_point(pair & 0xff, pair >> 8);
-        }
         clear(acc);
         consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
         if (piece.k_begin > 0) {
@@ -728,7 +598,7 @@ marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
         }
         if (piece.k_end < problem.k_iterations)
             collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        scale_and_bias(acc, problem, bias, scales, channel0, lane);
+        add_bias(acc, problem, bias, channel0, lane);
         store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
     }
 }

@@ -1,149 +1,31 @@
 // cudatma: kernels/marlin_portable.cu.j2 for sm_90a
 // spec: MarlinSpec
-//   dtype = 'bfloat16'
-//   group_size = 32
+//   dtype = 'float16'
+//   group_size = -1
 //   has_zeros = True
-//   block_m = 64
-//   block_n = 64
-//   block_k = 128
-//   warps_n = 4
-//   warps_k = 2
+//   block_m = 128
+//   block_n = 256
+//   block_k = 64
+//   warps_n = 8
+//   warps_k = 1
 //   stages = 3
-//   feed_weight = 'cp_async'
-//   feed_scale = 'cp_async'
+//   feed_weight = 'tma'
+//   feed_scale = 'tma'
 //   feed_activation = 'cp_async'
-//   scale_on = 'weight'
-//   weight_policy = 'evict_first'
+//   scale_on = 'epilogue'
+//   weight_policy = 'evict_normal'
 //   blocks_per_sm = 1
-//   consumer_registers = 0
-// 8 warps consume, 4 produce; a block takes 81712 B.
+//   consumer_registers = 232
+// 8 warps consume, 4 produce; a block takes 78896 B.
 // One stage holds
-//    16384 B  activations 64 x 128 bfloat16, 128B swizzle
-//     4096 B  weights 64 x 128 int4, packed layout 1
-//      512 B  scales 4 x 64 bfloat16
-//      256 B  zero points 4 x 64 uint8
+//    16384 B  activations 128 x 64 float16, 128B swizzle
+//     8192 B  weights 256 x 64 int4, packed layout 1
 // Shared memory, by offset
 //        0  activations, 49152 B
-//    49152  weights, 12288 B
-//    61440  scales, 1536 B
-//    62976  zeros, 768 B
-//    63744  output_staging, 1536 B
-//    65280  depth_reduction, 16384 B
-//    81664  full_barriers, 24 B
-//    81688  empty_barriers, 24 B
-
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
-// read, the rest is zero. Both addresses are aligned to 16.
-__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
-                 : "memory");
-}
-
-// [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
-template <u32 Pending>
-__device__ __forceinline__ void cp_async_wait_group() {
-    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
+//    49152  weights, 24576 B
+//    73728  output_staging, 5120 B
+//    78848  full_barriers, 24 B
+//    78872  empty_barriers, 24 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -151,23 +33,26 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the mma)
-constexpr u32 BLOCK_N = 64;      // channels (rows of the mma)
-constexpr u32 BLOCK_K = 128;      // depth of one stage
-constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
-constexpr u32 WARPS_K = 2;      // warps that share a tile and split each stage's depth
-constexpr u32 WARP_N = 16;
+constexpr u32 BLOCK_M = 128;      // tokens of a block's tile (columns of the mma)
+constexpr u32 BLOCK_N = 256;      // channels (rows of the mma)
+constexpr u32 BLOCK_K = 64;      // depth of one stage
+constexpr u32 WARPS_N = 8;      // warps side by side, each with all tokens
+constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
+constexpr u32 WARP_N = 32;
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_THREADS = 128;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
-constexpr u32 GROUPS_PER_STAGE = 4;
+constexpr u32 PRODUCER_REGISTERS = 40;
+constexpr u32 CONSUMER_REGISTERS = 232;
+constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
+constexpr u32 GROUPS_PER_STAGE = 1;
 
 constexpr u32 CLUSTER = 1;                      // blocks that work on one share
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
@@ -181,21 +66,21 @@ constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed w
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
-constexpr u32 WEIGHT_STAGE_BYTES = 4096;
-constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 0;   // what TMA brings into one stage
-constexpr u32 FULL_ARRIVALS = 128;
+constexpr u32 WEIGHT_STAGE_BYTES = 8192;
+constexpr u32 SCALE_STAGE_BYTES = 0;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 8192;   // what TMA brings into one stage
+constexpr u32 FULL_ARRIVALS = 129;
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 49152;
-constexpr u32 SCALES = 61440;
-constexpr u32 ZEROS = 62976;
-constexpr u32 OUTPUT_STAGING = 63744;
-constexpr u32 DEPTH_REDUCTION = 65280;
-constexpr u32 FULL_BARRIERS = 81664;
-constexpr u32 EMPTY_BARRIERS = 81688;
-constexpr u32 STAGING_PITCH_BYTES = 48;
-constexpr u32 STAGING_BYTES = 384;
+constexpr u32 SCALES = 73728;
+constexpr u32 ZEROS = 73728;
+constexpr u32 OUTPUT_STAGING = 73728;
+constexpr u32 DEPTH_REDUCTION = 78848;
+constexpr u32 FULL_BARRIERS = 78848;
+constexpr u32 EMPTY_BARRIERS = 78872;
+constexpr u32 STAGING_PITCH_BYTES = 80;
+constexpr u32 STAGING_BYTES = 640;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -297,85 +182,67 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
 struct ZeroPoint {
     u32 low, high;
 };
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
-}
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
-__device__ __forceinline__ u32 both_low(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
-    return d;
-}
-__device__ __forceinline__ u32 both_high(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
-    return d;
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 // ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
-// The same boxes in 16-byte pieces: every piece has its own address and its own bounds check.
-__device__ __forceinline__ void load_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n,
-                                             u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = WEIGHT_STAGE_BYTES / 16;
-    constexpr u32 PIECES_PER_N64 = PIECES / N64_PER_TILE;
-#pragma unroll 4
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 n64 = tile_n * N64_PER_TILE + piece / PIECES_PER_N64;
-        const u32 inside = piece % PIECES_PER_N64;
-        const u32 row = n64 * problem.weight_row_blocks + k_iteration * K64_PER_STAGE + inside / (K64_BLOCK_BYTES / 16);
-        const u64 offset = (u64)row * K64_BLOCK_BYTES + inside % (K64_BLOCK_BYTES / 16) * 16;
-        const bool inside_tensor = row < problem.weight_rows;
-        cp_async_16(smem + piece * 16, weight + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
-    }
-}
-// Scales (element_bytes 2) or zero points (1): rows of BLOCK_N elements in 16-byte pieces.
-template <u32 element_bytes>
-__device__ __forceinline__ void load_scales(u32 smem, const u8* table, const Problem& problem, u32 tile_n, u32 group,
-                                            u32 thread) {
-    constexpr u32 PIECES_PER_ROW = BLOCK_N * element_bytes / 16;
-    for (u32 piece = thread; piece < GROUPS_PER_STAGE * PIECES_PER_ROW; piece += PRODUCER_THREADS) {
-        const u32 row = group + piece / PIECES_PER_ROW;
-        const u32 channel = tile_n * BLOCK_N + piece % PIECES_PER_ROW * (16 / element_bytes);
-        const u64 offset = ((u64)row * problem.scale_pitch + channel) * element_bytes;
-        const bool inside_tensor = row < problem.scale_rows && channel < problem.scale_pitch;
-        cp_async_16(smem + piece * 16, table + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
+// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row are filled with zeros; blocks past this
+// row's depth belong to the next channels, and meet activations that are zero.
+__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
+                                             u32 k_iteration, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < N64_PER_TILE; ++i) {
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k_iteration * K64_PER_STAGE;
+        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
     }
 }
 // The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
@@ -441,7 +308,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
         *flag = 0;   // its writer comes back in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 2
+#pragma unroll 1
     for (u32 other = share + 1; other <= last; ++other) {
         const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
@@ -458,20 +325,26 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
-    if (bias == nullptr) return;
+__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
+                                               u32 channel0, u32 lane) {
     const u32 group = lane >> 2;
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c) {
         const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
-        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
+        // Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r.
+        const u32 first = channel0 + C_STRIDE * c;
+        u32 scale_pair = 0;
+        if (low < problem.scale_pitch)
+            scale_pair = *(const u32*)(scales + (first / 64 * 64 + 8 * group + 2 * (first % 64 / 16)));
+        const float scale_low = low_to_float(scale_pair), scale_high = high_to_float(scale_pair);
+        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
+            acc[c][n][0] = acc[c][n][0] * scale_low + bias_low;
+            acc[c][n][1] = acc[c][n][1] * scale_low + bias_low;
+            acc[c][n][2] = acc[c][n][2] * scale_high + bias_high;
+            acc[c][n][3] = acc[c][n][3] * scale_high + bias_high;
         }
     }
 }
@@ -496,44 +369,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
         for (u32 i = 0; i < 8; ++i)
             if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
-}
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
-}
-
-__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
-}
-// ---- Partial sums between the warps that split a stage's depth --------------------------------------------------------
-// The warps with the same channels and tokens meet at a named barrier of their own: the first adds up what the others
-// leave in shared memory. Returns whether this warp goes on with the sum.
-__device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 warp_tile, u32 warp_k, u32 lane) {
-    constexpr u32 FRAGMENT_BYTES = 32 * 16, WARP_BYTES = C_GROUPS * N8 * FRAGMENT_BYTES;
-    const u32 base = smem + DEPTH_REDUCTION + warp_tile * (WARPS_K - 1) * WARP_BYTES + lane * 16;
-    if (warp_k > 0) {
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n)
-                leave_fragment(base + (warp_k - 1) * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
-    }
-    bar_sync(1 + warp_tile, 32 * WARPS_K);   // the others' sums are there
-    if (warp_k == 0) {
-#pragma unroll
-        for (u32 k = 0; k < WARPS_K - 1; ++k)
-#pragma unroll
-            for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-                for (u32 n = 0; n < N8; ++n) add_fragment(acc[c][n], base + k * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    }
-    bar_sync(1 + warp_tile, 32 * WARPS_K);   // they are read: the next tile may overwrite them
-    return warp_k == 0;
 }
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
@@ -587,37 +422,16 @@ struct SlotAddresses {
                            threadIdx.x % 32);
         weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                        warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
-        scales = kept(smem + SCALES + at * 2, threadIdx.x % 32);
-        zeros = kept(smem + ZEROS + at, threadIdx.x % 32);
+        scales = zeros = 0;
     }
 };
 
-// Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
-__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[C_GROUPS], u32 smem) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pairs[0]) : "r"(smem) : "memory");
-}
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[C_GROUPS], u32 smem) {
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        u32 pair;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
-        zeros[c] = zero_point(pair & 0xff, pair >> 8);
-    }
-}
 // What a thread holds of the weights for 64 depths.
 struct WeightFragments {
     uint4 packed[C_GROUPS];        // one word for each 16-deep step
-    u32 scale_pairs[C_GROUPS];     // of channels g (low half) and g + 8 (high half)
     ZeroPoint zeros[C_GROUPS];
 };
 
-// depth: inside this warp's part of the stage, a multiple of the group size or the first of a 64-deep block.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 depth) {
-    const u32 row = depth / GROUP_SIZE * BLOCK_N;
-    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
-    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_SLOT_BYTES + row);
-}
 // k64: of this warp's part of the stage.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
@@ -627,7 +441,6 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
                      : "r"(base + c * 512) : "memory");
-    load_group(weights, slots, stage, k64 * 64);
 }
 
 // Activations of one 16-deep step: operand B for all tokens of the warp. ldmatrix reads 8 x 8 tiles whose rows are tokens.
@@ -654,13 +467,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     for (u32 c = 0; c < C_GROUPS; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
-        const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
-        a[0] = multiply(a[0], scale_low);
-        a[1] = multiply(a[1], scale_high);
-        a[2] = multiply(a[2], scale_low);
-        a[3] = multiply(a[3], scale_high);
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_bf16(acc[c][n], a, b[n][0], b[n][1]);
+        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(acc[c][n], a, b[n][0], b[n][1]);
     }
 }
 // Multiplies the stages of one piece.
@@ -683,7 +491,6 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
             load_weight_fragments(weights, slots, stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                if (step == 2) load_group(weights, slots, stage, i * 64 + 32);
                 multiply_step(sums, weights, row, step);
             }
         }
@@ -698,8 +505,8 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
 extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
-    const cudatma::u8* weight,
+marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
+    const __grid_constant__ cudatma::TensorMap weight_map,
     const cudatma::u16* scales,
     const cudatma::u8* zeros,
     const cudatma::u16* activations,
@@ -728,18 +535,21 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 
     if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         StageCursor cursor(problem, share);
         // ---- Producer: 128 threads copy; TMA, where an operand still uses it, is issued by the first ----------------
         const u32 thread = threadIdx.x - 32 * CONSUMER_WARPS;
+        const u64 policy = createpolicy_evict_normal();
         griddepcontrol_wait();
         while (cursor.next(problem)) {
             const u32 bar = full + 8 * stage;
             mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, weight, problem, cursor.tile_n, cursor.k, thread);
-            load_scales<2>(smem + SCALES + stage * SCALE_STAGE_BYTES, (const u8*)scales, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_scales<1>(smem + ZEROS + stage * ZERO_SLOT_BYTES, zeros, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
+            if (thread == 0) {
+                mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
+                load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, cursor.tile_n, cursor.k,
+                             policy);
+            }
+            __syncwarp();
             load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
                              thread);
             cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
@@ -750,6 +560,7 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
     const WarpPosition warp(warp_index, lane);
     const SlotAddresses slots(smem, warp);
     WorkQueue queue(problem, share);
@@ -761,16 +572,22 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
         u32 tile_m, tile_n;
         tile_position(problem, piece.tile, tile_m, tile_n);
         const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
+        // Whole-column zero points stay in registers for the tile.
+#pragma unroll
+        for (u32 c = 0; c < C_GROUPS; ++c) {
+            const u32 at = permuted_channel(channel0, lane) + 2 * c;
+            const u32 pair = channel0 < problem.scale_pitch ? *(const u16*)(zeros + at) : 0x0808u;
+            weights.zeros[c] = zero_point(pair & 0xff, pair >> 8);
+        }
         clear(acc);
         consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
-        if (!reduce_depth(acc, smem, warp.tile, warp.k, lane)) continue;
         if (piece.k_begin > 0) {
             contribute(acc, partials, flags, share, warp.tile, lane);
             continue;
         }
         if (piece.k_end < problem.k_iterations)
             collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        add_bias(acc, problem, bias, channel0, lane);
+        scale_and_bias(acc, problem, bias, scales, channel0, lane);
         store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
     }
 }
