@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,9 @@ from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
 from cudatma.kernels.dequantize import DequantizeSpec
 from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
 from cudatma.kernels.permute_columns import PermuteColumnsSpec
-from cudatma.render import render
 
 Golden = Callable[[str, str], None]
+KernelSource = Callable[[str, Any, str], str]
 
 SOURCES = {
     "permute_columns_staged": (PERMUTE, PermuteColumnsSpec(True, 8192, rows=2)),
@@ -23,6 +24,6 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_source(golden: Golden, name: str) -> None:
+def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> None:
     template, spec = SOURCES[name]
-    golden(f"{name}_sm_90a.cu", render(template, spec, "sm_90a"))
+    golden(f"{name}_sm_90a.cu", kernel_source(template, spec, "sm_90a"))

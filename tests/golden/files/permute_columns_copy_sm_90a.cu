@@ -8,19 +8,6 @@
 //   entry = 'permute_columns'
 // no ring: elements come from global memory
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {

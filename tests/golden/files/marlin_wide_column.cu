@@ -1,4 +1,4 @@
-// cudatma: kernels/marlin_portable.cu.j2 for sm_120a
+// cudatma: kernels/marlin_portable.cu.j2 for sm_90a
 // spec: MarlinSpec
 //   dtype = 'float16'
 //   group_size = -1
@@ -26,151 +26,10 @@
 //    78848  full_barriers, 24 B
 //    78872  empty_barriers, 24 B
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-// [PTX ISA, cp.async.mbarrier.arrive] An arrival that happens when this thread's cp.asyncs so far have landed; .noinc:
-// it is one of the arrivals that mbarrier_init counted.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_normal for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_normal() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// [PTX ISA, cp.async] 16 bytes from global memory to shared address `dst`, past L1; the first `src_bytes` (0..16) are
-// read, the rest is zero. Both addresses are aligned to 16.
-__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
-                 : "memory");
-}
-
-// [PTX ISA, cp.async.wait_group] Waits until at most Pending of this thread's groups have not landed.
-template <u32 Pending>
-__device__ __forceinline__ void cp_async_wait_group() {
-    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.

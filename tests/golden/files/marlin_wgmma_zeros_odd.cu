@@ -1,141 +1,35 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
 // spec: WgmmaSpec
-//   dtype = 'float16'
+//   dtype = 'bfloat16'
 //   group_size = 32
-//   has_zeros = False
-//   block_m = 64
+//   has_zeros = True
+//   block_m = 24
 //   block_k = 128
 //   warpgroups = 2
 //   stack = 2
 //   stages = 4
 //   cluster = 1
-//   steps = 2
+//   steps = 4
 //   in_flight = 1
 //   consumer_registers = 0
 //   warpgroups_k = 1
 //   weight_policy = 'evict_first'
-//   fused = 'as_stored'
+//   fused = 'none'
 //   blocks_k = 1
-// 8 warps consume, 1 produce; a block takes 156736 B.
+// 8 warps consume, 1 produce; a block takes 111168 B.
 // One stage holds
-//    16384 B  activations 64 x 128 float16, 128B swizzle
+//     6144 B  activations 24 x 128 bfloat16, 128B swizzle
 //    16384 B  weights 256 x 128 int4, packed layout 1
-//     2048 B  scales 4 x 256 float16
+//     2048 B  scales 4 x 256 bfloat16
+//     1024 B  zero points 4 x 256 uint8
 // Shared memory, by offset
-//        0  activations, 65536 B
-//    65536  weights, 65536 B
-//   131072  scales, 8192 B
-//   139264  output_staging, 17408 B
-//   156672  full_barriers, 32 B
-//   156704  empty_barriers, 32 B
-
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-// [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
+//        0  activations, 24576 B
+//    24576  weights, 65536 B
+//    90112  scales, 8192 B
+//    98304  zeros, 4096 B
+//   102400  output_staging, 8704 B
+//   111104  full_barriers, 32 B
+//   111136  empty_barriers, 32 B
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
 // a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
@@ -145,45 +39,10 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes,
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Registers that the warpgroup wrote before may be operands of the wgmmas behind it.
-__device__ __forceinline__ void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
-}
-
-// [PTX ISA, wgmma.commit_group] The wgmmas issued since the last one become a group.
-__device__ __forceinline__ void wgmma_commit_group() {
-    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
-}
-
 // [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
@@ -198,7 +57,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the wgmma)
+constexpr u32 BLOCK_M = 24;      // tokens of a block's tile (columns of the wgmma)
 constexpr u32 BLOCK_N = 256;      // channels (rows of the wgmmas)
 constexpr u32 BLOCK_K = 128;      // depth of one stage
 constexpr u32 WARPGROUPS = 2;   // with channels of their own
@@ -206,8 +65,8 @@ constexpr u32 STACK = 2;          // 64-channel blocks of a warpgroup
 constexpr u32 STAGES = 4;
 constexpr u32 CLUSTER = 1;      // blocks that work on one share, side by side in N
 constexpr u32 CLUSTER_MASK = 1;
-constexpr u32 SHARE_M = 64;      // tokens that one of them loads for all
-constexpr u32 STEPS = 2;          // 16-deep steps of a commit group
+constexpr u32 SHARE_M = 24;      // tokens that one of them loads for all
+constexpr u32 STEPS = 4;          // 16-deep steps of a commit group
 constexpr u32 IN_FLIGHT = 1;  // groups that go on while the next one is dequantised
 constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
 constexpr u32 CONSUMER_WARPS = 8;
@@ -225,22 +84,22 @@ constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
+constexpr u32 ACTIVATION_STAGE_BYTES = 6144;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 2048;
-constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 34816;   // what TMA brings into one stage
+constexpr u32 ZERO_SLOT_BYTES = 1024;
+constexpr u32 TRANSACTION_BYTES = 25600;   // what TMA brings into one stage
 constexpr u32 EMPTY_ARRIVALS = 8;
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 65536;
-constexpr u32 SCALES = 131072;
-constexpr u32 ZEROS = 139264;
-constexpr u32 OUTPUT_STAGING = 139264;
-constexpr u32 FULL_BARRIERS = 156672;
-constexpr u32 EMPTY_BARRIERS = 156704;
-constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
+constexpr u32 WEIGHTS = 24576;
+constexpr u32 SCALES = 90112;
+constexpr u32 ZEROS = 98304;
+constexpr u32 OUTPUT_STAGING = 102400;
+constexpr u32 FULL_BARRIERS = 111104;
+constexpr u32 EMPTY_BARRIERS = 111136;
+constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
 constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
-constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
+constexpr u32 STAGING_BYTES = 4352;   // of one warpgroup
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -342,32 +201,43 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
-    return d;
-}
+__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+}
+// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
+    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
+    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
+    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
+}
 // As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
@@ -388,10 +258,13 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 // points. Blocks outside of the tensor arrive as zeros, and so do their scales.
 __device__ __forceinline__ void load_constants(u32 smem, u32 slot, u32 full, const TensorMap* weight_map,
                                                const TensorMap* scale_map,
+                                               const TensorMap* zero_map,
                                                u32 tile_n, u32 k_iteration, u64 policy) {
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, weight_map, full, 0,
                                       k_iteration * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, scale_map, full, tile_n * BLOCK_N,
+                                 k_iteration * BLOCK_K / GROUP_SIZE);
+    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, zero_map, full, tile_n * BLOCK_N,
                                  k_iteration * BLOCK_K / GROUP_SIZE);
 }
 
@@ -454,7 +327,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
         *flag = 0;   // its writer comes back in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 1
+#pragma unroll 2
     for (u32 other = share + 1; other <= last; ++other) {
         const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
@@ -561,53 +434,13 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
-// ---- int4 -> fp16, scale and offset in one multiply-add ---------------------------------------------------------
-// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
-// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
-// bits. s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
-constexpr u32 NIBBLE_LOW = 0;        // b of channel g ...
-constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of channel g + 8
-constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// Halves, twice each: -2^11, and 2^(10 - b) of either channel. -8 s times both is s 2^(24 - b).
-constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
-struct FusedScale {
-    u32 factor_low, factor_high;   // s 2^(24 - b) of channels g and g + 8; each in both halves
-    u32 offset_low, offset_high;   // -8 s of them
-};
-
-// pair: the scales of channels g and g + 8. All products are exact.
-__device__ __forceinline__ FusedScale fused_scale(u32 pair, u32 scale_offset) {
-    const u32 offsets = multiply(pair, scale_offset);
-    const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
-    return FusedScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
-}
-
-__device__ __forceinline__ void dequantize_fused(u32 (&a)[4], u32 q, const FusedScale& scale) {
-    const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
-    a[0] = multiply_add(lower & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[1] = multiply_add(lower & MASK_HIGH, scale.factor_high, scale.offset_high);
-    a[2] = multiply_add(upper & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[3] = multiply_add(upper & MASK_HIGH, scale.factor_high, scale.offset_high);
-}
-
-// The whole sums of a tile, once; exact.
-__device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& problem) {
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][n][i] *= problem.scale_back;
-}
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
-__device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+        "}, {%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
         : "memory");
 }
@@ -625,7 +458,7 @@ struct SlotAddresses {
         activations = smem + ACTIVATIONS;
         weights = kept(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
         scales = kept(smem + SCALES + place * 2);
-        zeros = 0;
+        zeros = kept(smem + ZEROS + place);
     }
 };
 
@@ -633,7 +466,8 @@ struct SlotAddresses {
 constexpr u32 PACKED_BLOCKS = 2;   // the 64-deep block that is multiplied, and the next one
 struct WeightFragments {
     uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
-    FusedScale scale[STACK];
+    u32 scale_low[STACK], scale_high[STACK];   // of channels g and g + 8, twice
+    ZeroPoint zeros[STACK];
 };
 
 __device__ __forceinline__ void load_packed(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
@@ -655,16 +489,29 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
                      : "=r"(scales[s])
                      : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
                      : "memory");
+    u32 zeros[STACK];
+#pragma unroll
+    for (u32 s = 0; s < STACK; ++s)
+        asm volatile("ld.shared.u16 %0, [%1];"
+                     : "=r"(zeros[s])
+                     : "r"(slots.zeros + stage * ZERO_SLOT_BYTES + row * BLOCK_N + 64 * s)
+                     : "memory");
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        weights.scale[s] = fused_scale(scales[s], problem.scale_offset);
+        weights.scale_low[s] = both_low(scales[s]);
+        weights.scale_high[s] = both_high(scales[s]);
+        weights.zeros[s] = zero_point(zeros[s] & 0xff, zeros[s] >> 8);
     }
 }
 // step: of the 64-deep block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        dequantize_fused(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.scale[s]);
+        dequantize(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.zeros[s]);
+        a[s][0] = multiply(a[s][0], weights.scale_low[s]);
+        a[s][1] = multiply(a[s][1], weights.scale_high[s]);
+        a[s][2] = multiply(a[s][2], weights.scale_low[s]);
+        a[s][3] = multiply(a[s][3], weights.scale_high[s]);
     }
 }
 
@@ -707,7 +554,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
                 for (u32 j = 0; j < STEPS; ++j)
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
-                        wgmma_m64n64k16_f32_f16(
+                        wgmma_m64n24k16_f32_bf16(
                             acc[s], a[j][s], activations + ((i * BLOCK_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
                 wgmma_wait_group<IN_FLIGHT>();
@@ -726,9 +573,10 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // `full`. Warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
 // pieces of work.
 extern "C" __global__ void __launch_bounds__(288, 1)
-marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
+marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
     const cudatma::u16* bias,
     cudatma::u16* output,
@@ -753,7 +601,7 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     const auto begin_stage = [&](const StageCursor& at, u32 slot) {
         mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES);
         load_constants(smem, slot, full + 8 * slot, &weight_map,
-                       &scale_map, at.tile_n * CLUSTER + rank, at.k, policy);
+                       &scale_map, &zero_map, at.tile_n * CLUSTER + rank, at.k, policy);
     };
     // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
     // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
@@ -817,7 +665,6 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
             }
             if (piece.k_end < problem.k_iterations)
                 collect(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
-            scale_back(acc, problem);
             add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
             store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);
         }

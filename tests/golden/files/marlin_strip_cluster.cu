@@ -1,168 +1,31 @@
-// cudatma: kernels/marlin_strip.cu.j2 for sm_120a
+// cudatma: kernels/marlin_strip.cu.j2 for sm_90a
 // spec: StripSpec
-//   dtype = 'bfloat16'
-//   group_size = 32
-//   has_zeros = True
-//   block_m = 16
-//   strips = 3
-//   block_k = 256
+//   dtype = 'float16'
+//   group_size = 128
+//   has_zeros = False
+//   block_m = 1
+//   strips = 1
+//   block_k = 512
 //   warps_k = 4
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
-//   deep_box = False
-//   blocks_k = 1
-// 12 warps consume, 1 produce; a block takes 89136 B.
+//   deep_box = True
+//   blocks_k = 3
+// 4 warps consume, 1 produce; a block takes 34360 B.
 // One stage holds
-//     8192 B  activations 16 x 256 bfloat16, 128B swizzle
-//    12288 B  weights 96 x 256 int4, packed layout 1
-//     2048 B  scales 8 x 128 bfloat16
-//     1024 B  zero points 8 x 128 uint8
+//     1024 B  activations 1 x 512 float16, 128B swizzle
+//     8192 B  weights 32 x 512 int4, packed layout 1
+//      512 B  scales 4 x 64 float16
 // Shared memory, by offset
-//        0  activations, 24576 B
-//    24576  weights, 36864 B
-//    61440  scales, 6144 B
-//    67584  zeros, 3072 B
-//    70656  depth_reduction, 18432 B
-//    89088  full_barriers, 24 B
-//    89112  empty_barriers, 24 B
-
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
-__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
-    return transposed;
-}
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
+//        0  activations, 3072 B
+//     3072  weights, 24576 B
+//    27648  scales, 1536 B
+//    29184  depth_reduction, 3072 B
+//    32256  cluster_reduction, 2048 B
+//    34304  cluster_barrier, 8 B
+//    34312  full_barriers, 24 B
+//    34336  empty_barriers, 24 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -175,38 +38,47 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
+// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
-constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
-constexpr u32 BLOCK_K = 256;      // depth of one stage
+constexpr u32 BLOCK_M = 1;      // tokens of a block (columns of the mma, where they are repeated)
+constexpr u32 STRIPS = 1;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 WHOLE_ROWS = 0;   // 64-channel rows of packed weights that lie in them as a whole
+constexpr u32 BLOCK_K = 512;      // depth of one stage
 constexpr u32 WARPS_K = 4;      // warps that work on the same strip and divide each stage's depth
+constexpr u32 BLOCKS_K = 3;        // blocks of the cluster, which work on the same channels and divide the depth
+constexpr u32 COLUMN_BYTES = 1024;   // sums of a strip
 constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 12;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
+constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
 
 constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
-constexpr u32 N8 = 2;                   // 8-token fragments
+constexpr u32 N8 = 1;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
 constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
-constexpr u32 SCALE_ROW = 128;  // channels of a stage's row of scales: whole 64-channel rows
+constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 WEIGHT_STAGE_BYTES = 12288;
-constexpr u32 SCALE_STAGE_BYTES = 2048;
-constexpr u32 ZERO_SLOT_BYTES = 1024;
-constexpr u32 TRANSACTION_BYTES = 23552;   // what TMA brings into one stage
+constexpr u32 ACTIVATION_STAGE_BYTES = 1024;
+constexpr u32 WEIGHT_STAGE_BYTES = 8192;
+constexpr u32 SCALE_STAGE_BYTES = 512;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 9728;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 61440;
-constexpr u32 ZEROS = 67584;
-constexpr u32 DEPTH_REDUCTION = 70656;
-constexpr u32 FULL_BARRIERS = 89088;
-constexpr u32 EMPTY_BARRIERS = 89112;
+constexpr u32 WEIGHTS = 3072;
+constexpr u32 SCALES = 27648;
+constexpr u32 ZEROS = 29184;
+constexpr u32 DEPTH_REDUCTION = 29184;
+constexpr u32 CLUSTER_REDUCTION = 32256;
+constexpr u32 CLUSTER_BARRIER = 34304;
+constexpr u32 FULL_BARRIERS = 34312;
+constexpr u32 EMPTY_BARRIERS = 34336;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -252,38 +124,53 @@ struct Strips {
         return first + (half_first ? (position + 1) % STRIPS : position);
     }
 };
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
 struct ZeroPoint {
     u32 low, high;
 };
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
@@ -300,23 +187,17 @@ __device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& m
                                                u64 policy) {
     const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
     mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
-    const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, strips.first_whole, policy);
     const u32 half = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES;
     cp_async_bulk_tensor_3d_load_hint(half, maps.half_weight, full, strips.half_first ? HALF_BLOCK_WORDS : 0, k64,
                                       strips.half_first ? strips.first_row : strips.first_whole + WHOLE_ROWS, policy);
     const u32 group = k_iteration * BLOCK_K / GROUP_SIZE;
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale, full, strips.first_row * 64, group);
-    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero, full, strips.first_row * 64, group);
 }
 
-// K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
+// One box of 64 depths x BLOCK_M tokens x K64_PER_STAGE blocks in the 128-byte swizzle; tokens and blocks outside are zero.
 __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps& maps, u32 tile_m, u32 k_iteration) {
-    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES;
-#pragma unroll
-    for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
-                                     k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
+    cp_async_bulk_tensor_3d_load(smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, maps.activation,
+                                 smem + FULL_BARRIERS + 8 * slot, 0, tile_m * BLOCK_M, k_iteration * K64_PER_STAGE);
 }
 // ---- Consumer: one warp, its strip, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
@@ -332,17 +213,18 @@ struct SlotAddresses {
     // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
     __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
-        // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
-        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
-        // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
+        // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
+        const u32 row = token % BLOCK_M, chunk = lane >> 3;
+        // Chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle, where each 64-deep block has BLOCK_M rows.
+        const u32 first = k64 * BLOCK_M + row;
+        activations = kept(smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4));
         const bool in_half_row = position == STRIPS - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
         weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
         const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (strip / 2 - strips.first_row) * 64 + place_in_row(strip, lane);
         scales = kept(smem + SCALES + at * 2);
-        zeros = kept(smem + ZEROS + at);
+        zeros = 0;
     }
 
     // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
@@ -360,26 +242,14 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Activations of a 64-deep block: operand B of its four 16-deep steps, which lie 32 bytes apart under the swizzle.
 __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
 #pragma unroll
-    for (u32 step = 0; step < 4; ++step)
-#pragma unroll
-        for (u32 n = 0; n < N8; n += 2) {
-            u32 r[4];
-            ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * ROW_BYTES);
-            b[step][n][0] = r[0];
-            b[step][n][1] = r[1];
-            b[step][n + 1][0] = r[2];
-            b[step][n + 1][1] = r[3];
-        }
-}
-// four: the zero points of channels g, g + 8 of the strip's first fragment and of its second.
-__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 four) {
-    zeros[0] = zero_point(four & 0xff, four >> 8 & 0xff);
-    zeros[1] = zero_point(four >> 16 & 0xff, four >> 24);
-}
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 smem) {
-    u32 four;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
-    set_zero_points(zeros, four);
+    for (u32 step = 0; step < 4; step += 2) {
+        u32 r[4];
+        ldmatrix_x4(r, row ^ (step << 5));
+        b[step][0][0] = r[0];
+        b[step][0][1] = r[1];
+        b[step + 1][0][0] = r[2];
+        b[step + 1][0][1] = r[3];
+    }
 }
 // A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
@@ -415,18 +285,17 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
         u32 b[4][N8][2];
-        load_activation_fragments(b, activations + i * BLOCK_M * ROW_BYTES);
+        // A power of two of rows a part: the block's first row only adds bits to the part's, in the swizzle as well.
+        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
         for (u32 step = 0; step < 4; ++step) {
             const u32 done = i * 64 + step * 16;   // depths of this warp's part
-            if (done % GROUP_SIZE == 0)
-                load_zero_points(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], step), zeros[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_bf16(sums[c][n], a, b[step][n][0], b[step][n][1]);
+                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(sums[c][n], a, b[step][n][0], b[step][n][1]);
             }
             if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
                 scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
@@ -481,6 +350,32 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
+// A strip belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
+// order of their ranks. first: the warp's first fragment. Returns whether this warp goes on.
+__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 position, u32 first, u32 rank, u32 lane) {
+    const u32 owner = position % BLOCKS_K, base = smem + CLUSTER_REDUCTION + position / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
+                      + first * N8 * FRAGMENT_BYTES + lane * 16;
+    // The owner too: racecheck never ends where some of those that have arrived do not wait.
+    barrier_cluster_wait();   // the owner has begun, and its barrier is there
+    if (rank != owner) {
+        const u32 place = rank - (rank > owner);
+        const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES, owner);
+        const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, own[c][n], barrier);
+        return false;
+    }
+    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the others' sums are there
+#pragma unroll
+    for (u32 p = 0; p < BLOCKS_K - 1; ++p)
+#pragma unroll
+        for (u32 c = 0; c < OWN; ++c)
+#pragma unroll
+            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
+    return true;
+}
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c)
@@ -521,7 +416,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
         const u32 token = 8 * n + (lane >> 2);
-        if (tile_m * BLOCK_M + token >= problem.m) continue;
+        if (token >= BLOCK_M || tile_m * BLOCK_M + token >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
@@ -534,12 +429,10 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 // Y^T = W^T X^T for few tokens. A block computes STRIPS strips of 32 channels for the whole depth. The last warp produces: it
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
-extern "C" __global__ void __launch_bounds__(416, 1)
-marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
-    const __grid_constant__ cudatma::TensorMap weight_map,
+extern "C" __global__ void __launch_bounds__(160, 1)
+marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
-    const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
     const cudatma::u16* bias,
     cudatma::u16* output,
@@ -550,13 +443,16 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
+    // Which stages are this block's.
+    const u32 tile = blockIdx.x / BLOCKS_K, rank = blockIdx.x - tile * BLOCKS_K;
+    const u32 k_begin = rank * problem.k_iterations / BLOCKS_K;
+    const u32 k_iterations = (rank + 1) * problem.k_iterations / BLOCKS_K - k_begin;
     u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
     for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
     const Strips strips(tile_n);
 
-    const Maps maps{&weight_map, &half_weight_map,
-                    &scale_map, &zero_map, &activation_map};
+    const Maps maps{nullptr, &half_weight_map,
+                    &scale_map, nullptr, &activation_map};
     const bool produces = warp_index == CONSUMER_WARPS;
     const u64 policy = createpolicy_evict_first();
 
@@ -567,7 +463,11 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
         }
-        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
+        mbarrier_init(smem + CLUSTER_BARRIER, 1);
+        fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
+        // Of each strip that is this block's, the others' sums.
+        constexpr u32 SENDERS = BLOCKS_K - 1;
+        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (STRIPS + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
         // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
         // every stage's weights, and the first mma waits for the whole ring.
@@ -582,6 +482,8 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
             load_activations(smem, k, maps, tile_m, k_begin + k);
         }
     }
+    __syncwarp();
+    barrier_cluster_arrive_relaxed();   // a fence has ordered the barriers
     __syncthreads();   // the barriers are there
     if (produces) {
         if (elect_sync()) {
@@ -627,6 +529,7 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     OwnSums own;
     const u32 own_first = part * OWN;   // of the strip's fragments
     if (!reduce_depth(own, acc, smem, position, part, lane)) return;
+    if (!reduce_cluster(own, smem, position, own_first, rank, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
     const u32 own_channel = channel0 + 16 * own_first;
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);

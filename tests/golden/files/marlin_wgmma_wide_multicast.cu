@@ -1,142 +1,42 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
 // spec: WgmmaSpec
-//   dtype = 'bfloat16'
-//   group_size = 32
-//   has_zeros = True
-//   block_m = 24
-//   block_k = 128
+//   dtype = 'float16'
+//   group_size = -1
+//   has_zeros = False
+//   block_m = 256
+//   block_k = 64
 //   warpgroups = 2
-//   stack = 2
-//   stages = 4
-//   cluster = 1
-//   steps = 4
-//   in_flight = 1
-//   consumer_registers = 0
+//   stack = 1
+//   stages = 5
+//   cluster = 2
+//   steps = 1
+//   in_flight = 3
+//   consumer_registers = 232
 //   warpgroups_k = 1
-//   weight_policy = 'evict_first'
+//   weight_policy = 'evict_normal'
 //   fused = 'none'
 //   blocks_k = 1
-// 8 warps consume, 1 produce; a block takes 111168 B.
+// 8 warps consume, 4 produce; a block takes 193616 B.
 // One stage holds
-//     6144 B  activations 24 x 128 bfloat16, 128B swizzle
-//    16384 B  weights 256 x 128 int4, packed layout 1
-//     2048 B  scales 4 x 256 bfloat16
-//     1024 B  zero points 4 x 256 uint8
+//    32768 B  activations 256 x 64 float16, 128B swizzle
+//     4096 B  weights 128 x 64 int4, packed layout 1
 // Shared memory, by offset
-//        0  activations, 24576 B
-//    24576  weights, 65536 B
-//    90112  scales, 8192 B
-//    98304  zeros, 4096 B
-//   102400  output_staging, 8704 B
-//   111104  full_barriers, 32 B
-//   111136  empty_barriers, 32 B
+//        0  activations, 163840 B
+//   163840  weights, 20480 B
+//   184320  output_staging, 9216 B
+//   193536  full_barriers, 40 B
+//   193576  empty_barriers, 40 B
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+// [PTX ISA, Special Registers, %cluster_ctarank] This block's rank in its cluster.
+__device__ __forceinline__ u32 cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-// [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
@@ -147,45 +47,10 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes,
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Registers that the warpgroup wrote before may be operands of the wgmmas behind it.
-__device__ __forceinline__ void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
-}
-
-// [PTX ISA, wgmma.commit_group] The wgmmas issued since the last one become a group.
-__device__ __forceinline__ void wgmma_commit_group() {
-    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
-}
-
 // [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
@@ -194,55 +59,58 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 24;      // tokens of a block's tile (columns of the wgmma)
-constexpr u32 BLOCK_N = 256;      // channels (rows of the wgmmas)
-constexpr u32 BLOCK_K = 128;      // depth of one stage
+constexpr u32 BLOCK_M = 256;      // tokens of a block's tile (columns of the wgmma)
+constexpr u32 BLOCK_N = 128;      // channels (rows of the wgmmas)
+constexpr u32 BLOCK_K = 64;      // depth of one stage
 constexpr u32 WARPGROUPS = 2;   // with channels of their own
-constexpr u32 STACK = 2;          // 64-channel blocks of a warpgroup
-constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 1;      // blocks that work on one share, side by side in N
-constexpr u32 CLUSTER_MASK = 1;
-constexpr u32 SHARE_M = 24;      // tokens that one of them loads for all
-constexpr u32 STEPS = 4;          // 16-deep steps of a commit group
-constexpr u32 IN_FLIGHT = 1;  // groups that go on while the next one is dequantised
+constexpr u32 STACK = 1;          // 64-channel blocks of a warpgroup
+constexpr u32 STAGES = 5;
+constexpr u32 CLUSTER = 2;      // blocks that work on one share, side by side in N
+constexpr u32 CLUSTER_MASK = 3;
+constexpr u32 SHARE_M = 128;      // tokens that one of them loads for all
+constexpr u32 STEPS = 1;          // 16-deep steps of a commit group
+constexpr u32 IN_FLIGHT = 3;  // groups that go on while the next one is dequantised
 constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
+constexpr u32 PRODUCER_REGISTERS = 40;
+constexpr u32 CONSUMER_REGISTERS = 232;
+constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
 
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a tile with a flag of their own
 constexpr u32 C_GROUPS = STACK;                 // 16-channel fragments of a warp ...
 constexpr u32 C_STRIDE = 64;                    // ... and the channels from one to the next
 constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
-constexpr u32 K64_PER_WARPGROUP = 2;
+constexpr u32 K64_PER_WARPGROUP = 1;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 6144;
-constexpr u32 WEIGHT_STAGE_BYTES = 16384;
-constexpr u32 SCALE_STAGE_BYTES = 2048;
-constexpr u32 ZERO_SLOT_BYTES = 1024;
-constexpr u32 TRANSACTION_BYTES = 25600;   // what TMA brings into one stage
-constexpr u32 EMPTY_ARRIVALS = 8;
+constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
+constexpr u32 WEIGHT_STAGE_BYTES = 4096;
+constexpr u32 SCALE_STAGE_BYTES = 0;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 36864;   // what TMA brings into one stage
+constexpr u32 EMPTY_ARRIVALS = 16;
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 90112;
-constexpr u32 ZEROS = 98304;
-constexpr u32 OUTPUT_STAGING = 102400;
-constexpr u32 FULL_BARRIERS = 111104;
-constexpr u32 EMPTY_BARRIERS = 111136;
-constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
-constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
-constexpr u32 STAGING_BYTES = 4352;   // of one warpgroup
+constexpr u32 WEIGHTS = 163840;
+constexpr u32 SCALES = 184320;
+constexpr u32 ZEROS = 184320;
+constexpr u32 OUTPUT_STAGING = 184320;
+constexpr u32 FULL_BARRIERS = 193536;
+constexpr u32 EMPTY_BARRIERS = 193576;
+constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
+constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
+constexpr u32 STAGING_BYTES = 4608;   // of one warpgroup
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -344,53 +212,53 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
 struct ZeroPoint {
     u32 low, high;
 };
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
-}
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
-__device__ __forceinline__ u32 both_low(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
-    return d;
-}
-__device__ __forceinline__ u32 both_high(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
-    return d;
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
@@ -400,26 +268,21 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 // Operands that no kernel before this one writes: weights, as one box of K64_PER_STAGE x N64_PER_TILE blocks, scales and zero
 // points. Blocks outside of the tensor arrive as zeros, and so do their scales.
 __device__ __forceinline__ void load_constants(u32 smem, u32 slot, u32 full, const TensorMap* weight_map,
-                                               const TensorMap* scale_map,
-                                               const TensorMap* zero_map,
                                                u32 tile_n, u32 k_iteration, u64 policy) {
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, weight_map, full, 0,
                                       k_iteration * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
-    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, scale_map, full, tile_n * BLOCK_N,
-                                 k_iteration * BLOCK_K / GROUP_SIZE);
-    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, zero_map, full, tile_n * BLOCK_N,
-                                 k_iteration * BLOCK_K / GROUP_SIZE);
 }
 
 // K64_PER_STAGE boxes of tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
+// Each block of the cluster loads SHARE_M of the tokens, and all of them receive them, at the same place.
 __device__ __forceinline__ void load_activations(u32 smem, u32 slot, u32 full, const TensorMap* map, u32 tile_m,
                                                  u32 k_iteration, u32 rank) {
     const u32 share = rank * SHARE_M;
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + share * ROW_BYTES;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
-                                     tile_m * BLOCK_M + share);
+        cp_async_bulk_tensor_2d_load_multicast(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
+                                               tile_m * BLOCK_M + share, CLUSTER_MASK);
 }
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
@@ -470,7 +333,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
         *flag = 0;   // its writer comes back in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 2
+#pragma unroll 1
     for (u32 other = share + 1; other <= last; ++other) {
         const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
@@ -487,20 +350,26 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
 }
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
-    if (bias == nullptr) return;
+__device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
+                                               u32 channel0, u32 lane) {
     const u32 group = lane >> 2;
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c) {
         const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
-        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
+        // Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r.
+        const u32 first = channel0 + C_STRIDE * c;
+        u32 scale_pair = 0;
+        if (low < problem.scale_pitch)
+            scale_pair = *(const u32*)(scales + (first / 64 * 64 + 8 * group + 2 * (first % 64 / 16)));
+        const float scale_low = low_to_float(scale_pair), scale_high = high_to_float(scale_pair);
+        const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
+            acc[c][n][0] = acc[c][n][0] * scale_low + bias_low;
+            acc[c][n][1] = acc[c][n][1] * scale_low + bias_low;
+            acc[c][n][2] = acc[c][n][2] * scale_high + bias_high;
+            acc[c][n][3] = acc[c][n][3] * scale_high + bias_high;
         }
     }
 }
@@ -578,12 +447,26 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
     }
 }
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
-__device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], const u32 (&a)[4], u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
-        "}, {%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 0;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
+          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
+          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
         : "memory");
 }
@@ -600,16 +483,15 @@ struct SlotAddresses {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         activations = smem + ACTIVATIONS;
         weights = kept(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
-        scales = kept(smem + SCALES + place * 2);
-        zeros = kept(smem + ZEROS + place);
+        scales = 0;
+        zeros = 0;
     }
 };
 
 // What a thread holds of the weights.
-constexpr u32 PACKED_BLOCKS = 2;   // the 64-deep block that is multiplied, and the next one
+constexpr u32 PACKED_BLOCKS = 1;   // the 64-deep block that is multiplied
 struct WeightFragments {
     uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
-    u32 scale_low[STACK], scale_high[STACK];   // of channels g and g + 8, twice
     ZeroPoint zeros[STACK];
 };
 
@@ -622,46 +504,18 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
-// row: of the stage's groups.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
-                                           u32 stage, u32 row) {
-    u32 scales[STACK];
-#pragma unroll
-    for (u32 s = 0; s < STACK; ++s)
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(scales[s])
-                     : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
-                     : "memory");
-    u32 zeros[STACK];
-#pragma unroll
-    for (u32 s = 0; s < STACK; ++s)
-        asm volatile("ld.shared.u16 %0, [%1];"
-                     : "=r"(zeros[s])
-                     : "r"(slots.zeros + stage * ZERO_SLOT_BYTES + row * BLOCK_N + 64 * s)
-                     : "memory");
-#pragma unroll
-    for (u32 s = 0; s < STACK; ++s) {
-        weights.scale_low[s] = both_low(scales[s]);
-        weights.scale_high[s] = both_high(scales[s]);
-        weights.zeros[s] = zero_point(zeros[s] & 0xff, zeros[s] >> 8);
-    }
-}
 // step: of the 64-deep block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
         dequantize(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.zeros[s]);
-        a[s][0] = multiply(a[s][0], weights.scale_low[s]);
-        a[s][1] = multiply(a[s][1], weights.scale_high[s]);
-        a[s][2] = multiply(a[s][2], weights.scale_low[s]);
-        a[s][3] = multiply(a[s][3], weights.scale_high[s]);
     }
 }
 
 // This warp has read a slot; whoever fills it hears of it.
 __device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+    if (lane < CLUSTER) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty + 8 * slot, lane));
 }
 
 // Multiplies the stages of one piece: STEPS k16 steps are dequantised while up to IN_FLIGHT groups of wgmmas go on.
@@ -683,13 +537,11 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
-            if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += STEPS) {
                 u32 a[STEPS][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < STEPS; ++j) {
-                    if (first + j == 2) load_group(weights, problem, slots, stage, i * 2 + 1);
                     dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
@@ -697,7 +549,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
                 for (u32 j = 0; j < STEPS; ++j)
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
-                        wgmma_m64n24k16_f32_bf16(
+                        wgmma_m64n256k16_f32_f16(
                             acc[s], a[j][s], activations + ((i * BLOCK_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
                 wgmma_wait_group<IN_FLIGHT>();
@@ -715,12 +567,11 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // Y^T = W^T X^T. One thread of the last warps produces: it fills STAGES slots of shared memory, waiting for `empty`, signalling
 // `full`. Warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
 // pieces of work.
-extern "C" __global__ void __launch_bounds__(288, 1)
-marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
+extern "C" __global__ void __launch_bounds__(384, 1)
+marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
     const __grid_constant__ cudatma::TensorMap weight_map,
-    const __grid_constant__ cudatma::TensorMap scale_map,
-    const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u16* scales,
     const cudatma::u16* bias,
     cudatma::u16* output,
     float4* partials,
@@ -734,17 +585,17 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = laneid();
 
     const u32 share = problem.shares - 1 - blockIdx.x / CLUSTER;
-    const u32 rank = 0;
+    const u32 rank = cluster_ctarank();
 
     // ---- Producer: one thread makes the barriers and issues every copy ----------------------------------------------
     // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
     const bool produces = warp_index == CONSUMER_WARPS;
-    const u64 policy = createpolicy_evict_first();
+    const u64 policy = createpolicy_evict_normal();
     StageCursor cursor(problem, share);
     const auto begin_stage = [&](const StageCursor& at, u32 slot) {
         mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES);
         load_constants(smem, slot, full + 8 * slot, &weight_map,
-                       &scale_map, &zero_map, at.tile_n * CLUSTER + rank, at.k, policy);
+                       at.tile_n * CLUSTER + rank, at.k, policy);
     };
     // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
     // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
@@ -764,20 +615,21 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
     if (produces && elect_sync()) {
         prefetch_tensormap(&weight_map);
         prefetch_tensormap(&activation_map);
-        prefetch_tensormap(&scale_map);
         for (u32 stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, EMPTY_ARRIVALS);
         }
         fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        fill_ring();             // before the other warps know of the barriers
     }
     __syncwarp();
-    __syncthreads();             // the barriers are there
+    barrier_cluster_arrive();
+    barrier_cluster_wait();      // nobody sends to, or arrives at, barriers that are not there yet
     u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
 
     if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (produces && elect_sync()) {
+            fill_ring();
 #pragma unroll 1
             for (; cursor.next(problem); advance(stage, phase)) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all warps have read the slot
@@ -788,12 +640,15 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
         __syncwarp();
     } else {
         // ---- Consumers ----------------------------------------------------------------------------------------------
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         const u32 warpgroup = warp_index / 4, part = 0, warp = warp_index % 4;
         const SlotAddresses slots(smem, warpgroup, part, warp, lane);
         WorkQueue queue(problem, share);
         Piece piece;
         Accumulators acc;
         WeightFragments weights;
+#pragma unroll
+        for (u32 s = 0; s < STACK; ++s) weights.zeros[s] = zero_point(8, 8);
         griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
         while (queue.next(problem, piece)) {
             u32 tile_m, tile_n;
@@ -808,8 +663,11 @@ marlin_wgmma_bf16_g32_zeros_24x256x128_w2_s4_g41(
             }
             if (piece.k_end < problem.k_iterations)
                 collect(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
-            add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
+            scale_and_bias(acc, problem, bias, scales, channel0 + 16 * warp, lane);
             store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);
         }
     }
+    // Nobody leaves while the other block may still send here or arrive here.
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
 }

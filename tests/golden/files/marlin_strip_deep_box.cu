@@ -3,176 +3,27 @@
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
-//   block_m = 1
+//   block_m = 16
 //   strips = 1
 //   block_k = 512
-//   warps_k = 4
+//   warps_k = 8
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   deep_box = True
-//   blocks_k = 3
-// 4 warps consume, 1 produce; a block takes 34360 B.
+//   blocks_k = 1
+// 8 warps consume, 1 produce; a block takes 89648 B.
 // One stage holds
-//     1024 B  activations 1 x 512 float16, 128B swizzle
+//    16384 B  activations 16 x 512 float16, 128B swizzle
 //     8192 B  weights 32 x 512 int4, packed layout 1
 //      512 B  scales 4 x 64 float16
 // Shared memory, by offset
-//        0  activations, 3072 B
-//     3072  weights, 24576 B
-//    27648  scales, 1536 B
-//    29184  depth_reduction, 3072 B
-//    32256  cluster_reduction, 2048 B
-//    34304  cluster_barrier, 8 B
-//    34312  full_barriers, 24 B
-//    34336  empty_barriers, 24 B
-
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
-}
-
-// [PTX ISA, movmatrix] Transposes one 8 x 8 matrix of 16-bit elements across the registers of a warp.
-__device__ __forceinline__ u32 movmatrix_trans(u32 r) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
-    return transposed;
-}
-
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in pairs; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
-}
+//        0  activations, 49152 B
+//    49152  weights, 24576 B
+//    73728  scales, 1536 B
+//    75264  depth_reduction, 14336 B
+//    89600  full_barriers, 24 B
+//    89624  empty_barriers, 24 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -185,63 +36,18 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mapa] The address, in the cluster's window, of shared address `addr` in the block of rank `rank`.
-__device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
-    u32 remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
-    return remote;
-}
-
-// [PTX ISA, barrier.cluster] The same without an order for memory, where a fence or nothing is to be ordered.
-__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
-}
-
-// [PTX ISA, st.async] Four values to `addr` in a block of the cluster; when they are there, 16 bytes are counted at its barrier
-// `bar`. Both are from mapa_shared_cluster, in the same block.
-__device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                 :
-                 : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
-                 : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order in the cluster: what other
-// blocks sent by st.async can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(bar), "r"(parity)
-            : "memory");
-    } while (!done);
-}
-
-// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
-__device__ __forceinline__ void barrier_cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-}
-
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 1;      // tokens of a block (columns of the mma, where they are repeated)
+constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
 constexpr u32 STRIPS = 1;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 0;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 512;      // depth of one stage
-constexpr u32 WARPS_K = 4;      // warps that work on the same strip and divide each stage's depth
-constexpr u32 BLOCKS_K = 3;        // blocks of the cluster, which work on the same channels and divide the depth
-constexpr u32 COLUMN_BYTES = 1024;   // sums of a strip
+constexpr u32 WARPS_K = 8;      // warps that work on the same strip and divide each stage's depth
 constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
 
 constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
-constexpr u32 N8 = 1;                   // 8-token fragments
+constexpr u32 N8 = 2;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
@@ -250,20 +56,18 @@ constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64
 constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 1024;
+constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 9728;   // what TMA brings into one stage
+constexpr u32 TRANSACTION_BYTES = 25088;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 3072;
-constexpr u32 SCALES = 27648;
-constexpr u32 ZEROS = 29184;
-constexpr u32 DEPTH_REDUCTION = 29184;
-constexpr u32 CLUSTER_REDUCTION = 32256;
-constexpr u32 CLUSTER_BARRIER = 34304;
-constexpr u32 FULL_BARRIERS = 34312;
-constexpr u32 EMPTY_BARRIERS = 34336;
+constexpr u32 WEIGHTS = 49152;
+constexpr u32 SCALES = 73728;
+constexpr u32 ZEROS = 75264;
+constexpr u32 DEPTH_REDUCTION = 75264;
+constexpr u32 FULL_BARRIERS = 89600;
+constexpr u32 EMPTY_BARRIERS = 89624;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -398,11 +202,10 @@ struct SlotAddresses {
     // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
     __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
-        // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
-        const u32 row = token % BLOCK_M, chunk = lane >> 3;
-        // Chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle, where each 64-deep block has BLOCK_M rows.
-        const u32 first = k64 * BLOCK_M + row;
-        activations = kept(smem + ACTIVATIONS + first * ROW_BYTES + ((chunk ^ first % 8) << 4));
+        // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
+        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
+        // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
+        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
         const bool in_half_row = position == STRIPS - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
@@ -427,14 +230,16 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Activations of a 64-deep block: operand B of its four 16-deep steps, which lie 32 bytes apart under the swizzle.
 __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
 #pragma unroll
-    for (u32 step = 0; step < 4; step += 2) {
-        u32 r[4];
-        ldmatrix_x4(r, row ^ (step << 5));
-        b[step][0][0] = r[0];
-        b[step][0][1] = r[1];
-        b[step + 1][0][0] = r[2];
-        b[step + 1][0][1] = r[3];
-    }
+    for (u32 step = 0; step < 4; ++step)
+#pragma unroll
+        for (u32 n = 0; n < N8; n += 2) {
+            u32 r[4];
+            ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * ROW_BYTES);
+            b[step][n][0] = r[0];
+            b[step][n][1] = r[1];
+            b[step][n + 1][0] = r[2];
+            b[step][n + 1][1] = r[3];
+        }
 }
 // A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
@@ -470,8 +275,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
                          : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
                          : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
         u32 b[4][N8][2];
-        // A power of two of rows a part: the block's first row only adds bits to the part's, in the swizzle as well.
-        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
+        load_activation_fragments(b, activations + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
         for (u32 step = 0; step < 4; ++step) {
             const u32 done = i * 64 + step * 16;   // depths of this warp's part
@@ -535,32 +339,6 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
-// A strip belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
-// order of their ranks. first: the warp's first fragment. Returns whether this warp goes on.
-__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 position, u32 first, u32 rank, u32 lane) {
-    const u32 owner = position % BLOCKS_K, base = smem + CLUSTER_REDUCTION + position / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
-                      + first * N8 * FRAGMENT_BYTES + lane * 16;
-    // The owner too: racecheck never ends where some of those that have arrived do not wait.
-    barrier_cluster_wait();   // the owner has begun, and its barrier is there
-    if (rank != owner) {
-        const u32 place = rank - (rank > owner);
-        const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES, owner);
-        const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, own[c][n], barrier);
-        return false;
-    }
-    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the others' sums are there
-#pragma unroll
-    for (u32 p = 0; p < BLOCKS_K - 1; ++p)
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    return true;
-}
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c)
@@ -601,7 +379,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
         const u32 token = 8 * n + (lane >> 2);
-        if (token >= BLOCK_M || tile_m * BLOCK_M + token >= problem.m) continue;
+        if (tile_m * BLOCK_M + token >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
@@ -614,8 +392,8 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 // Y^T = W^T X^T for few tokens. A block computes STRIPS strips of 32 channels for the whole depth. The last warp produces: it
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
-extern "C" __global__ void __launch_bounds__(160, 1)
-marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
+extern "C" __global__ void __launch_bounds__(288, 1)
+marlin_strip_f16_g128_16x32x512_k8_s3_d(
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
@@ -628,10 +406,7 @@ marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
     const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    // Which stages are this block's.
-    const u32 tile = blockIdx.x / BLOCKS_K, rank = blockIdx.x - tile * BLOCKS_K;
-    const u32 k_begin = rank * problem.k_iterations / BLOCKS_K;
-    const u32 k_iterations = (rank + 1) * problem.k_iterations / BLOCKS_K - k_begin;
+    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
     u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
     for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
     const Strips strips(tile_n);
@@ -648,11 +423,7 @@ marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
         }
-        mbarrier_init(smem + CLUSTER_BARRIER, 1);
-        fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        // Of each strip that is this block's, the others' sums.
-        constexpr u32 SENDERS = BLOCKS_K - 1;
-        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (STRIPS + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
+        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
         // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
         // every stage's weights, and the first mma waits for the whole ring.
@@ -667,8 +438,6 @@ marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
             load_activations(smem, k, maps, tile_m, k_begin + k);
         }
     }
-    __syncwarp();
-    barrier_cluster_arrive_relaxed();   // a fence has ordered the barriers
     __syncthreads();   // the barriers are there
     if (produces) {
         if (elect_sync()) {
@@ -714,7 +483,6 @@ marlin_strip_f16_g128_1x32x512_k4_s3_d_c3(
     OwnSums own;
     const u32 own_first = part * OWN;   // of the strip's fragments
     if (!reduce_depth(own, acc, smem, position, part, lane)) return;
-    if (!reduce_cluster(own, smem, position, own_first, rank, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
     const u32 own_channel = channel0 + 16 * own_first;
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);

@@ -32,155 +32,9 @@
 //   197000  full_barriers, 32 B
 //   197032  empty_barriers, 32 B
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cvta] A generic pointer into shared memory as the 32-bit address that the other primitives take.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// [PTX ISA, mbarrier.init] A barrier at shared address `bar` (8 bytes, aligned to 8) whose phases need `count` arrivals.
-// Other threads may use it after fence_mbarrier_init() by this thread and a block-wide (or cluster-wide) barrier.
-__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] One arrival, with release order: what this thread did before is seen by the waiters.
-__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
-}
-
-// [PTX ISA, mbarrier.arrive] expect_tx(bytes), then one arrival: the phase ends with the last byte, not before.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Whether the phase of this parity has ended; the thread may be suspended for a while
-// first. On a fresh barrier parity 1 counts as ended and parity 0 does not.
-__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order: the bytes that TMA
-// delivered and what the arriving threads wrote can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
-    while (!mbarrier_try_wait_parity(bar, parity)) {
-    }
-}
-
-// [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-
-// [PTX ISA, prefetch] Brings the 128 bytes of a tensor map to the descriptor cache before the first load needs them.
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
-}
-
-// [PTX ISA, createpolicy] The L2 policy evict_first for all of the lines that an access with it touches.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// [PTX ISA, mapa] The address, in the cluster's window, of shared address `addr` in the block of rank `rank`.
-__device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
-    u32 remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
-    return remote;
-}
-
-// [PTX ISA, barrier.cluster] The same without an order for memory, where a fence or nothing is to be ordered.
-__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
-}
-
-// [PTX ISA, st.async] Four values to `addr` in a block of the cluster; when they are there, 16 bytes are counted at its barrier
-// `bar`. Both are from mapa_shared_cluster, in the same block.
-__device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                 :
-                 : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
-                 : "memory");
-}
-
-// [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order in the cluster: what other
-// blocks sent by st.async can be read afterwards.
-__device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(bar), "r"(parity)
-            : "memory");
-    } while (!done);
-}
-
 // [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
-}
-
-__device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
@@ -191,45 +45,10 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes,
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Registers that the warpgroup wrote before may be operands of the wgmmas behind it.
-__device__ __forceinline__ void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
-}
-
-// [PTX ISA, wgmma.commit_group] The wgmmas issued since the last one become a group.
-__device__ __forceinline__ void wgmma_commit_group() {
-    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
-}
-
 // [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
-}
-
-// [PTX ISA, Special Registers, %laneid] This thread's place in its warp. ptxas reads it again rather than keep it in a register.
-__device__ __forceinline__ u32 laneid() {
-    u32 lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// [PTX ISA, elect.sync] True in exactly one lane of a warp whose 32 lanes all come here.
-__device__ __forceinline__ bool elect_sync() {
-    u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
-// [PTX ISA, bar] Named barrier `id` (0..15; 0 is __syncthreads'): waits until `threads` threads, whole warps, have come.
-__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
