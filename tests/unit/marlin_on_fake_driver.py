@@ -232,7 +232,9 @@ def case_captures_in_a_row() -> None:
     told(0, 0x60, 6)
     assert 0 < counts.in_capture <= 2
     # A call outside refills the reserve, though it has been made before.
+    assert c.workspace_bytes().reserved < owners._LEAST_BYTES
     call(0x50)
+    assert c.workspace_bytes().reserved >= owners._LEAST_BYTES
     spent = counts.in_capture
     told(0, 0x60, 6, capture=200)
     call(0x60, wide)
@@ -374,6 +376,9 @@ def case_results_are_allocated_on_the_stream_of_the_launch() -> None:
                 c.marlin_gemm(x, packed, stream=stream)
                 assert set(allocated_on) == {wanted}
                 assert used.last[0] == wanted
+                allocated_on.clear()
+                c.marlin_gemm(Foreign((M, K), None), packed, stream=stream)
+                assert allocated_on == [wanted]
     assert current[0] == 0x40
 
 
