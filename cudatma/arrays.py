@@ -341,6 +341,23 @@ def current_stream(kind: str, device: int) -> int:
         raise DriverError("cupy.cuda.get_current_stream", getattr(error, "status", None), str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """A stream by its handle, as the CUDA stream protocol wants it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def cupy_stream(stream: int, device: int) -> Any:
+    """CuPy's stream of a handle on the current device, which owns nothing."""
+    library = sys.modules["cupy"].cuda
+    made = getattr(getattr(library, "Stream", None), "from_external", None)
+    return made(_Foreign(stream)) if made else library.ExternalStream(stream, device)  # CuPy 13 has only the latter
+
+
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
     """A context in which torch (kind "torch") or CuPy works on a stream, by its handle. None, or the stream that it
     works on anyway: nothing is entered."""
@@ -348,7 +365,7 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
         return contextlib.nullcontext()
     library: Any = sys.modules[kind].cuda
     if kind != "torch":
-        return library.ExternalStream(stream, device)  # type: ignore[no-any-return]
+        return cupy_stream(stream, device)  # type: ignore[no-any-return]
     # torch takes an external stream of handle 0 for a new one.
     known = library.ExternalStream(stream, device=device) if stream else library.default_stream(device)
     return library.stream(known)  # type: ignore[no-any-return]

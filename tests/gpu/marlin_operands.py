@@ -44,7 +44,7 @@ _TINY = 1e-200
 @contextmanager
 def load_path(weight: PackedWeight, m: int, feed: str) -> Iterator[None]:
     """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on a load path of FEEDS; "tma": what a GEMM chooses."""
-    if feed == "tma":
+    if feed == "tma" or not m:  # a call without rows launches nothing
         yield
         return
     with pinned(choose_mma_sync(Layer.of(weight), m, card_of(context.current_device()), FEEDS[feed])):

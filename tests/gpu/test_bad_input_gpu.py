@@ -296,6 +296,7 @@ def test_an_operand_on_another_device(operand: str, bench: Bench) -> None:
 def test_a_first_call_inside_a_capture(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by name, and the capture goes on: it can be ended, and the same call is right after a warm-up."""
     x, out, weight = bench.x(), bench.poison(), bench.weight
+    weight.attachments.clear()  # plans that other tests left
     cupy.cuda.Device(0).synchronize()  # the stream below does not wait for the default one
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.begin_capture()

@@ -160,7 +160,8 @@ def test_torchs_recipe_for_a_capture(weight: Callable[[], Weight], m: int) -> No
     with torch.cuda.graph(graph):
         first = marlin_gemm(x, packed)
         second = marlin_gemm(x, packed)
-    assert len(workspace_bytes().graphs) == before + 1
+    divides = not (weight is divided and m == 1)  # of one row no tile is divided
+    assert len(workspace_bytes().graphs) == before + divides
     for given, wanted in zip(inputs.xs, inputs.wanted, strict=True):
         x.copy_(as_torch(given))
         first.fill_(0)

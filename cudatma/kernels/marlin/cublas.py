@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, with_cupy, working_on
+from cudatma.arrays import ArrayInfo, cupy_stream, with_cupy, working_on
 from cudatma.errors import DriverError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.workspace import is_capturing
@@ -87,7 +87,7 @@ def by_cupy(x: Rows, dense: ArrayInfo, out: Rows, bias: ArrayInfo | None, stream
 
     def run(cupy: Any) -> None:
         device = out.info.device or 0
-        with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+        with cupy.cuda.Device(device), cupy_stream(stream, device):
             source, pitch = x.info.pointer, x.pitch_bytes
             if pitch < k * _ELEMENT_BYTES:  # rows that share elements, as cuBLAS takes none
                 copied = cupy.ascontiguousarray(_bits(cupy, x))
