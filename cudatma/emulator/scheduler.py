@@ -156,7 +156,7 @@ class Scheduler:
                 if idle > len(self.ready):
                     idle = 0
                     self._help_pollers()
-            # In turn, up to the next poll, while nobody does anything: everybody looks before something is done about it.
+            # While nobody does anything each runs up to its next poll, in turn, before anything is done about it.
             is_idle = idle > 0 and seen == self.progress
             self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
