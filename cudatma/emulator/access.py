@@ -119,7 +119,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
             w.block.cluster.observer.globals.read(w, at, region, offsets, size, order)
         found = _gather(region, offsets, code, count)
         if order:
-            _look(w, at, found, order)
+            look(w, at, found, order)
         return spread(found, mask)
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
@@ -142,8 +142,8 @@ class FlagWait:
         return f"reads {self.value:#x} again and again"
 
 
-def _look(w: Warp, at: int, found: Array, order: str) -> None:
-    """Notice a strong load that spins: let others run."""
+def look(w: Warp, at: int, found: Array, order: str) -> None:
+    """Notice a strong load, or an atomic operation that changes nothing, that spins: let others run."""
     seen = at, found.tobytes()
     if seen != w.looked:
         w.looked = seen
@@ -279,7 +279,7 @@ def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int
         observer.generic_read(w, at, block, offsets, BYTES[code] * count, order)
     result: Array = block.shared.gather(offsets, code, count)
     if order:
-        _look(w, at, result, order)
+        look(w, at, result, order)
     return result
 
 

@@ -146,8 +146,9 @@ def _is_plain(*values: Array) -> bool:
 
 def _quickly(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
-) -> Array | None:
-    """Operations on cells of one global region; (lanes,) what each found, None where they are not of the quick ones."""
+) -> tuple[Array, bool] | None:
+    """Operations on cells of one global region: (lanes,) what each found, and whether anything has changed; None where
+    they are not of the quick ones."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -155,7 +156,8 @@ def _quickly(
     cells = region.view(unsigned(_CODES[element])).view(element)
     index = ((addresses - np.uint64(region.base)) // np.uint64(size)).astype(np.int64)
     work = _on_floats if element.kind == "f" else _on_integers
-    return work(cells, index, operation, operands)
+    before = work(cells, index, operation, operands)
+    return None if before is None else (before, bool(np.count_nonzero(cells[index] != before)))
 
 
 @runtime
@@ -184,13 +186,14 @@ def atomic(
     if observer is not None:
         observer.atomic_order(w, at, order)
         _watch_global(w, at, addresses[active], space, size, order, returns)
-    w.launch.scheduler.progress += 1
     if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
         chosen = [group[0][active].view(element) for group in sources]
-        before = _quickly(w, at, addresses[active], element, operation, chosen)
-        if before is not None:
-            old[0, active] = before.view(NUMPY[code])
+        found = _quickly(w, at, addresses[active], element, operation, chosen)
+        if found is not None:
+            old[0, active] = found[0].view(NUMPY[code])
+            _done(w, at, old, active, found[1])
             return old
+    has_changed = False
     for lane in active.tolist():
         region, offset = _locate(w, at, int(addresses[lane]), space, size, order, lane)
         place = region.data[offset : offset + size]
@@ -205,4 +208,14 @@ def atomic(
         else:
             new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
         place[:] = new.view(np.uint8)
+        has_changed = has_changed or bool(np.count_nonzero(place != before))
+    _done(w, at, old, active, has_changed)
     return old
+
+
+def _done(w: Warp, at: int, old: Array, active: Array, has_changed: bool) -> None:
+    """An operation that changes memory may release others; one that does not, and comes again, is a spin."""
+    if has_changed:
+        w.launch.scheduler.progress += 1
+    else:
+        access.look(w, at, old[:, active], "relaxed")

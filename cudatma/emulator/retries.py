@@ -14,6 +14,8 @@ from cudatma.emulator.machine import Frame, Split, Warp
 
 #: How often the try_waits of one place time out in a schedule before they only wait.
 MOST_TIME_OUTS = 10_000
+#: Steps in which nobody does anything but count, after which they are taken to go round in circles all the same.
+_MOST_FRUITLESS = 1_000_000
 #: States that a stall remembers; a cycle shorter than that is found.
 _MOST_STATES = 100_000
 
@@ -67,17 +69,21 @@ class Stall:
 
     def __init__(self) -> None:
         self.progress = -1
+        self._began = 0
         self._seen: set[tuple[Warp, int]] = set()
 
-    def repeats(self, progress: int, splits: Iterable[Split]) -> bool:
+    def repeats(self, progress: int, steps: int, splits: Iterable[Split]) -> bool:
         """Whether each split has been where it is, with the same registers, since anybody last did something.
 
-        A wait that is bounded by a count never repeats: it ends by itself. progress: what anybody has done, counted.
+        A wait that is bounded by a count never repeats: it ends by itself. progress: what anybody has done, counted;
+        steps: of all.
         """
-        if progress != self.progress or len(self._seen) > _MOST_STATES:
-            self.progress = progress
+        if progress != self.progress:
+            self.progress, self._began = progress, steps
+            self._seen.clear()
+        elif len(self._seen) > _MOST_STATES:
             self._seen.clear()
         now = {(split.warp, state_of(split)) for split in splits}
         is_old = now <= self._seen
         self._seen |= now
-        return is_old
+        return is_old or steps - self._began > _MOST_FRUITLESS

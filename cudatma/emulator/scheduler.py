@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: How often waits that count their tries go on, in a schedule, before what they wait for happens.
 STARVATION = 2000
-#: Steps in which nobody does anything but count, after which it is a deadlock all the same.
-MOST_FRUITLESS = 1_000_000
 #: How many clusters a drawn schedule keeps live, where as many are left.
 WIDTHS = (1, 2, 4, 8)
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
@@ -62,7 +60,7 @@ class Scheduler:
         self._width = self._draw.choice(WIDTHS) if is_drawn else 1
         self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
         self._stall = Stall()
-        self._starved = self._stalled_at = 0
+        self._starved = 0
 
     # ---- splits
 
@@ -158,9 +156,9 @@ class Scheduler:
                 if idle > len(self.ready):
                     idle = 0
                     self._help_pollers()
-            # In turn while nobody does anything, so that everybody has looked before something is done about it.
-            is_idle = idle and seen == self.progress
-            self._quantum(self.ready[0] if is_idle else self._choose())
+            # While nobody does anything each runs up to its next poll, in turn, before anything is done about it.
+            is_idle = idle > 0 and seen == self.progress
+            self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
                 self._complete_one()
             if self.steps + self.spun - admitted_at > PATIENCE:
@@ -172,20 +170,21 @@ class Scheduler:
         """Do what may end the polling of all that are ready."""
         if self._starved < STARVATION:
             self._starved += 1
-            if not self._stall.repeats(self.progress, self.ready):
+            if not self._stall.repeats(self.progress, self.steps, self.ready):
                 return
-        if not (self._complete_one() or self.launch.admit_beyond() or self._release_suspended("is_joint")):
+        if self._complete_one() or self.launch.admit():
+            return
+        # Only what lies in global memory can come from a cluster that has not started.
+        if any(not hasattr(split.last_poll, "barrier") for split in self.ready) and self.launch.admit_beyond():
+            return
+        if not self._release_suspended("is_joint"):
             self._unlock()
 
     def _unlock(self) -> None:
         """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
-        if not self.ready and self.launch.admit_beyond():
-            return
-        if self._stall.progress != self.progress:
-            self._stalled_at = self.steps
         if not self.launch.pass_time():
             waiting = [*self.blocked.values(), *self.ready]
-            if self._stall.repeats(self.progress, waiting) or self.steps - self._stalled_at > MOST_FRUITLESS:
+            if self._stall.repeats(self.progress, self.steps, waiting):
                 raise Deadlock(waiting)
         if not self._release_suspended() and not self.ready:
             raise Deadlock(list(self.blocked.values()))
@@ -214,12 +213,13 @@ class Scheduler:
             return self.ready[0]
         return self.ready[self.random.randrange(len(self.ready))]
 
-    def _quantum(self, split: Split) -> None:
-        """Run a split until it blocks, ends, polls, or has had its share."""
+    def _quantum(self, split: Split, is_whole: bool) -> None:
+        """Run a split until it blocks, ends, polls, or has had its share. is_whole: as in schedules that draw none."""
         warp = split.warp
         warp.split = self.running = split
         program, registers = split.frame.program, split.frame.registers
-        share = 4096 if self.in_order or self.most_delayed else 1 + int(self.random.expovariate(0.03))
+        is_whole = is_whole or self.in_order or self.most_delayed
+        share = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
         self.is_polling = False
         polls = split.polls
         watch = self.launch.watch

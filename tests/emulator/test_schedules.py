@@ -90,6 +90,22 @@ extern "C" __global__ void k(volatile u32* flag, u32* out) {
 """
 
 
+@pytest.mark.parametrize("look", ["!*flag", "!atomicAdd((u32*)flag, 0)", "atomicCAS((u32*)flag, 1, 1) != 1"])
+def test_ctas_that_all_spin_exceed_the_bound_of_live_ones(look: str) -> None:
+    flag, out = np.zeros(1, np.uint32), np.zeros(40, np.uint32)
+    module = module_of(ALL_WAIT.replace("!*flag", look).replace("= tile[0]", "= 7"))
+    module.launch("k", 40, 1, (flag, out), schedules=3, resident_clusters=4, step_limit=100_000)
+    assert (out == 7).all()
+
+
+def test_a_hang_in_a_large_grid_is_a_deadlock() -> None:
+    """No other CTA can end a wait for an mbarrier of one's own."""
+    endless = POLL.replace("WAIT", "mbarrier_try_wait_parity").replace("i < tries && ", "")
+    args = (np.zeros(64, np.uint32), 0)
+    report = module_of(endless).launch("k", 5000, 64, args, replay=0, hazards="collect", resident_clusters=4)
+    assert report.kinds == {"deadlock"}
+
+
 def test_live_ctas_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     flag, out = np.zeros(1, np.uint32), np.zeros(40, np.uint32)
     module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
