@@ -69,7 +69,10 @@ class Checks(Agents):
         origin = int(shadow.writer_at[place])
         self.report(kind, w, at, f"{text} (shared address {address:#x}{self.written_at(origin)})")
 
-    def _check_read(self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool) -> None:
+    def _check_read(
+        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: bool = False
+    ) -> None:
+        """strong: a volatile, relaxed or acquiring read: it does not race with other threads, but with copies."""
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
@@ -81,6 +84,8 @@ class Checks(Agents):
             place = int(indices[int((writers < 0).argmax())])
             if not shadow.is_barrier[place]:
                 self.tell("uninitialised_shared", w, at, "bytes are read that nobody has written", shadow, place)
+        if strong:
+            indices = indices[self.is_copy(writers)]
         late = shadow.unordered_writer(indices, clock, proxy)
         if late is None:
             return
@@ -133,10 +138,12 @@ class Checks(Agents):
         proxy: bool,
         same: Callable[[], bool] | None = None,
         is_copy: bool = False,
+        strong: bool = False,
     ) -> None:
         """same: whether the bytes are what they are to become; plain writers of one value do not race.
 
-        proxy: through the asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are.
+        proxy: through the asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are. strong: a
+        volatile, relaxed or releasing store: it does not race with other threads, but with copies.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -146,7 +153,8 @@ class Checks(Agents):
             place = int(indices[int((flying != 0).argmax())])
             self.tell("write_race", w, at, "bytes are written while a copy into them is under way", shadow, place)
             return
-        late = shadow.unordered_writer(indices, clock, proxy)
+        seen = indices[self.is_copy(shadow.writer[indices])] if strong else indices
+        late = shadow.unordered_writer(seen, clock, proxy)
         if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
             late = None
         if late is not None:
@@ -171,8 +179,8 @@ class Checks(Agents):
                     )
                 self.tell(kind, w, at, text, shadow, place)
             return
-        reader = shadow.unordered_reader(indices, clock)
-        if reader is not None:
+        reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
+        if reader is not None and not (strong and self.kind_of(reader[0]) == "warp"):
             agent, place = reader
             reader_kind = self.kind_of(agent)
             kind = (

@@ -55,17 +55,16 @@ class Observer(SwizzleChecks):
                     for clock in self.learners(w):
                         clock.join(published)
                     self.lanes.acquired(w)
-            return
         for clock, part in self.knowers(w, indices):
-            self._check_read(w, at, shadow, part, clock, False)
-        if not together:
+            self._check_read(w, at, shadow, part, clock, False, bool(order))
+        if not (together or order):
             self.lanes.read(w, at, shadow, indices)
         if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
             self.report(
                 "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
             )
         agent, now = self.stamp(w, len(offsets), together)
-        shadow.row(agent)[indices] = now
+        shadow.row(agent, bool(order))[indices] = now
 
     def generic_write(
         self,
@@ -85,6 +84,7 @@ class Observer(SwizzleChecks):
             clock_copy = self.known(w).copy()
             for place in set(indices.tolist()):
                 shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
+            self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=True)
         else:
             for clock, part in self.knowers(w, indices):
                 self._check_write(w, at, shadow, part, clock, False, same)

@@ -39,7 +39,9 @@ class Shadow:
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
         self.box_column: Array = np.full(len(self.mode), -1, np.int32)
         self.row_agents: list[int] = []
-        self._rows: dict[int, int] = {}
+        #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.
+        self.row_strong: list[bool] = []
+        self._rows: dict[tuple[int, bool], int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)
         self.sync_clocks: dict[int, Clock] = {}
         self._steps: dict[int, Array] = {}
@@ -58,12 +60,13 @@ class Shadow:
             steps = self._steps[count] = np.arange(count, dtype=np.int64)
         return (first[:, None] + steps).reshape(-1)
 
-    def row(self, agent: int) -> Array:
-        """The read clocks of an agent."""
-        number = self._rows.get(agent)
+    def row(self, agent: int, strong: bool = False) -> Array:
+        """The read clocks of an agent. strong: of its volatile, relaxed and acquiring reads."""
+        number = self._rows.get((agent, strong))
         if number is None:
-            number = self._rows[agent] = len(self.row_agents)
+            number = self._rows[agent, strong] = len(self.row_agents)
             self.row_agents.append(agent)
+            self.row_strong.append(strong)
             if number >= len(self.reads):
                 grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int32)
                 grown[:number] = self.reads
@@ -71,13 +74,15 @@ class Shadow:
         found: Array = self.reads[number]
         return found
 
-    def unordered_reader(self, indices: Array, clock: Clock) -> tuple[int, int] | None:
-        """(agent, granule) of a read that the clock has not seen, or None."""
+    def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int] | None:
+        """(agent, granule) of a read that the clock has not seen, or None. by_copy: strong reads count too."""
         count = len(self.row_agents)
         if not count:
             return None
         seen = clock.order[self.row_agents]
         late = self.reads[:count, indices] > seen[:, None]
+        if not by_copy and True in self.row_strong:
+            late[self.row_strong] = False
         if not np.count_nonzero(late):
             return None
         row, place = (int(x[0]) for x in np.nonzero(late))
