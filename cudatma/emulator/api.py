@@ -175,6 +175,8 @@ class EmulatedModule:
                 raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {deadlock}") from None
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
+            for block_cluster in launch.resident if launch.has_idled and hazards != "off" else ():
+                block_cluster.observer.check_bytes()
             if hazards == "collect":
                 findings.trapped(launch, str(error))
             elif findings.hazards():

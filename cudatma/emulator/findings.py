@@ -102,11 +102,10 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
             barriers[id(barrier)] = (barrier, split)
     for barrier, split in barriers.values():
         if barrier.pending == 0 and barrier.tx:
-            side = f"{barrier.tx} bytes never came" if barrier.tx > 0 else f"{-barrier.tx} bytes too many came"
             owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
             findings.add(
                 "byte_count",
-                f"{side} at {barrier.describe()}",
+                f"{barrier.missing_bytes()} at {barrier.describe()}",
                 launch,
                 owner.launch.program if owner.launch.program is not None else split.frame.program,
                 place,

@@ -163,6 +163,11 @@ class Launch:
             return steps & 0xFFFFFFFF
         return steps >> 32 if name in ("clock_hi", "globaltimer_hi") else steps
 
+    @property
+    def has_idled(self) -> bool:
+        """Whether time had to pass because nobody could do anything but look at a clock."""
+        return self._waited_ns > 0
+
     def pass_time(self) -> bool:
         """Nobody can do anything but look at a clock: let time pass. False where nobody does, or it has not helped.
 

@@ -65,6 +65,10 @@ class MBarrier:
             f"{self.tx} bytes pending"
         )
 
+    def missing_bytes(self) -> str:
+        """What is wrong with its bytes, for messages."""
+        return f"{self.tx} bytes never came" if self.tx > 0 else f"{-self.tx} bytes too many came"
+
     def arrive(self, count: int) -> None:
         self.pending -= count
         self.settle()
@@ -74,7 +78,7 @@ class MBarrier:
         self.settle()
         observer = self.block.cluster.observer
         if observer is not None and self.tx < 0 and (self.pending == 0 or self.block.is_done):
-            observer.bytes_over(self)
+            observer.bytes_wrong(self)
 
     def settle(self) -> None:
         """End the phase where nothing is pending."""
@@ -139,7 +143,11 @@ def _lanes(mask: Array | None) -> list[int]:
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
     observer = w.block.cluster.observer
-    for address, number in dict.fromkeys((int(addresses[lane]), int(count[lane])) for lane in _lanes(mask)):
+    doers: dict[tuple[int, int], int] = {}
+    for lane in _lanes(mask):
+        key = int(addresses[lane]), int(count[lane])
+        doers[key] = doers.get(key, 0) | 1 << lane
+    for (address, number), lanes in doers.items():
         block, offset = _place(w, at, address)
         if address % 8:
             if observer is not None:
@@ -152,7 +160,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number, initialised_by=w)
         if observer is not None:
-            observer.barrier_init(w, at, barrier, old)
+            observer.barrier_init(w, at, barrier, old, lanes)
         block.mbarriers[offset] = barrier
 
 

@@ -150,7 +150,7 @@ class Observer(SwizzleChecks):
             phase_name(barrier.block, barrier.offset, barrier.phase) if barrier is not None else "a cp.async group"
         )
         self._count += 1
-        operation = AsyncWrite(self._count, w, at, shadow, indices, what, awaited)
+        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier)
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
         shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
@@ -242,10 +242,12 @@ class Observer(SwizzleChecks):
     # ---- ends
 
     def warp_ended(self, w: Warp) -> None:
-        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, bytes too many."""
+        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, what is wrong with bytes."""
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
-                self.bytes_over(barrier)
+                self.bytes_wrong(barrier)
+        if self.cluster.is_done:
+            self.check_bytes()
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:

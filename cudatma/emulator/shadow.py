@@ -113,13 +113,16 @@ class Shadow:
 
 
 class AsyncWrite:
-    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends."""
+    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
+    barrier: the mbarrier that its bytes complete on, None for a cp.async."""
 
-    __slots__ = ("at", "awaited", "indices", "number", "shadow", "warp", "what")
+    __slots__ = ("at", "awaited", "barrier", "indices", "number", "shadow", "what")
 
-    def __init__(self, number: int, w: Any, at: int, shadow: Shadow, indices: Array, what: str, awaited: str) -> None:
-        self.number, self.warp, self.at, self.shadow, self.indices, self.what = number, w, at, shadow, indices, what
-        self.awaited = awaited
+    def __init__(
+        self, number: int, at: int, shadow: Shadow, indices: Array, what: str, awaited: str, barrier: Any
+    ) -> None:
+        self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
+        self.awaited, self.barrier = awaited, barrier
 
 
 def narrowest(programs: Any) -> int:

@@ -1,4 +1,4 @@
-"""Ordered accesses to shared memory: they excuse races between threads, nothing else."""
+"""Ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each beside the right kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import Case, check_bug, check_clean, names, parametrised
+from catalogue import NAME, Case, check_bug, check_clean, line_of, names, parametrised
 
 Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
@@ -157,3 +157,97 @@ def test_other_qualifiers_do_not_excuse_a_missing_wait(qualifier: str) -> None:
     report, is_right = CASES[0].run(name, schedules=3)
     assert report.is_clean, str(report)
     assert is_right
+
+
+# ---- who initialises a barrier, and who fences it
+
+INIT_FENCE = """
+#ifndef FENCE
+#define FENCE() FENCE_INIT()
+#endif
+#ifndef FENCER
+#define FENCER 0
+#endif
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier), t = threadIdx.x;
+    if (t == 0) INIT(bar, 1);
+#ifdef MEETING
+    __syncthreads();
+#endif
+    if (t == FENCER) FENCE();
+    __syncthreads();
+    if (t == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(box), in, 1024, bar); }
+    WAIT(bar, 0);
+    for (u32 j = t; j < 256; j += 64) out[j] = box[j];
+}
+"""
+
+INIT_CASE = Case("init fence", INIT_FENCE, {}, copied(256), block=64)
+
+
+@pytest.mark.parametrize(
+    ("defines", "is_fenced"),
+    [
+        ((), True),
+        (("FENCER 5",), False),
+        (("FENCER 5", "MEETING"), False),
+        (("FENCER 40", "MEETING"), False),
+        (("FENCE() FENCE_ASYNC()",), True),
+        (("FENCE() FENCE_ASYNC()", "FENCER 5"), False),
+        (("FENCE() FENCE_ASYNC()", "FENCER 5", "MEETING"), True),
+        (("FENCE() FENCE_ASYNC()", "FENCER 40"), False),
+        (("FENCE() FENCE_ASYNC()", "FENCER 40", "MEETING"), True),
+    ],
+    ids=str,
+)
+def test_an_init_is_fenced_by_its_thread_or_by_a_proxy_fence_behind_it(
+    defines: tuple[str, ...], is_fenced: bool
+) -> None:
+    """fence.mbarrier_init covers what its own thread initialised; fence.proxy.async what is ordered before it."""
+    report, is_right = INIT_CASE.run(*defines, schedules=4)
+    assert report.kinds == (set() if is_fenced else {"missing_init_fence"}), str(report)
+    assert is_right
+
+
+# ---- waits that a clock, or a count, bounds: too few bytes come, and the kernel goes on all the same
+
+BOUNDED = """
+#ifndef EXPECTED
+#define EXPECTED 1024
+#endif
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier), t = threadIdx.x;
+    if (t == 0) { INIT(bar, 1); FENCE_INIT(); }
+    __syncthreads();
+    if (t == 0) {
+        EXPECT(bar, EXPECTED);   //! EXPECTED
+        BULK_LOAD(ADDRESS(box), in, 1024, bar);
+    }
+    const long long start = clock64();
+    u32 done = 0;
+    do asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                    : "=r"(done) : "r"(bar) : "memory");
+    while (!done && clock64() - start < 1000000000);
+#ifdef TRAP
+    if (!done) __trap();
+#endif
+    for (u32 j = t; j < 256; j += 64) out[j] = box[j];
+}
+"""
+BOUNDED_CASE = Case("bounded wait", BOUNDED, {}, copied(256), block=64)
+
+
+@pytest.mark.parametrize("more", [(), ("TRAP",)], ids=["reads", "traps"])
+def test_too_few_bytes_are_named_where_a_wait_is_bounded(more: tuple[str, ...]) -> None:
+    report, is_right = BOUNDED_CASE.run(*more, schedules=6)
+    assert report.is_clean, str(report)
+    assert is_right
+    report, _ = BOUNDED_CASE.run("EXPECTED 1040", *more, schedules=2)
+    assert report.kinds == {"byte_count", "trap" if more else "read_before_load"}, str(report)
+    found = next(hazard for hazard in report.hazards if hazard.kind == "byte_count")
+    assert "16 bytes never came" in found.message
+    assert found.source == f"{NAME}:{line_of(BOUNDED, ('EXPECTED 1040', *more), 'EXPECTED')}"
