@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class Init:
     """An mbarrier.init: its place in the order of things, and which threads of the warp did it.
 
-    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these threads' inits alone, whose entry in ``Clock.proxy``
-    says that a fence of theirs, or one ordered after them, covers it. epoch: the warp's, when it last met.
+    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these
+    threads' inits alone, whose entry in ``Clock.proxy`` says that a fence of theirs, or one ordered after them, covers
+    it. epoch: the warp's, when it last met.
     """
 
     barrier: MBarrier
@@ -104,7 +105,8 @@ class BarrierEvents(Checks):
     def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
         """lanes: the threads of the warp that initialise this barrier, as bits."""
         if old is not None:
-            self.report("barrier_reinitialised", w, at, f"mbarrier.init of a live barrier: {old.describe()}")
+            message = f"mbarrier.init of a live barrier: {old.describe()}"
+            self.report("barrier_reinitialised", w, at, message, places=[old.place])
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
@@ -127,7 +129,7 @@ class BarrierEvents(Checks):
         for agent, clock in self._uses.pop(id(barrier), {}).items():
             if clock > order[agent]:
                 message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
-                self.report("barrier_uninitialised", w, at, message)
+                self.report("barrier_uninitialised", w, at, message, places=[barrier.place])
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
@@ -148,6 +150,7 @@ class BarrierEvents(Checks):
                 w,
                 at,
                 f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self.who(made.agent)}",
+                places=[barrier.place],
             )
 
     def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
@@ -161,6 +164,7 @@ class BarrierEvents(Checks):
             self.launch.program,
             made.at,
             w,
+            places=[barrier.place],
         )
 
     def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
@@ -185,6 +189,7 @@ class BarrierEvents(Checks):
                 self.launch.program,
                 at,
                 owner,
+                places=[barrier.place],
             )
 
     def check_bytes(self) -> None:
@@ -197,9 +202,11 @@ class BarrierEvents(Checks):
 
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
         agent = self.barrier_agent(barrier)
-        last = self._passes.get((w.agent, agent))
-        repeated = barrier.phase == 0 or (last is not None and last[0] == barrier.phase)
-        self._passes[w.agent, agent] = (barrier.phase, repeated)
+        lanes = lanes_now(w)
+        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
+        if last != barrier.phase:
+            before, repeated = 0, barrier.phase == 0
+        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
         if acquire:
             for clock in self.learners(w):
                 clock.join(self._pending(barrier)[1])

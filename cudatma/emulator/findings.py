@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cudatma.emulator.causes import Finding, Place, by_cause
 from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.model import Instruction
 from cudatma.emulator.report import Hazard
@@ -20,43 +22,68 @@ class Findings:
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self._found: dict[tuple[str, str, Any], Hazard] = {}
+        self._found: dict[tuple[str, str, Any], Finding] = {}
 
-    def add(self, kind: str, message: str, launch: Launch, program: Program, at: int, warp: Warp) -> None:
-        """Record a hazard at an instruction."""
-        self._add(kind, message, launch, program, at, warp.block.index, warp.index)
+    def add(
+        self,
+        kind: str,
+        message: str,
+        launch: Launch,
+        program: Program,
+        at: int,
+        warp: Warp,
+        *,
+        places: Iterable[Place] = (),
+        is_derived: bool = False,
+        advice: str = "",
+    ) -> None:
+        """Record a hazard at an instruction. places, is_derived, advice: as in causes.Finding and report.Hazard."""
+        known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice)
+        known.touch(places, is_derived)
 
     def _add(
-        self, kind: str, message: str, launch: Launch, program: Program, at: int, block: tuple[int, int, int], warp: int
-    ) -> None:
+        self,
+        kind: str,
+        message: str,
+        launch: Launch,
+        program: Program,
+        at: int,
+        block: tuple[int, int, int],
+        warp: int,
+        advice: str = "",
+    ) -> Finding:
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
-        old = self._found.get(key)
-        if old is not None:
-            self._found[key] = replace(old, count=old.count + 1)
-            return
+        known = self._found.get(key)
+        if known is not None:
+            known.hazard = replace(known.hazard, count=known.hazard.count + 1)
+            return known
         if launch.trace is not None:
             launch.trace.hazard(kind, block, warp)
-        self._found[key] = Hazard(
-            kind,
-            message,
-            self.kernel,
-            instruction.line if instruction else 0,
-            program.module.source_of(instruction) if instruction else "",
-            instruction.text if instruction else "",
-            block,
-            warp,
-            launch.scheduler.schedule,
-            launch.scheduler.seed,
+        known = self._found[key] = Finding(
+            Hazard(
+                kind,
+                message,
+                self.kernel,
+                instruction.line if instruction else 0,
+                program.module.source_of(instruction) if instruction else "",
+                instruction.text if instruction else "",
+                block,
+                warp,
+                launch.scheduler.schedule,
+                launch.scheduler.seed,
+                advice=advice,
+            )
         )
+        return known
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         message = f"{target} has no {feature}"
-        self._found["target", program.function.name, at] = Hazard(
-            "target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0
+        self._found["target", program.function.name, at] = Finding(
+            Hazard("target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0)
         )
 
     def trapped(self, launch: Launch, message: str) -> None:
@@ -64,8 +91,8 @@ class Findings:
         self._add("trap", message, launch, launch.program, -1, (0, 0, 0), 0)
 
     def hazards(self) -> list[Hazard]:
-        """All hazards, in the order in which they were found."""
-        return list(self._found.values())
+        """All hazards: causes, with what follows from them."""
+        return by_cause(list(self._found.values()))
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
@@ -110,6 +137,7 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
                 owner.launch.program if owner.launch.program is not None else split.frame.program,
                 place,
                 owner,
+                places=[barrier.place],
             )
     arrived = "".join(
         f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()

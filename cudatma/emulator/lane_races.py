@@ -126,7 +126,7 @@ class LaneRaces:
             theirs &= (shadow.lane_writes[indices] ^ stamps) & 63 != 0
             if theirs.any():
                 text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
-                self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]))
+                self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
         shadow.lane_reads[indices] = stamps
 
     def write(
@@ -144,7 +144,7 @@ class LaneRaces:
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
-            self._checks.tell("lane_race", w, at, text, shadow, place)
+            self._checks.tell("lane_race", w, at, text, shadow, place, indices)
 
     def copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
         """A copy that one lane issues, against what other lanes of its warp wrote, or read, since the lanes met."""

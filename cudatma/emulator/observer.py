@@ -16,12 +16,12 @@ from cudatma.emulator.clocks import Clock
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.global_watch import GlobalWatch
 from cudatma.emulator.groups import Group, Queue, copy_queues
-from cudatma.emulator.hazard_checks import phase_name
+from cudatma.emulator.hazard_checks import COPY_WAIT, phase_of
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
 from cudatma.emulator.memory_order import releases
 from cudatma.emulator.register_watch import RegisterWatch
-from cudatma.emulator.shadow import AsyncWrite
+from cudatma.emulator.shadow import AsyncWrite, Awaited
 from cudatma.emulator.swizzle_checks import CROOKED, SwizzleChecks
 from cudatma.emulator.types import Array
 
@@ -137,18 +137,19 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
         clock = self.known(w)
+        if barrier is not None:
+            awaited = phase_of(barrier.block, barrier.offset, barrier.phase)
+        else:
+            awaited = Awaited("a cp.async group", COPY_WAIT)
         is_proxy = not generic and what != "cp.async"
         if what == "cp.async":
             for clock, part in self.knowers(w, indices):
-                self._check_write(w, at, shadow, part, clock, False, is_copy=True)
+                self._check_write(w, at, shadow, part, clock, False, is_copy=True, awaited=awaited)
         else:
-            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True)
+            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True, awaited=awaited)
             self.lanes.copy(w, at, shadow, indices, True)
         if barrier is not None and is_proxy:
             self._check_init_fence(w, at, barrier, clock)
-        awaited = (
-            phase_name(barrier.block, barrier.offset, barrier.phase) if barrier is not None else "a cp.async group"
-        )
         self._count += 1
         operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier)
         self._operations[self._count] = operation
@@ -242,7 +243,7 @@ class Observer(SwizzleChecks):
     # ---- ends
 
     def warp_ended(self, w: Warp) -> None:
-        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, what is wrong with bytes."""
+        """When a warp leaves: bulk stores not waited for, or not committed; with the last one, wrong byte counts."""
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
                 self.bytes_wrong(barrier)

@@ -51,7 +51,10 @@ CAUSES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it."""
+    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
+
+    advice: the call that is missing, where that is known. consequences: what follows from it.
+    """
 
     kind: str
     message: str
@@ -64,24 +67,36 @@ class Hazard:
     schedule: int
     seed: int
     count: int = 1
+    advice: str = ""
+    consequences: tuple[Hazard, ...] = ()
 
     @property
     def cause(self) -> str:
         return CAUSES[self.kind]
 
     def __str__(self) -> str:
-        source = f" ({self.source})" if self.source else ""
-        return (
-            f"{self.kind}: {self.message}\n"
-            f"  at PTX line {self.ptx_line}{source} `{self.instruction}`, kernel {self.kernel}, "
-            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}\n"
-            f"  usual cause: {self.cause}"
-        )
+        lines = [
+            f"{self.kind}: {self.message}",
+            f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
+            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}",
+            *([f"  missing: {self.advice}"] if self.advice else []),
+            *(f"  then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences),
+            f"  usual cause: {self.cause}",
+        ]
+        return "\n".join(lines)
+
+    @property
+    def place(self) -> str:
+        """Its PTX line, and its source line where that is known."""
+        return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote."""
+    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
+
+    hazards: causes, the first one first; what follows from one stands in its ``consequences``.
+    """
 
     kernel: str
     schedules: int
@@ -94,9 +109,14 @@ class Report:
         return not self.hazards
 
     @property
+    def findings(self) -> list[Hazard]:
+        """Each hazard and what follows from it, one after the other."""
+        return [finding for hazard in self.hazards for finding in (hazard, *hazard.consequences)]
+
+    @property
     def kinds(self) -> set[str]:
-        """The kinds of hazard that were found."""
-        return {hazard.kind for hazard in self.hazards}
+        """The kinds of hazard that were found, consequences too."""
+        return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
         if self.is_clean:

@@ -6,10 +6,12 @@ its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its cl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.causes import Place
 from cudatma.emulator.clocks import Clock
 from cudatma.emulator.memory import in_units
 from cudatma.emulator.types import Array
@@ -112,6 +114,15 @@ class Shadow:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a copy ends, and what has to be waited for before its bytes are read. advice: the call that does so."""
+
+    name: str = ""
+    advice: str = ""
+    places: tuple[Place, ...] = ()
+
+
 class AsyncWrite:
     """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
     barrier: the mbarrier that its bytes complete on, None for a cp.async."""
@@ -119,7 +130,7 @@ class AsyncWrite:
     __slots__ = ("at", "awaited", "barrier", "indices", "number", "shadow", "what")
 
     def __init__(
-        self, number: int, at: int, shadow: Shadow, indices: Array, what: str, awaited: str, barrier: Any
+        self, number: int, at: int, shadow: Shadow, indices: Array, what: str, awaited: Awaited, barrier: Any
     ) -> None:
         self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
         self.awaited, self.barrier = awaited, barrier
