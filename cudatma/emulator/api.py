@@ -158,7 +158,7 @@ class EmulatedModule:
         except BaseException:
             memory.restore(before)
             raise
-        report.hazards = findings.hazards()
+        report.hazards, report.warnings = findings.hazards(), findings.warnings()
         if hazards == "raise" and report.hazards:
             raise HazardError(str(report), report.hazards)
         return report

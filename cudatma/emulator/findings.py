@@ -23,6 +23,9 @@ class Findings:
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self._found: dict[tuple[str, str, Any], Finding] = {}
+        self._warned: dict[tuple[str, str, Any], Finding] = {}
+        #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
+        self.reads_to_check: dict[tuple[str, int], int] = {}
 
     def add(
         self,
@@ -36,9 +39,14 @@ class Findings:
         places: Iterable[Place] = (),
         is_derived: bool = False,
         advice: str = "",
+        is_warning: bool = False,
     ) -> None:
-        """Record a hazard at an instruction. places, is_derived, advice: as in causes.Finding and report.Hazard."""
-        known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice)
+        """Record a hazard, or a warning, at an instruction.
+
+        places, is_derived, advice: as in causes.Finding and report.Hazard.
+        """
+        found = self._warned if is_warning else self._found
+        known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
         known.touch(places, is_derived)
 
     def _add(
@@ -51,16 +59,18 @@ class Findings:
         block: tuple[int, int, int],
         warp: int,
         advice: str = "",
+        found: dict[tuple[str, str, Any], Finding] | None = None,
     ) -> Finding:
+        found = self._found if found is None else found
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
-        known = self._found.get(key)
+        known = found.get(key)
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
             return known
-        if launch.trace is not None:
+        if launch.trace is not None and found is self._found:
             launch.trace.hazard(kind, block, warp)
-        known = self._found[key] = Finding(
+        known = found[key] = Finding(
             Hazard(
                 kind,
                 message,
@@ -93,6 +103,10 @@ class Findings:
     def hazards(self) -> list[Hazard]:
         """All hazards: causes, with what follows from them."""
         return by_cause(list(self._found.values()))
+
+    def warnings(self) -> list[Hazard]:
+        """What may be meant as it is."""
+        return [finding.hazard for finding in self._warned.values()]
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:

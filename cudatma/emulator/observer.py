@@ -63,6 +63,8 @@ class Observer(SwizzleChecks):
             self.report(
                 "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
             )
+        elif shadow.has_swizzled and not together:
+            self.plain_read(w, at, shadow, offsets)
         agent, now = self.stamp(w, len(offsets), together)
         shadow.row(agent, bool(order))[indices] = now
 
@@ -92,6 +94,8 @@ class Observer(SwizzleChecks):
         agent, now = self.stamp(w, len(offsets), together)
         shadow.written(indices, agent, now, at, False)
         if shadow.has_boxes:
+            if self._linear:
+                self.plain_write(w, offsets)
             shadow.mode[offsets // 16] = 0
             shadow.box_column[offsets // 16] = -1
         if releases(order):
@@ -249,6 +253,7 @@ class Observer(SwizzleChecks):
                 self.bytes_wrong(barrier)
         if self.cluster.is_done:
             self.check_bytes()
+            self.warn_of_linear_reads()
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:

@@ -95,7 +95,8 @@ class Hazard:
 class Report:
     """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
 
-    hazards: causes, the first one first; what follows from one stands in its ``consequences``.
+    hazards: causes, the first one first; what follows from one stands in its ``consequences``. warnings: what may be
+    meant as it is; they leave a report clean.
     """
 
     kernel: str
@@ -103,6 +104,7 @@ class Report:
     hazards: list[Hazard] = field(default_factory=list)
     steps: int = 0
     printed: list[str] = field(default_factory=list)
+    warnings: list[Hazard] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -119,6 +121,7 @@ class Report:
         return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
+        lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
-            return f"{self.kernel}: no hazard in {self.schedules} schedules"
-        return "\n".join(str(hazard) for hazard in self.hazards)
+            lines.append(f"{self.kernel}: no hazard in {self.schedules} schedules")
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

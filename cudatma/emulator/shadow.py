@@ -34,8 +34,8 @@ class Shadow:
         self.is_atomic: Array = np.zeros(count, bool)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
-        #: Whether tensor boxes have been laid down here, and such that begin off their swizzle's pattern.
-        self.has_boxes = self.has_crooked = False
+        #: Whether tensor boxes have been laid down here, swizzled ones, and ones that begin off their pattern.
+        self.has_boxes = self.has_swizzled = self.has_crooked = False
         self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
