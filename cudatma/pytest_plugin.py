@@ -135,6 +135,8 @@ class Emulate:
         lines = [f"{report.kernel}: {len(found)} {'hazards' if len(found) > 1 else 'hazard'} on the emulator", ""]
         for number, hazard in enumerate(found, 1):
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(_lines(hazard, source))]
+        for warning in report.warnings:
+            lines += [line if at else f"warning: {line}" for at, line in enumerate(_lines(warning, source))]
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
@@ -162,5 +164,6 @@ def _lines(hazard: Hazard, source: PtxSource) -> list[str]:
     lines = str(hazard).splitlines()
     text = source.line(hazard.source)
     if text:
-        lines.insert(-1, f"  source: {text}")
+        at = next(number for number, line in enumerate(lines) if line.startswith("  at PTX line"))
+        lines.insert(at + 1, f"  source: {text}")
     return lines

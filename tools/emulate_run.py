@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator import Report, Trace, load
+from cudatma.emulator import Hazard, Report, Trace, load
 from cudatma.errors import ArgumentError
 from cudatma.kernels.sample import Sample
 from cudatma.ptx_source import PtxSource, ptx_source
@@ -62,14 +62,16 @@ class Outcome:
             "schedules": report.schedules,
             "steps": report.steps,
             "seconds": round(self.seconds, 3),
-            "hazards": [
-                asdict(hazard) | {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
-                for hazard in report.hazards
-            ],
+            "hazards": [self._hazard(hazard) for hazard in report.hazards],
+            "warnings": [self._hazard(warning) for warning in report.warnings],
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
             "written": [str(path) for path in self.written],
         }
+
+    def _hazard(self, hazard: Hazard) -> dict[str, Any]:
+        more = {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
+        return asdict(hazard) | more | {"consequences": [self._hazard(found) for found in hazard.consequences]}
 
 
 @contextmanager
@@ -231,6 +233,8 @@ def show(outcome: Outcome, as_json: bool) -> None:
     verdict = f"{count or 'no'} hazard{'s' if count > 1 else ''}"
     shown = f"{verdict} in {report.schedules} schedules, {report.steps} steps, {outcome.seconds:.2f} s"
     console.print(shown, style="green" if report.is_clean else "red", highlight=False)
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
     for comparison in outcome.compared:
         verdict = "within" if comparison.passed else "BEYOND"
         shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"
@@ -252,6 +256,6 @@ def _show_hazards(console: Any, outcome: Outcome) -> None:
         where.append(f"block {','.join(map(str, hazard.block))} warp {hazard.warp}")
         where.append(f"--seed {hazard.seed} --replay {hazard.schedule}")
         times = f" ({hazard.count} times)" if hazard.count > 1 else ""
-        what = f"{hazard.message}{times}\n\n{hazard.cause}"
+        what = "\n\n".join(part for part in (f"{hazard.message}{times}", "\n".join(hazard.notes), hazard.cause) if part)
         table.add_row(hazard.kind, Text("\n".join(part for part in where if part)), Text(what))
     console.print(table)

@@ -79,11 +79,16 @@ class Hazard:
             f"{self.kind}: {self.message}",
             f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
             f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}",
-            *([f"  missing: {self.advice}"] if self.advice else []),
-            *(f"  then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences),
+            *(f"  {note}" for note in self.notes),
             f"  usual cause: {self.cause}",
         ]
         return "\n".join(lines)
+
+    @property
+    def notes(self) -> list[str]:
+        """The missing call, where it is known, and what follows from the hazard, a line each."""
+        missing = [f"missing: {self.advice}"] if self.advice else []
+        return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
 
     @property
     def place(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -361,28 +360,3 @@ def test_a_register_that_nobody_wrote() -> None:
     report = kernel(body, params=1).launch("k", 1, 32, (np.zeros(1, np.uint32),), hazards="collect")
     assert report.kinds == {"uninitialised_register"}
     assert "%r1 is read" in str(report)
-
-
-def test_copies_of_sixteen_kilobytes_take_milliseconds() -> None:
-    source = np.zeros((64, 64), np.float32)
-    map_ = TensorMap.from_array(source, (64, 64), backend="codec")
-    module = module_of("""
-extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32 times) {
-    extern __shared__ __align__(1024) u8 box[];
-    __shared__ __align__(8) u64 barrier;
-    const u32 bar = shared_address(&barrier);
-    mbarrier_init(bar, 1);
-    fence_mbarrier_init();
-    for (u32 i = 0; i < times; ++i) {
-        mbarrier_arrive_expect_tx(bar, 16384);
-        cp_async_bulk_tensor_2d_load(shared_address(box), &map, bar, 0, 0);
-        mbarrier_wait_parity(bar, i & 1);
-        cp_async_bulk_tensor_2d_store(&map, shared_address(box), 0, 0);
-        cp_async_bulk_commit_group();
-        cp_async_bulk_wait_group<0>();
-    }
-}""")
-    module.launch("k", 1, 1, (map_, 1), shared_bytes=16384, schedules=1)
-    begin = time.perf_counter()
-    assert module.launch("k", 1, 1, (map_, 20), shared_bytes=16384, schedules=1).is_clean
-    assert (time.perf_counter() - begin) / 40 < 5e-3
