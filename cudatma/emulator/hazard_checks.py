@@ -35,6 +35,13 @@ REFILL_WAIT = (
     "mbarrier; a pipeline's producer_acquire), or __syncthreads between the last read and the copy"
 )
 
+#: The same where a slot is refilled and nobody is known to have waited for what it held.
+LAP_WAIT = (
+    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
+    "mbarrier; a pipeline's producer_acquire), or a reader's wait for the copy before (consumer_wait) ahead of its "
+    "arrival"
+)
+
 
 def phase_of(block: Block, offset: int, phase: int) -> Awaited:
     """A barrier's phase, and the call that waits for it."""
@@ -235,7 +242,7 @@ class Checks(Agents):
                 text = f"{self.who(agent)} wrote these bytes and nothing orders this write after it"
                 advice = ""
                 if writer == "barrier" and proxy:
-                    kind, advice = "overwritten_while_read", REFILL_WAIT
+                    kind, advice = "overwritten_while_read", LAP_WAIT
                     text += ": the slot is refilled though nobody is known to have read it"
                 self.tell(kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice)
             return

@@ -9,7 +9,6 @@ import pytest
 from ptx_lines import kernel
 from ptx_of import module_of
 
-from cudatma.descriptor import TensorMap
 from cudatma.emulator import CAUSES, Report
 from cudatma.errors import HazardError
 
