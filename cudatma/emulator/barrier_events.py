@@ -176,7 +176,7 @@ class BarrierEvents(Checks):
         pending.order[self.barrier_agent(barrier)] = barrier.phase
         self._barriers[id(barrier)] = (pending, pending.copy())
 
-    def bytes_wrong(self, barrier: MBarrier) -> None:
+    def bytes_over(self, barrier: MBarrier) -> None:
         """More bytes came in a phase than anybody expects, or fewer, and nobody is left who could change that."""
         made = self._inits.get(id(barrier))
         asked = barrier.expected_by or barrier.expected_before
@@ -198,7 +198,7 @@ class BarrierEvents(Checks):
         for block in self.cluster.blocks:
             for barrier in block.mbarriers.values():
                 if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
-                    self.bytes_wrong(barrier)
+                    self.bytes_over(barrier)
 
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
         agent = self.barrier_agent(barrier)

@@ -35,10 +35,11 @@ _PROTOCOL = (
     "barrier_count",
     "divergent_barrier",
     "divergent_warp",
+    "register_pool",
 )
 #: Kinds that come to light where two sides are out of step already, then those in which a kernel ends for that.
 _LATE = ("lane_race", "write_race", "arrival_overflow", "uninitialised_shared", "block_gone")
-_LAST = ("exit_with_pending_store", "deadlock", "trap")
+_LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
 _ORDERING = 2
@@ -46,7 +47,7 @@ _ORDERING = 2
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 #: Kinds that follow from any wrong use of a pipeline: they are related to whatever came before.
-_STUCK = {"deadlock", "arrival_overflow", "trap"}
+_STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
 #: Kinds -> the kinds that may follow from any of them.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (

@@ -43,15 +43,17 @@ LAP_WAIT = (
 )
 
 
+def phase_name(block: Block, offset: int, phase: int) -> str:
+    """A barrier's phase, for messages."""
+    address = offset + SHARED_START
+    return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
+
+
 def phase_of(block: Block, offset: int, phase: int) -> Awaited:
     """A barrier's phase, and the call that waits for it."""
-    address = offset + SHARED_START
-    barrier = f"the mbarrier at {address:#x} of block {block.index}"
-    advice = (
-        f"before the read a wait for {barrier}: mbarrier.try_wait.parity in a loop, with parity {phase & 1} "
-        "(mbarrier_wait_parity; a pipeline's consumer_wait)"
-    )
-    name = f"phase {phase} (parity {phase & 1}) of {barrier}"
+    name = phase_name(block, offset, phase)
+    call = "mbarrier.try_wait.parity in a loop (mbarrier_wait_parity; a pipeline's consumer_wait)"
+    advice = f"before the read a wait for {name}: {call}"
     return Awaited(name, advice, (("mbarrier", block.rank, offset),))
 
 

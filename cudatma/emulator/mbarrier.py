@@ -83,7 +83,7 @@ class MBarrier:
         self.settle()
         observer = self.block.cluster.observer
         if observer is not None and self.tx < 0 and (self.pending == 0 or self.block.is_done):
-            observer.bytes_wrong(self)
+            observer.bytes_over(self)
 
     def settle(self) -> None:
         """End the phase where nothing is pending."""

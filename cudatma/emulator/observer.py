@@ -248,12 +248,12 @@ class Observer(SwizzleChecks):
 
     def warp_ended(self, w: Warp) -> None:
         """When a warp leaves: bulk stores not waited for, or not committed; with the last one, wrong byte counts."""
-        for barrier in w.block.mbarriers.values() if w.block.is_done else ():
-            if barrier.tx < 0:
-                self.bytes_wrong(barrier)
         if self.cluster.is_done:
             self.check_bytes()
             self.warn_of_linear_reads()
+        for barrier in w.block.mbarriers.values() if w.block.is_done else ():
+            if barrier.tx < 0:
+                self.bytes_over(barrier)
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:
