@@ -49,7 +49,10 @@ class PtxSource:
     def describe(self, hazard: Hazard) -> list[str]:
         """A hazard as a report shows it, with the text of its source line below its place."""
         lines, text = str(hazard).splitlines(), self.line(hazard.source)
-        return [*lines[:-1], *([f"  source: {text}"] if text else []), lines[-1]]
+        if text:
+            at = next(number for number, line in enumerate(lines) if line.startswith("  at PTX line"))
+            lines.insert(at + 1, f"  source: {text}")
+        return lines
 
 
 def ptx_source(

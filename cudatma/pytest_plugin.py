@@ -138,6 +138,8 @@ class Emulate:
         for number, hazard in enumerate(found, 1):
             shown = source.describe(hazard)
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
+        for warning in report.warnings:
+            lines += [line if at else f"warning: {line}" for at, line in enumerate(source.describe(warning))]
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]

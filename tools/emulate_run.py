@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator import Report, Trace, load
+from cudatma.emulator import Hazard, Report, Trace, load
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.call import Call
@@ -64,15 +64,17 @@ class Outcome:
             "schedules": report.schedules,
             "steps": report.steps,
             "seconds": round(self.seconds, 3),
-            "hazards": [
-                asdict(hazard) | {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
-                for hazard in report.hazards
-            ],
+            "hazards": [self._hazard(hazard) for hazard in report.hazards],
+            "warnings": [self._hazard(warning) for warning in report.warnings],
             "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
             "written": [str(path) for path in self.written],
         }
+
+    def _hazard(self, hazard: Hazard) -> dict[str, Any]:
+        more = {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
+        return asdict(hazard) | more | {"consequences": [self._hazard(found) for found in hazard.consequences]}
 
 
 @contextmanager
@@ -260,6 +262,8 @@ def show(outcome: Outcome, as_json: bool) -> None:
     run = f"{counted(report.schedules, 'schedule')}, {counted(report.steps, 'step')}, {outcome.seconds:.2f} s"
     shown = f"{verdict} in {run}"
     console.print(shown, style="green" if report.is_clean else "red", highlight=False)
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
     for comparison in outcome.compared:
         verdict = "within" if comparison.passed else "BEYOND"
         shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"

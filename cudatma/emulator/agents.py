@@ -98,6 +98,11 @@ class Agents:
         """Whether the agent is a warp, or one kind of its accesses."""
         return agent < _OWN_AGENTS * self.warps
 
+    def is_copy(self, agents: Array) -> Array:
+        """Of each agent, whether it is no warp but a copy: an mbarrier's, or a group's."""
+        found: Array = (agents >= _OWN_AGENTS * self.warps) | (agents // self.warps == 2)
+        return found
+
     def advance(self, w: Warp) -> None:
         """What the warp does from here on is not covered by what it has published."""
         own = [w.agent, self.leader_agent(w)]

@@ -164,7 +164,7 @@ class EmulatedModule:
         except BaseException:
             memory.restore(before)
             raise
-        report.hazards = findings.hazards()
+        report.hazards, report.warnings = findings.hazards(), findings.warnings()
         if hazards == "raise" and report.hazards:
             raise HazardError(str(report), report.hazards)
         return report
@@ -181,6 +181,8 @@ class EmulatedModule:
                 raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {deadlock}") from None
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
+            for block_cluster in launch.resident if launch.has_idled and hazards != "off" else ():
+                block_cluster.observer.check_bytes()
             if hazards == "collect":
                 findings.trapped(launch, error)
                 return

@@ -5,10 +5,12 @@ Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "memb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudatma.emulator.agents import lanes_now
 from cudatma.emulator.clocks import INITS, SCOPES, Clock, joined
 from cudatma.emulator.findings import Findings
 from cudatma.emulator.hazard_checks import Checks, phase_name
@@ -21,6 +23,26 @@ if TYPE_CHECKING:
     from cudatma.emulator.launch import Launch
 
 
+@dataclass(slots=True)
+class Init:
+    """An mbarrier.init: its place in the order of things, and which threads of the warp did it.
+
+    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these
+    threads' inits alone, whose entry in ``Clock.proxy`` says that a fence of theirs, or one ordered after them, covers
+    it. epoch: the warp's, when it last met.
+    """
+
+    barrier: MBarrier
+    agent: int
+    clock: int
+    at: int
+    own_agent: int
+    own_clock: int
+    lanes: int
+    epoch: int
+    is_fenced: bool = False
+
+
 class BarrierEvents(Checks):
     """Clocks that travel through bar, barrier.cluster and mbarrier, and what fences add to them."""
 
@@ -31,10 +53,11 @@ class BarrierEvents(Checks):
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
         self._barriers: dict[int, tuple[Clock, Clock]] = {}
-        self._inits: dict[int, list[Any]] = {}
+        self._inits: dict[int, Init] = {}
         #: Of each barrier, the clock of every warp that has used it.
         self._uses: dict[int, dict[int, int]] = {}
-        self._init_fenced: dict[int, int] = {}
+        #: Of each warp, what its threads have initialised and not fenced yet.
+        self._unfenced: dict[int, list[Init]] = {}
 
     # ---- barriers of a block and cluster
 
@@ -79,9 +102,11 @@ class BarrierEvents(Checks):
             known = self._barriers[id(barrier)] = (Clock(self.size), Clock(self.size))
         return known
 
-    def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None) -> None:
+    def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
+        """lanes: the threads of the warp that initialise this barrier, as bits."""
         if old is not None:
-            self.report("barrier_reinitialised", w, at, f"mbarrier.init of a live barrier: {old.describe()}")
+            message = f"mbarrier.init of a live barrier: {old.describe()}"
+            self.report("barrier_reinitialised", w, at, message, places=[old.place])
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
@@ -89,7 +114,14 @@ class BarrierEvents(Checks):
         shadow.is_barrier[indices] = True
         agent, clock = self.stamp(w, 1)
         shadow.written(indices, agent, clock, at, False)
-        self._inits[id(barrier)] = [agent, clock, barrier, at]
+        own = self.agent(("init", w.agent, lanes), "init")
+        clocks = self.every_clock(w)
+        now = int(clocks[0].order[own]) + 1
+        for known in clocks:
+            known.order[own] = now
+        made = Init(barrier, agent, clock, at, own, now, lanes, self.lanes.epoch(w))
+        self._inits[id(barrier)] = made
+        self._unfenced.setdefault(w.agent, []).append(made)
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
         """Whoever has used the barrier must be known to have done so; later it is bytes like any others."""
@@ -97,7 +129,7 @@ class BarrierEvents(Checks):
         for agent, clock in self._uses.pop(id(barrier), {}).items():
             if clock > order[agent]:
                 message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
-                self.report("barrier_uninitialised", w, at, message)
+                self.report("barrier_uninitialised", w, at, message, places=[barrier.place])
         self.check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
@@ -110,28 +142,30 @@ class BarrierEvents(Checks):
         known = self.known(w)
         agent = self.leader_agent(w)
         self._uses.setdefault(id(barrier), {})[agent] = int(known.order[agent])
-        if made is not None and made[1] > known.order[made[0]]:
+        if made is not None and made.clock > known.order[made.agent]:
             inits = known.far.fenced.get(INITS) if known.far is not None else None
-            if inits is not None and made[1] <= inits.order[made[0]]:
+            if inits is not None and made.clock <= inits.order[made.agent]:
                 return
             self.report(
                 "missing_init_sync",
                 w,
                 at,
-                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self.who(made[0])}",
+                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self.who(made.agent)}",
+                places=[barrier.place],
             )
 
     def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
         made = self._inits.get(id(barrier))
-        if made is None or made[1] <= clock.proxy[made[0]] or self._init_fenced.get(made[0], 0) >= made[1]:
+        if made is None or made.is_fenced or made.own_clock <= clock.proxy[made.own_agent]:
             return
         self.findings.add(
             "missing_init_fence",
             f"a copy completes on {barrier.name}, whose mbarrier.init here was not fenced for the asynchronous proxy",
             self.launch,
             self.launch.program,
-            made[3],
+            made.at,
             w,
+            places=[barrier.place],
         )
 
     def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
@@ -144,18 +178,19 @@ class BarrierEvents(Checks):
         self._barriers[id(barrier)] = (pending, pending.copy())
 
     def bytes_over(self, barrier: MBarrier) -> None:
-        """More bytes came in a phase than anybody expects, and nobody is left to expect more."""
+        """More bytes came in a phase than anybody expects, or fewer, and nobody is left who could change that."""
         made = self._inits.get(id(barrier))
         asked = barrier.expected_by or barrier.expected_before
-        owner, at = asked or (barrier.initialised_by, made[3] if made is not None else -1)
+        owner, at = asked or (barrier.initialised_by, made.at if made is not None else -1)
         if owner is not None:
             self.findings.add(
                 "byte_count",
-                f"{-barrier.tx} bytes too many came at {barrier.describe()}",
+                f"{barrier.missing_bytes()} at {barrier.describe()}",
                 self.launch,
                 self.launch.program,
                 at,
                 owner,
+                places=[barrier.place],
             )
 
     def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
@@ -177,12 +212,22 @@ class BarrierEvents(Checks):
         else:
             self.findings.add("exit_with_pending_load", message, self.launch, program, issued, warp)
 
+    def check_bytes(self) -> None:
+        """Nobody can do anything any more: phases that wait for bytes which no copy under way will bring."""
+        coming = {id(operation.barrier) for operation in self._operations.values()}
+        for block in self.cluster.blocks:
+            for barrier in block.mbarriers.values():
+                if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
+                    self.bytes_over(barrier)
+
     def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
         barrier.awaited = barrier.phase
         agent = self.barrier_agent(barrier)
-        last = self._passes.get((w.agent, agent))
-        repeated = barrier.phase == 0 or (last is not None and last[0] == barrier.phase)
-        self._passes[w.agent, agent] = (barrier.phase, repeated)
+        lanes = lanes_now(w)
+        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
+        if last != barrier.phase:
+            before, repeated = 0, barrier.phase == 0
+        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
         if acquire:
             for clock in self.learners(w):
                 clock.join(self._pending(barrier)[1])
@@ -194,13 +239,14 @@ class BarrierEvents(Checks):
     def fence(self, w: Warp, at: int, kind: str) -> None:
         """membar and fence; kind: the opcode behind its root."""
         if kind.startswith("proxy.async"):
+            uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.lanes.epoch(w))
             for clock in self.learners(w):
                 if not kind.endswith("global"):
+                    before = clock.proxy[uncovered]
                     np.maximum(clock.proxy, clock.order, out=clock.proxy)
+                    clock.proxy[uncovered] = before
                 if "shared" not in kind:
                     clock.fence_proxy_global()
-            if not kind.endswith("global"):
-                self._fence_inits(w)
             self.advance(w)
         elif kind.startswith("mbarrier_init"):
             self._fence_inits(w)
@@ -213,6 +259,17 @@ class BarrierEvents(Checks):
         elif not kind.startswith("proxy"):
             self.globals.order.fence(w, kind)
 
-    def _fence_inits(self, w: Warp) -> None:
-        leader = self.leader_agent(w)
-        self._init_fenced[leader] = int(self.clocks[w.agent].order[leader])
+    def _fence_inits(self, w: Warp, epoch: int = -1) -> list[int]:
+        """A fence covers what its own threads have initialised, and what was before the warp last met, at ``epoch``.
+
+        Returns the agents of inits by threads of the warp that it does not cover.
+        """
+        lanes = lanes_now(w)
+        left = []
+        for made in self._unfenced.pop(w.agent, []):
+            made.is_fenced = bool(made.lanes & lanes) or made.epoch < epoch
+            if not made.is_fenced:
+                left.append(made)
+        if left:
+            self._unfenced[w.agent] = left
+        return [made.own_agent for made in left]

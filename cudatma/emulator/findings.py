@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cudatma.emulator.causes import Finding, Place, by_cause
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.model import Instruction
@@ -22,43 +24,78 @@ class Findings:
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self._found: dict[tuple[str, str, Any], Hazard] = {}
+        self._found: dict[tuple[str, str, Any], Finding] = {}
+        self._warned: dict[tuple[str, str, Any], Finding] = {}
+        #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
+        self.reads_to_check: dict[tuple[str, int], int] = {}
 
-    def add(self, kind: str, message: str, launch: Launch, program: Program, at: int, warp: Warp) -> None:
-        """Record a hazard at an instruction."""
-        self._add(kind, message, launch, program, at, warp.block.index, warp.index)
+    def add(
+        self,
+        kind: str,
+        message: str,
+        launch: Launch,
+        program: Program,
+        at: int,
+        warp: Warp,
+        *,
+        places: Iterable[Place] = (),
+        is_derived: bool = False,
+        advice: str = "",
+        is_warning: bool = False,
+    ) -> None:
+        """Record a hazard, or a warning, at an instruction.
+
+        places, is_derived, advice: as in causes.Finding and report.Hazard.
+        """
+        found = self._warned if is_warning else self._found
+        known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
+        known.touch(places, is_derived)
 
     def _add(
-        self, kind: str, message: str, launch: Launch, program: Program, at: int, block: tuple[int, int, int], warp: int
-    ) -> None:
+        self,
+        kind: str,
+        message: str,
+        launch: Launch,
+        program: Program,
+        at: int,
+        block: tuple[int, int, int],
+        warp: int,
+        advice: str = "",
+        found: dict[tuple[str, str, Any], Finding] | None = None,
+    ) -> Finding:
+        found = self._found if found is None else found
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
-        old = self._found.get(key)
-        if old is not None:
-            self._found[key] = replace(old, count=old.count + 1)
-            return
-        if launch.trace is not None:
+        known = found.get(key)
+        if known is not None:
+            known.hazard = replace(known.hazard, count=known.hazard.count + 1)
+            return known
+        if launch.trace is not None and found is self._found:
             launch.trace.hazard(kind, block, warp)
-        self._found[key] = Hazard(
-            kind,
-            message,
-            self.kernel,
-            instruction.line if instruction else 0,
-            program.module.source_of(instruction) if instruction else "",
-            instruction.text if instruction else "",
-            block,
-            warp,
-            launch.scheduler.schedule,
-            launch.scheduler.seed,
+        known = found[key] = Finding(
+            Hazard(
+                kind,
+                message,
+                self.kernel,
+                instruction.line if instruction else 0,
+                program.module.source_of(instruction) if instruction else "",
+                instruction.text if instruction else "",
+                block,
+                warp,
+                launch.scheduler.schedule,
+                launch.scheduler.seed,
+                advice=advice,
+            )
         )
+        return known
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         message = f"{target} has no {feature}"
-        self._found["target", program.function.name, at] = Hazard(
-            "target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0
+        self._found["target", program.function.name, at] = Finding(
+            Hazard("target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0)
         )
 
     def trapped(self, launch: Launch, error: TrapError) -> None:
@@ -71,8 +108,12 @@ class Findings:
         return any(kind in kinds for kind, _, _ in self._found)
 
     def hazards(self) -> list[Hazard]:
-        """All hazards, in the order in which they were found."""
-        return list(self._found.values())
+        """All hazards: causes, with what follows from them."""
+        return by_cause(list(self._found.values()))
+
+    def warnings(self) -> list[Hazard]:
+        """What may be meant as it is."""
+        return [finding.hazard for finding in self._warned.values()]
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
@@ -123,15 +164,15 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
             barriers[id(barrier)] = (barrier, split)
     for barrier, split in barriers.values():
         if barrier.pending == 0 and barrier.tx:
-            side = f"{barrier.tx} bytes never came" if barrier.tx > 0 else f"{-barrier.tx} bytes too many came"
             owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
             findings.add(
                 "byte_count",
-                f"{side} at {barrier.describe()}",
+                f"{barrier.missing_bytes()} at {barrier.describe()}",
                 launch,
                 owner.launch.program if owner.launch.program is not None else split.frame.program,
                 place,
                 owner,
+                places=[barrier.place],
             )
     arrived = "".join(
         f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()

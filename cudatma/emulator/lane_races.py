@@ -43,12 +43,13 @@ class LaneRaces:
         """A lane has learnt what others released: from here on this is not looked into."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
-    def _epoch(self, w: Warp) -> int:
+    def epoch(self, w: Warp) -> int:
+        """A number that rises when the lanes of the warp meet, or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
         """Who accesses each of ``count`` granules: as many a lane, lane after lane."""
-        epoch = self._epoch(w)
+        epoch = self.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
             base = (self._first + w.agent) << 40 | epoch << _LANE_BITS
@@ -83,13 +84,13 @@ class LaneRaces:
 
     def reads(self, w: Warp) -> bool:
         """Note that the warp reads; whether it has written since its lanes met."""
-        epoch = self._epoch(w)
+        epoch = self.epoch(w)
         self._read[w.agent] = epoch
         return self._wrote.get(w.agent) == epoch
 
     def writes(self, w: Warp) -> tuple[bool, bool]:
         """Note that the warp writes; whether it has written, and read, since its lanes met."""
-        epoch = self._epoch(w)
+        epoch = self.epoch(w)
         wrote, read = self._wrote.get(w.agent) == epoch, self._read.get(w.agent) == epoch
         self._wrote[w.agent] = epoch
         return wrote, read
@@ -98,14 +99,14 @@ class LaneRaces:
 
     def copies_waited(self, w: Warp, first: int, agent: int) -> None:
         """cp.async groups from number ``first`` on were waited for: a lane's own copies are complete for it alone."""
-        epoch = self._epoch(w)
+        epoch = self.epoch(w)
         known = self._copies.get(agent)
         self._copies[agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
 
     def own_copies_from(self, w: Warp, agent: int) -> int:
         """The first cp.async group that each lane has waited for by itself since the lanes met; -1 for none."""
         known = self._copies.get(agent)
-        return known[1] if known is not None and known[0] == self._epoch(w) else -1
+        return known[1] if known is not None and known[0] == self.epoch(w) else -1
 
     def single(self, w: Warp) -> int:
         """The lane that executes the instruction alone, -1 where several do."""
@@ -125,7 +126,7 @@ class LaneRaces:
             theirs &= (shadow.lane_writes[indices] ^ stamps) & 63 != 0
             if theirs.any():
                 text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
-                self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]))
+                self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
         shadow.lane_reads[indices] = stamps
 
     def write(
@@ -143,7 +144,7 @@ class LaneRaces:
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
-            self._checks.tell("lane_race", w, at, text, shadow, place)
+            self._checks.tell("lane_race", w, at, text, shadow, place, indices)
 
     def copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
         """A copy that one lane issues, against what other lanes of its warp wrote, or read, since the lanes met."""

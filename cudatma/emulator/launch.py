@@ -204,6 +204,11 @@ class Launch:
             return steps & 0xFFFFFFFF
         return steps >> 32 if name in ("clock_hi", "globaltimer_hi") else steps
 
+    @property
+    def has_idled(self) -> bool:
+        """Whether there was a time when nobody could do anything but wait."""
+        return self.scheduler.has_stalled
+
     def pass_time(self) -> bool:
         """Nobody can do anything but look at a clock: let time pass. False where nobody does, or it has not helped.
 

@@ -61,6 +61,11 @@ class MBarrier:
         self.block.shared.data[self.offset : self.offset + 8] = np.frombuffer(raw, np.uint8)
 
     @property
+    def place(self) -> tuple[str, int, int]:
+        """What tells it from others of its cluster."""
+        return "mbarrier", self.block.rank, self.offset
+
+    @property
     def name(self) -> str:
         """The barrier's shared address and block."""
         return f"mbarrier at {self.offset + (self.block.shared_base & 0xFFFFFF):#x} of block {self.block.index}"
@@ -70,6 +75,10 @@ class MBarrier:
             f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals and "
             f"{self.tx} bytes pending"
         )
+
+    def missing_bytes(self) -> str:
+        """What is wrong with its bytes, for messages."""
+        return f"{self.tx} bytes never came" if self.tx > 0 else f"{-self.tx} bytes too many came"
 
     def arrive(self, count: int) -> None:
         self.pending -= count
@@ -130,7 +139,8 @@ def find(w: Warp, at: int, address: int, what: str) -> MBarrier:
         shown = address & ((1 << RANK_SHIFT) - 1)
         message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
         if observer is not None:
-            observer.report("barrier_misaligned" if address % 8 else "barrier_uninitialised", w, at, message)
+            kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
+            observer.report(kind, w, at, message, places=[("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
     if observer is not None:
         observer.barrier_used(w, at, barrier, what)
@@ -145,7 +155,11 @@ def _lanes(mask: Array | None) -> list[int]:
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
     observer = w.block.cluster.observer
-    for address, number in dict.fromkeys((int(addresses[lane]), int(count[lane])) for lane in _lanes(mask)):
+    doers: dict[tuple[int, int], int] = {}
+    for lane in _lanes(mask):
+        key = int(addresses[lane]), int(count[lane])
+        doers[key] = doers.get(key, 0) | 1 << lane
+    for (address, number), lanes in doers.items():
         block, offset = _place(w, at, address)
         if address % 8:
             if observer is not None:
@@ -158,7 +172,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number, initialised_by=w)
         if observer is not None:
-            observer.barrier_init(w, at, barrier, old)
+            observer.barrier_init(w, at, barrier, old, lanes)
         block.mbarriers[offset] = barrier
 
 
@@ -201,7 +215,7 @@ def arrive(
                     w,
                     at,
                     f"{number} arrivals where {barrier.pending} are pending; {barrier.describe()}",
-                    barrier=barrier,
+                    places=[barrier.place],
                 )
             number = barrier.pending
         barrier.arrived_by.add((w.agent, lane))
@@ -253,17 +267,18 @@ def wait(
     observer = w.block.cluster.observer
     answers: dict[tuple[int, int], bool] = {}
     for lane in lanes:
-        key = (int(addresses[lane]), int(phase[lane]))
+        asked = int(phase[lane])
+        key = (int(addresses[lane]), asked & 1 if by_parity else asked >> _TOKEN_SHIFT)
         if key not in answers:
             barrier = find(w, at, key[0], "a wait")
-            done = (barrier.phase & 1) != (key[1] & 1) if by_parity else barrier.phase > key[1] >> _TOKEN_SHIFT
+            done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
             answers[key] = done
             if done and observer is not None:
                 observer.barrier_acquire(w, at, barrier, acquire)
             if done and w.launch.trace is not None:
                 w.launch.trace.acquired(w, at, barrier)
             if not done and first is None:
-                first = barrier, (key[1] & 1) if by_parity else -1
+                first = barrier, key[1] if by_parity else -1
         result[lane] = answers[key]
     if first is None or result.any():
         split.timed_out = False

@@ -80,8 +80,9 @@ Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
 
 #: Instructions whose last operand names the lanes that execute them together, where they say .sync.
 MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
-#: Instructions that a whole warp executes together.
-ALIGNED = {"bar", "mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"}
+#: Instructions that have to be executed by all threads of a warp, and whatever else a whole warp executes together.
+WHOLE_WARP = {"mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix"}
+ALIGNED = WHOLE_WARP | {"bar", "setmaxnreg"}
 
 
 @dataclass(slots=True)

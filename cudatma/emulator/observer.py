@@ -16,12 +16,12 @@ from cudatma.emulator.clocks import Clock
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.global_watch import GlobalWatch
 from cudatma.emulator.groups import Group, Queue, copy_queues
-from cudatma.emulator.hazard_checks import phase_name
+from cudatma.emulator.hazard_checks import COPY_WAIT, phase_of
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
 from cudatma.emulator.memory_order import releases
 from cudatma.emulator.register_watch import RegisterWatch
-from cudatma.emulator.shadow import AsyncWrite
+from cudatma.emulator.shadow import AsyncWrite, Awaited
 from cudatma.emulator.swizzle_checks import CROOKED, SwizzleChecks
 from cudatma.emulator.types import Array
 
@@ -55,17 +55,18 @@ class Observer(SwizzleChecks):
                     for clock in self.learners(w):
                         clock.join(published)
                     self.lanes.acquired(w)
-            return
         for clock, part in self.knowers(w, indices):
-            self._check_read(w, at, shadow, part, clock, False)
-        if not together:
+            self._check_read(w, at, shadow, part, clock, False, bool(order))
+        if not (together or order):
             self.lanes.read(w, at, shadow, indices)
         if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
             self.report(
                 "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
             )
+        elif shadow.has_swizzled and not together:
+            self.plain_read(w, at, shadow, offsets)
         agent, now = self.stamp(w, len(offsets), together)
-        shadow.row(agent)[indices] = now
+        shadow.row(agent, bool(order))[indices] = now
 
     def generic_write(
         self,
@@ -85,6 +86,7 @@ class Observer(SwizzleChecks):
             clock_copy = self.known(w).copy()
             for place in set(indices.tolist()):
                 shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
+            self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=True)
         else:
             for clock, part in self.knowers(w, indices):
                 self._check_write(w, at, shadow, part, clock, False, same)
@@ -92,6 +94,8 @@ class Observer(SwizzleChecks):
         agent, now = self.stamp(w, len(offsets), together)
         shadow.written(indices, agent, now, at, False)
         if shadow.has_boxes:
+            if self._linear:
+                self.plain_write(w, offsets)
             shadow.mode[offsets // 16] = 0
             shadow.box_column[offsets // 16] = -1
         if releases(order):
@@ -137,23 +141,24 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
         clock = self.known(w)
+        if barrier is not None:
+            awaited = phase_of(barrier.block, barrier.offset, barrier.phase)
+        else:
+            awaited = Awaited("a cp.async group", COPY_WAIT)
         is_proxy = not generic and what != "cp.async"
         if what == "cp.async":
             for clock, part in self.knowers(w, indices):
-                self._check_write(w, at, shadow, part, clock, False, is_copy=True)
+                self._check_write(w, at, shadow, part, clock, False, is_copy=True, awaited=awaited)
         else:
-            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True)
+            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True, awaited=awaited)
             self.lanes.copy(w, at, shadow, indices, True)
         if barrier is not None and is_proxy:
             self._check_init_fence(w, at, barrier, clock)
-        awaited = (
-            phase_name(barrier.block, barrier.offset, barrier.phase) if barrier is not None else "a cp.async group"
-        )
         self._count += 1
         if barrier is not None:
             barrier.loads += 1
             barrier.load_from = (w, w.split.frame.program, at)
-        operation = AsyncWrite(self._count, w, at, shadow, indices, what, awaited)
+        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier)
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
         shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
@@ -248,6 +253,9 @@ class Observer(SwizzleChecks):
     def warp_ended(self, w: Warp) -> None:
         """When a warp leaves: bulk stores not waited for, or not committed; with the block's last one, loads that
         nobody has waited for, and bytes too many."""
+        if self.cluster.is_done:
+            self.check_bytes()
+            self.warn_of_linear_reads()
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
                 self.bytes_over(barrier)

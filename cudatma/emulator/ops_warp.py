@@ -31,8 +31,7 @@ def _members(e: SegmentWriter, i: Instruction, position: int) -> None:
 @runtime
 def members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
     """Report a member mask that names lanes which are elsewhere."""
-    here = w.split.mask if mask is None else mask
-    sync.check_members(w, at, int(member[here.argmax()]), what)
+    sync.check_members(w, at, member, mask, what)
 
 
 @emitter("shfl")

@@ -55,7 +55,10 @@ CAUSES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it."""
+    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
+
+    advice: the call that is missing, where that is known. consequences: what follows from it.
+    """
 
     kind: str
     message: str
@@ -68,31 +71,49 @@ class Hazard:
     schedule: int
     seed: int
     count: int = 1
+    advice: str = ""
+    consequences: tuple[Hazard, ...] = ()
 
     @property
     def cause(self) -> str:
         return CAUSES[self.kind]
 
     def __str__(self) -> str:
-        source = f" ({self.source})" if self.source else ""
-        return (
-            f"{self.kind}: {self.message}\n"
-            f"  at PTX line {self.ptx_line}{source} `{self.instruction}`, kernel {self.kernel}, "
-            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}\n"
-            f"  usual cause: {self.cause}"
-        )
+        lines = [
+            f"{self.kind}: {self.message}",
+            f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
+            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}",
+            *(f"  {note}" for note in self.notes),
+            f"  usual cause: {self.cause}",
+        ]
+        return "\n".join(lines)
+
+    @property
+    def notes(self) -> list[str]:
+        """The missing call, where it is known, and what follows from the hazard, a line each."""
+        missing = [f"missing: {self.advice}"] if self.advice else []
+        return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
+
+    @property
+    def place(self) -> str:
+        """Its PTX line, and its source line where that is known."""
+        return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote; unchecked:
-    what of the kernel could not be checked, and why."""
+    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
+
+    hazards: causes, the first one first; what follows from one stands in its ``consequences``. warnings: what may be
+    meant as it is; they leave a report clean. unchecked: what of the kernel could not be checked, and why.
+    """
 
     kernel: str
     schedules: int
     hazards: list[Hazard] = field(default_factory=list)
     steps: int = 0
     printed: list[str] = field(default_factory=list)
+    warnings: list[Hazard] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
     @property
@@ -100,12 +121,18 @@ class Report:
         return not self.hazards
 
     @property
+    def findings(self) -> list[Hazard]:
+        """Each hazard and what follows from it, one after the other."""
+        return [finding for hazard in self.hazards for finding in (hazard, *hazard.consequences)]
+
+    @property
     def kinds(self) -> set[str]:
-        """The kinds of hazard that were found."""
-        return {hazard.kind for hazard in self.hazards}
+        """The kinds of hazard that were found, consequences too."""
+        return {finding.kind for finding in self.findings}
 
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
-            lines = [f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}"]
+            lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
+        lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join([*lines, *(f"unchecked: {what}" for what in self.unchecked)])

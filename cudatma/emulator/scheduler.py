@@ -60,6 +60,7 @@ class Scheduler:
         self._width = self._draw.choice(WIDTHS) if is_drawn else 1
         self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
         self._stall = Stall()
+        self.has_stalled = False
         self._starved = 0
 
     # ---- splits
@@ -182,6 +183,7 @@ class Scheduler:
 
     def _unlock(self) -> None:
         """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
+        self.has_stalled = True
         if not self.launch.pass_time():
             waiting = [*self.blocked.values(), *self.ready]
             if self._stall.repeats(self.progress, self.steps, waiting):

@@ -6,10 +6,12 @@ its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its cl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.causes import Place
 from cudatma.emulator.clocks import Clock
 from cudatma.emulator.memory import in_units
 from cudatma.emulator.types import Array
@@ -32,14 +34,16 @@ class Shadow:
         self.is_atomic: Array = np.zeros(count, bool)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
-        #: Whether tensor boxes have been laid down here, and such that begin off their swizzle's pattern.
-        self.has_boxes = self.has_crooked = False
+        #: Whether tensor boxes have been laid down here, swizzled ones, and ones that begin off their pattern.
+        self.has_boxes = self.has_swizzled = self.has_crooked = False
         self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
         self.box_column: Array = np.full(len(self.mode), -1, np.int32)
         self.row_agents: list[int] = []
-        self._rows: dict[int, int] = {}
+        #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.
+        self.row_strong: list[bool] = []
+        self._rows: dict[tuple[int, bool], int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)
         self.sync_clocks: dict[int, Clock] = {}
         self._steps: dict[int, Array] = {}
@@ -58,12 +62,13 @@ class Shadow:
             steps = self._steps[count] = np.arange(count, dtype=np.int64)
         return (first[:, None] + steps).reshape(-1)
 
-    def row(self, agent: int) -> Array:
-        """The read clocks of an agent."""
-        number = self._rows.get(agent)
+    def row(self, agent: int, strong: bool = False) -> Array:
+        """The read clocks of an agent. strong: of its volatile, relaxed and acquiring reads."""
+        number = self._rows.get((agent, strong))
         if number is None:
-            number = self._rows[agent] = len(self.row_agents)
+            number = self._rows[agent, strong] = len(self.row_agents)
             self.row_agents.append(agent)
+            self.row_strong.append(strong)
             if number >= len(self.reads):
                 grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int32)
                 grown[:number] = self.reads
@@ -71,13 +76,15 @@ class Shadow:
         found: Array = self.reads[number]
         return found
 
-    def unordered_reader(self, indices: Array, clock: Clock) -> tuple[int, int] | None:
-        """(agent, granule) of a read that the clock has not seen, or None."""
+    def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int] | None:
+        """(agent, granule) of a read that the clock has not seen, or None. by_copy: strong reads count too."""
         count = len(self.row_agents)
         if not count:
             return None
         seen = clock.order[self.row_agents]
         late = self.reads[:count, indices] > seen[:, None]
+        if not by_copy and True in self.row_strong:
+            late[self.row_strong] = False
         if not np.count_nonzero(late):
             return None
         row, place = (int(x[0]) for x in np.nonzero(late))
@@ -107,14 +114,26 @@ class Shadow:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a copy ends, and what has to be waited for before its bytes are read. advice: the call that does so."""
+
+    name: str = ""
+    advice: str = ""
+    places: tuple[Place, ...] = ()
+
+
 class AsyncWrite:
-    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends."""
+    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
+    barrier: the mbarrier that its bytes complete on, None for a cp.async."""
 
-    __slots__ = ("at", "awaited", "indices", "number", "shadow", "warp", "what")
+    __slots__ = ("at", "awaited", "barrier", "indices", "number", "shadow", "what")
 
-    def __init__(self, number: int, w: Any, at: int, shadow: Shadow, indices: Array, what: str, awaited: str) -> None:
-        self.number, self.warp, self.at, self.shadow, self.indices, self.what = number, w, at, shadow, indices, what
-        self.awaited = awaited
+    def __init__(
+        self, number: int, at: int, shadow: Shadow, indices: Array, what: str, awaited: Awaited, barrier: Any
+    ) -> None:
+        self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
+        self.awaited, self.barrier = awaited, barrier
 
 
 def narrowest(programs: Any) -> int:

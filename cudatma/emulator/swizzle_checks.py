@@ -11,14 +11,24 @@ import numpy as np
 
 from cudatma.emulator.barrier_events import BarrierEvents
 from cudatma.emulator.machine import Warp
-from cudatma.emulator.types import Array
-from cudatma.layout import Swizzle, required_alignment
+from cudatma.emulator.memory import SHARED_START
+from cudatma.emulator.types import LANES, Array
+from cudatma.layout import Swizzle, required_alignment, swizzle
 
 if TYPE_CHECKING:
-    from cudatma.emulator.cluster import Block
+    from cudatma.emulator.cluster import Block, Cluster
+    from cudatma.emulator.findings import Findings
+    from cudatma.emulator.launch import Launch
+    from cudatma.emulator.program import Program
+    from cudatma.emulator.shadow import Shadow
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
 CROOKED = 32
+#: Reads of one instruction that are looked at until it is known whether it heeds the swizzle.
+_READS_CHECKED = 64
+_UNSWIZZLE = "the swizzle in the reader's address: chunk ^= row % 8 (128B), or swizzle none in the tensor map"
+_LANES = np.arange(LANES)
+_LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 
 
 def _swizzle_of(mode: int) -> Swizzle:
@@ -26,8 +36,23 @@ def _swizzle_of(mode: int) -> Swizzle:
     return Swizzle((mode & (CROOKED - 1)) - 1)
 
 
+def _regularity(places: Array) -> int:
+    """How regularly lanes go over a tile: 2 in an arithmetic series; 1 where each bit of the lane adds a power of two,
+    as in rows of fragments; else 0."""
+    steps = places - places[0]
+    if (steps == _LANES * steps[1]).all():
+        return 2
+    bits = steps[1 << np.arange(5)]
+    return int(not (bits & (bits - 1)).any() and (steps == _LANE_BITS @ bits).all())
+
+
 class SwizzleChecks(BarrierEvents):
     """Shadow.mode, box_row and box_column: each 16-byte chunk of a box, and what its readers think of it."""
+
+    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+        super().__init__(launch, cluster, findings)
+        #: (warp, offsets) -> the last linear read of swizzled bytes there.
+        self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
 
     def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
         """Remember how (rows, columns) of 16-byte chunks were laid down, and whether the box began on the pattern.
@@ -39,9 +64,48 @@ class SwizzleChecks(BarrierEvents):
         crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
         shadow, chunks = self.shadows[block.rank], offsets // 16
         shadow.has_boxes, shadow.has_crooked = True, shadow.has_crooked or bool(crooked)
+        shadow.has_swizzled = shadow.has_swizzled or bool(mode)
         shadow.mode[chunks] = int(mode) + 1 + (CROOKED if crooked else 0)
         shadow.box_row[chunks] = np.arange(chunks.shape[0])[:, None]
         shadow.box_column[chunks] = np.arange(chunks.shape[1])[None, :]
+
+    def plain_read(self, w: Warp, at: int, shadow: Shadow, offsets: Array) -> None:
+        """ld of a whole warp from a swizzled box: note where it goes over the bytes as if the box were not swizzled.
+
+        Code that applies the swizzle goes over the elements in a regular way, and therefore not over the bytes. A read
+        whose bytes are regular and whose elements are not is a mistake, a raw dump of the tile, or the first half of an
+        update in place, which the store that follows tells.
+        """
+        program = w.split.frame.program
+        key = program.function.name, at
+        left = self.findings.reads_to_check.get(key, _READS_CHECKED)
+        if not left or len(offsets) != LANES:
+            return
+        laid = shadow.mode[offsets // 16]
+        mode = _swizzle_of(int(laid[0])) if laid[0] else Swizzle.NONE
+        if mode is Swizzle.NONE or (laid != laid[0]).any():
+            return
+        self.findings.reads_to_check[key] = left - 1
+        at_bytes, at_elements = _regularity(offsets), _regularity(swizzle(offsets + SHARED_START, mode))
+        if at_bytes < at_elements:
+            self.findings.reads_to_check[key] = 0
+        elif at_bytes > at_elements:
+            self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
+
+    def plain_write(self, w: Warp, offsets: Array) -> None:
+        """A store of a whole warp: where it has read the same bytes from, it updates them in place."""
+        found = self._linear.pop((w.agent, offsets.tobytes()), None)
+        if found is not None:
+            self.findings.reads_to_check[found[1].function.name, found[2]] = 0
+
+    def warn_of_linear_reads(self) -> None:
+        """The cluster has ended: its linear reads of swizzled boxes were no updates in place."""
+        for w, program, at, mode in self._linear.values():
+            if self.findings.reads_to_check.get((program.function.name, at)) == 0:
+                continue
+            text = f"plain code reads a tile linearly that its tensor map has laid down with swizzle {mode.label}"
+            self.findings.add("swizzle_mismatch", text, self.launch, program, at, w, advice=_UNSWIZZLE, is_warning=True)
+        self._linear.clear()
 
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
         """ldmatrix: the eight rows of a matrix that lie in eight rows of a box are pieces of one column of it.

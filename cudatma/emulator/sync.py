@@ -14,7 +14,7 @@ import numpy as np
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.types import LANES, Array
-from cudatma.emulator.writer import RUNTIME
+from cudatma.emulator.writer import RUNTIME, runtime
 
 if TYPE_CHECKING:
     from cudatma.emulator.cluster import Block, Cluster, NamedBarrier
@@ -45,9 +45,15 @@ class ClusterWait:
         return f"barrier.cluster.wait ({len(self.cluster.barrier.arrived)} warps have arrived)"
 
 
+def executing(w: Warp) -> Array:
+    """The lanes that execute the running instruction: those of the split whose guard holds."""
+    return w.split.mask if w.guard is None else w.split.mask & w.guard
+
+
 def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
     """Count the running split's arrival at a named barrier."""
-    lane = int(w.split.mask.argmax())
+    here = executing(w)
+    lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
         raise TrapError(f"barrier {index}; a block has 0..15")
@@ -55,17 +61,16 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
     w.meetings += 1
     observer = w.block.cluster.observer
     if observer is not None:
-        if aligned and not (w.split.mask == w.alive).all():
+        if aligned and not (here == w.alive).all():
             observer.report(
                 "divergent_barrier",
                 w,
                 at,
-                f"bar.sync {index} is executed by {_lanes(w.split.mask)} alone "
-                f"while other lanes of the warp are elsewhere",
+                f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp",
             )
         observer.barrier_arrive(w, barrier)
     # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
-    threads = int((w.alive if aligned else w.split.mask).sum())
+    threads = int((w.alive if aligned else here).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
@@ -140,7 +145,7 @@ def named_reduce(
             return np.full(LANES, total, np.uint32)
         return np.full(LANES, every if kind == "and" else some)
     barrier = _join(w, at, number, count, aligned)
-    barrier.reductions.append((split, split.mask, predicate))
+    barrier.reductions.append((split, executing(w), predicate))
     barrier.waiters.append(split)
     w.launch.scheduler.block(split, NamedWait(barrier, at))
     complete_named(w.block, barrier)
@@ -150,25 +155,51 @@ def named_reduce(
 def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
     """bar.warp.sync: lanes of a warp run together here; a member that is elsewhere is reported."""
     w.meetings += 1
-    check_members(w, at, int(member[w.split.mask.argmax()]), "bar.warp.sync")
+    check_members(w, at, member, mask, "bar.warp.sync")
 
 
-def check_members(w: Warp, at: int, member: int, what: str) -> None:
-    """Report a warp-wide instruction whose member mask names live lanes that are not here."""
+def _bits(mask: Array) -> int:
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def check_members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
+    """Report a warp-wide instruction whose member mask names live lanes that do not execute it. mask: who does."""
     observer = w.block.cluster.observer
-    if observer is None or w.split.is_full:
+    here = w.split.mask if mask is None else mask
+    if observer is None or here.all():
         return
-    here = int(np.packbits(w.split.mask, bitorder="little").view(np.uint32)[0])
-    alive = int(np.packbits(w.alive, bitorder="little").view(np.uint32)[0])
-    if member & alive & ~here:
-        observer.report("divergent_warp", w, at, f"{what} names lanes {member & alive & ~here:#x} that are elsewhere")
+    missing = int(member[here.argmax()]) & _bits(w.alive & ~here)
+    if missing:
+        observer.report("divergent_warp", w, at, f"{what} names lanes {missing:#x}, which do not execute it")
+
+
+@runtime
+def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
+    """Report an .aligned instruction that not all threads of the warp execute. mask: who does.
+
+    Products and matrix loads and stores are undefined, too, where a thread of the warp has exited.
+    """
+    observer = w.block.cluster.observer
+    here = w.split.mask if mask is None else mask
+    if observer is None or here.all():
+        return
+    missing = _bits(w.alive & ~here)
+    exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
+    exited &= ~w.alive
+    if missing:
+        message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
+    elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
+        message = f"{what} is for all threads of a warp, and lanes {_bits(exited):#x} have left the kernel"
+    else:
+        return
+    observer.report("divergent_warp", w, at, message)
 
 
 def cluster_arrive(w: Warp, at: int, release: bool) -> None:
     """barrier.cluster.arrive."""
     cluster = w.block.cluster
     arrived = cluster.barrier.arrived
-    arrived[w.agent] = arrived.get(w.agent, 0) + int(w.split.mask.sum())
+    arrived[w.agent] = arrived.get(w.agent, 0) + int(executing(w).sum())
     if cluster.observer is not None:
         cluster.observer.cluster_arrive(w, release)
     w.async_state["cluster_phase"] = cluster.barrier.phase

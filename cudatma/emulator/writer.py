@@ -16,7 +16,7 @@ import numpy as np
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.flow import Flow, Segment, destinations, registers_of
 from cudatma.emulator.forms import unknown_modifier
-from cudatma.emulator.model import MEMBERS, Imm, Instruction, Mem, Module, Not, Operand, Reg, Sink, Sym, Vec
+from cudatma.emulator.model import MEMBERS, WHOLE_WARP, Imm, Instruction, Mem, Module, Not, Operand, Reg, Sink, Sym, Vec
 from cudatma.emulator.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
 
 Emitter = Callable[["SegmentWriter", Instruction], None]
@@ -310,6 +310,8 @@ class SegmentWriter:
             EMITTERS[root](self, instruction)
             return True
         if instruction.guard is None:
+            if self.masked:
+                self._check_whole_warp(instruction)
             EMITTERS[root](self, instruction)
             return False
         register, negated = instruction.guard
@@ -326,6 +328,7 @@ class SegmentWriter:
         before = len(self.lines)
         if root in _WATCHED:
             self.line(f"w.guard = {self.mask}")
+        self._check_whole_warp(instruction)
         EMITTERS[root](self, instruction)
         if root in _WATCHED:
             self.line("w.guard = None")
@@ -334,6 +337,12 @@ class SegmentWriter:
         self.indent, self.guarded = self.indent - 1, False
         self.mask = self.base_mask
         return False
+
+    def _check_whole_warp(self, instruction: Instruction) -> None:
+        """Have it reported where not all threads of the warp execute an instruction that is theirs together."""
+        parts = instruction.parts
+        if "aligned" in parts and (parts[0] in WHOLE_WARP or parts[:2] == ("barrier", "cluster")):
+            self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
 
     def zero(self, register: int) -> str:
         return self.splat(0, self.classes[register])

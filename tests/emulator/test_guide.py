@@ -51,7 +51,7 @@ def test_a_mistake(name: str) -> None:
     mistake = importlib.import_module(name).MISTAKE
     if hasattr(mistake, "kernel"):
         assert mistake.kernel.count(mistake.wrong) == 1
-    assert mistake.says in mistake.try_it()
+    assert mistake.try_it().startswith(mistake.says)
     assert mistake.try_it(mended=True) == ""
 
 

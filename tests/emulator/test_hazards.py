@@ -170,7 +170,7 @@ def test_the_relay_without_a_bug_is_clean() -> None:
 def test_a_bug_is_reported_with_its_kind(define: str, kind: str) -> None:
     report, _, _ = relay(define)
     assert kind in report.kinds, str(report)
-    hazard = next(h for h in report.hazards if h.kind == kind)
+    hazard = next(h for h in report.findings if h.kind == kind)
     assert hazard.cause == CAUSES[kind]
     assert hazard.kernel == "relay"
     assert hazard.ptx_line > 0

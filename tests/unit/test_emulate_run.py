@@ -107,6 +107,37 @@ def test_a_race_is_a_table_and_a_failure(folder: Path, capsys: pytest.CaptureFix
     assert {"kind", "message", "cause", "ptx_line", "block", "warp", "schedule", "seed"} <= set(race)
 
 
+SWIZZLED = ["--block", "128", "--schedules", "3", "--array", "x:float32[64,16]=arange", "--arg", "out:float32[8,16]"]
+SWIZZLED[4:4] = ["--arg", "map(x, box=8x16, swizzle=64B)"]
+
+
+def test_a_warning_is_shown_and_leaves_the_run_clean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tile is swizzled and read linearly."""
+    Path("linear.cu").write_text(FETCH.replace("__align__(128)", "__align__(1024)"))
+    call = ["linear.cu", *SWIZZLED, "--arg", "row:int32=0"]
+    status, found = as_json(capsys, *call)
+    assert (status, found["passed"], found["hazards"]) == (0, True, [])
+    (warning,) = found["warnings"]
+    assert warning["kind"] == "swizzle_mismatch"
+    assert warning["source_text"] == "out[threadIdx.x] = tile[threadIdx.x];"
+    assert emulate(*call) == 0
+    assert "warning: swizzle_mismatch" in capsys.readouterr().out
+
+
+def test_what_follows_from_a_hazard_is_shown_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warp 1 reads the tile before its copy is issued."""
+    early = FETCH.replace("    __syncthreads();\n    mbarrier_wait_parity(bar, 0);\n", "")
+    Path("early.cu").write_text(early.replace("threadIdx.x == 0", "threadIdx.x == 127"))
+    call = ["early.cu", *SWIZZLED, "--arg", "row:int32=0"]
+    status, found = as_json(capsys, *call)
+    cause = found["hazards"][0]
+    assert (status, cause["kind"]) == (1, "read_before_load")
+    assert "mbarrier.try_wait.parity" in cause["advice"]
+    assert "uninitialised_shared" in [consequence["kind"] for consequence in cause["consequences"]]
+    assert emulate(*call) == 1
+    assert "then uninitialised_shared" in capsys.readouterr().out
+
+
 def test_one_schedule_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, found = as_json(capsys, "racy.cu", *CALL, "--replay", "9", "--seed", "4")
     assert found["schedules"] == 1

@@ -1,0 +1,253 @@
+"""Ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each beside the right kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from catalogue import NAME, Case, check_bug, check_clean, line_of, names, parametrised
+
+Made = tuple[tuple[Any, ...], Callable[[], bool]]
+
+
+def copied(count: int) -> Callable[[], Made]:
+    """(in, out): whether the first ``count`` elements of out are those of in."""
+
+    def make() -> Made:
+        given = np.random.default_rng(5).integers(0, 99, 1024).astype(np.uint32)
+        out = np.zeros_like(given)
+        return (given, out), lambda: bool((out[:count] == given[:count]).all())
+
+    return make
+
+
+# ---- a tile that a bulk copy fills, and that threads read with an ordering qualifier
+
+TILE = """
+#ifndef QUALIFIER
+#define QUALIFIER "volatile"
+#endif
+#define READ(to, from) asm volatile("ld." QUALIFIER ".shared.u32 %0, [%1];" : "=r"(to) : "r"(from) : "memory")
+#define WRITE(to, v) asm volatile("st.volatile.shared.u32 [%0], %1;" :: "r"(to), "r"(v) : "memory")
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier), t = threadIdx.x;
+    if (t == 0) { INIT(bar, 1); FENCE_INIT(); }
+    __syncthreads();
+    for (u32 i = 0; i < 4; ++i) {
+        if (t == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(box), in + 256 * i, 1024, bar); }   //! NO_REUSE_BARRIER
+#ifdef STORE_EARLY
+        WRITE(ADDRESS(box + t), t);   //! STORE_EARLY
+#endif
+#ifndef NO_WAIT
+        WAIT(bar, i & 1);
+#endif
+        for (u32 j = t; j < 256; j += 64) {
+            u32 v;
+            READ(v, ADDRESS(box + j));   //! NO_WAIT
+            out[256 * i + j] = v;
+        }
+#ifndef NO_REUSE_BARRIER
+        __syncthreads();
+#endif
+    }
+}
+"""
+
+# ---- threads hand a value over through volatile flags; another one reads a word that nobody wrote
+
+FLAGS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 box[64];
+    __shared__ u32 turn;
+    volatile u32* flag = &turn;
+    const u32 t = threadIdx.x;
+#ifndef NO_CLEAR
+    if (t == 0) *flag = 0;
+#endif
+    __syncthreads();
+    if (t == 0) {
+        for (u32 i = 0; i < 4; ++i) {
+            box[0] = in[i];
+            __threadfence_block();
+            *flag = 2 * i + 1;
+            while (*flag != 2 * i + 2) { }
+        }
+    } else if (t == 32) {
+        for (u32 i = 0; i < 4; ++i) {
+            while (*flag != 2 * i + 1) { }   //! NO_CLEAR
+            __threadfence_block();
+            out[i] = box[0];
+            __threadfence_block();
+            *flag = 2 * i + 2;
+        }
+    }
+}
+"""
+
+# ---- a result is staged with volatile stores and copied out by a bulk store
+
+STAGED = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    volatile u32* staging = box;
+    const u32 t = threadIdx.x;
+    for (u32 i = 0; i < 4; ++i) {
+        for (u32 j = t; j < 256; j += 64) staging[j] = in[256 * i + j];   //! NO_READ_WAIT
+#ifndef NO_FENCE
+        FENCE_ASYNC_SHARED();
+#endif
+        __syncthreads();
+        if (t == 0) {
+            BULK_STORE(out + 256 * i, ADDRESS(box), 1024);   //! NO_FENCE
+            COMMIT();
+#ifndef NO_READ_WAIT
+            WAIT_READ(0);
+#endif
+        }
+        __syncthreads();
+    }
+    if (t == 0) WAIT_ALL(0);
+}
+"""
+
+_EARLY = ("read_before_load", "uninitialised_shared", "overwritten_while_read", "write_race", "arrival_overflow")
+CASES = [
+    Case(
+        "volatile tile",
+        TILE,
+        {
+            "NO_WAIT": _EARLY,
+            "NO_REUSE_BARRIER": ("overwritten_while_read", "read_before_load", "wrong_parity"),
+            "STORE_EARLY": ("write_race", "missing_proxy_fence"),
+        },
+        copied(1024),
+        block=64,
+    ),
+    Case("flags", FLAGS, {"NO_CLEAR": ("uninitialised_shared", "deadlock")}, copied(4), block=64),
+    Case(
+        "volatile staging",
+        STAGED,
+        {"NO_FENCE": "missing_proxy_fence", "NO_READ_WAIT": "store_source_reused"},
+        copied(1024),
+        block=64,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_the_right_kernel_is_clean(case: Case) -> None:
+    check_clean(case)
+
+
+@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
+def test_the_bug_is_reported(case: Case, bug: str) -> None:
+    check_bug(case, bug)
+
+
+@pytest.mark.parametrize("qualifier", ["relaxed.cta", "acquire.cta"])
+def test_other_qualifiers_do_not_excuse_a_missing_wait(qualifier: str) -> None:
+    """Neither orders the read after the copy."""
+    name = f'QUALIFIER "{qualifier}"'
+    report, _ = CASES[0].run(name, "NO_WAIT", schedules=3)
+    assert "read_before_load" in report.kinds, str(report)
+    report, is_right = CASES[0].run(name, schedules=3)
+    assert report.is_clean, str(report)
+    assert is_right
+
+
+# ---- who initialises a barrier, and who fences it
+
+INIT_FENCE = """
+#ifndef FENCE
+#define FENCE() FENCE_INIT()
+#endif
+#ifndef FENCER
+#define FENCER 0
+#endif
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier), t = threadIdx.x;
+    if (t == 0) INIT(bar, 1);
+#ifdef MEETING
+    __syncthreads();
+#endif
+    if (t == FENCER) FENCE();
+    __syncthreads();
+    if (t == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(box), in, 1024, bar); }
+    WAIT(bar, 0);
+    for (u32 j = t; j < 256; j += 64) out[j] = box[j];
+}
+"""
+
+INIT_CASE = Case("init fence", INIT_FENCE, {}, copied(256), block=64)
+
+
+@pytest.mark.parametrize(
+    ("defines", "is_fenced"),
+    [
+        ((), True),
+        (("FENCER 5",), False),
+        (("FENCER 5", "MEETING"), False),
+        (("FENCER 40", "MEETING"), False),
+        (("FENCE() FENCE_ASYNC()",), True),
+        (("FENCE() FENCE_ASYNC()", "FENCER 5"), False),
+        (("FENCE() FENCE_ASYNC()", "FENCER 5", "MEETING"), True),
+        (("FENCE() FENCE_ASYNC()", "FENCER 40"), False),
+        (("FENCE() FENCE_ASYNC()", "FENCER 40", "MEETING"), True),
+    ],
+    ids=str,
+)
+def test_an_init_is_fenced_by_its_thread_or_by_a_proxy_fence_behind_it(
+    defines: tuple[str, ...], is_fenced: bool
+) -> None:
+    """fence.mbarrier_init covers what its own thread initialised; fence.proxy.async what is ordered before it."""
+    report, is_right = INIT_CASE.run(*defines, schedules=4)
+    assert report.kinds == (set() if is_fenced else {"missing_init_fence"}), str(report)
+    assert is_right
+
+
+# ---- waits that a clock, or a count, bounds: too few bytes come, and the kernel goes on all the same
+
+BOUNDED = """
+#ifndef EXPECTED
+#define EXPECTED 1024
+#endif
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier), t = threadIdx.x;
+    if (t == 0) { INIT(bar, 1); FENCE_INIT(); }
+    __syncthreads();
+    if (t == 0) {
+        EXPECT(bar, EXPECTED);   //! EXPECTED
+        BULK_LOAD(ADDRESS(box), in, 1024, bar);
+    }
+    const long long start = clock64();
+    u32 done = 0;
+    do asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                    : "=r"(done) : "r"(bar) : "memory");
+    while (!done && clock64() - start < 1000000000);
+#ifdef TRAP
+    if (!done) __trap();
+#endif
+    for (u32 j = t; j < 256; j += 64) out[j] = box[j];
+}
+"""
+BOUNDED_CASE = Case("bounded wait", BOUNDED, {}, copied(256), block=64)
+
+
+@pytest.mark.parametrize("more", [(), ("TRAP",)], ids=["reads", "traps"])
+def test_too_few_bytes_are_named_where_a_wait_is_bounded(more: tuple[str, ...]) -> None:
+    report, is_right = BOUNDED_CASE.run(*more, schedules=6)
+    assert report.is_clean, str(report)
+    assert is_right
+    report, _ = BOUNDED_CASE.run("EXPECTED 1040", *more, schedules=2)
+    assert report.kinds == {"byte_count", "trap" if more else "read_before_load"}, str(report)
+    found = next(hazard for hazard in report.hazards if hazard.kind == "byte_count")
+    assert "16 bytes never came" in found.message
+    assert found.source == f"{NAME}:{line_of(BOUNDED, ('EXPECTED 1040', *more), 'EXPECTED')}"
