@@ -57,7 +57,6 @@ def specs(draw: st.DrawFn) -> MarlinSpec:
         ("weight_policy", "evict_last"),
         ("block_n", 96),
         ("block_k", 32),
-        ("blocks_per_sm", 0),
         ("consumer_registers", 240),
         ("warps_n", 16),
         ("warps_k", 8),
