@@ -84,7 +84,7 @@ CLUSTERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_blocks_of_a_cluster_divide_the_depth(name: str) -> None:
     m, k, n, of = CLUSTERS[name]
