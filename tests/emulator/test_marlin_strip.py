@@ -62,6 +62,7 @@ CLUSTERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_blocks_of_a_cluster_divide_the_depth(name: str) -> None:
     m, k, n, of = CLUSTERS[name]
@@ -130,6 +131,7 @@ FEW = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FEW)
 def test_a_tile_of_fewer_tokens_than_the_mma_has_columns(name: str) -> None:
     """The same bits as with eight, of which TMA fills most with zeros; what repeated columns hold goes nowhere."""

@@ -37,6 +37,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, of = CASES[name]
@@ -46,6 +47,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["2_blocks", "3_blocks_of_5_fragments"])
 def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch of clusters."""

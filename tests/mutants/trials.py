@@ -1,4 +1,4 @@
-"""Everything whose mutants are tried, by name: the sample of each registry entry, variants of our kernels, probes."""
+"""Everything whose mutants are tried, by name: variants of our kernels, probes, samples of other registry entries."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def sample_trial(entry: KernelEntry) -> Trial:
 
 
 def trials() -> dict[str, Callable[[], Trial]]:
-    """``kernel/variant`` -> its trial."""
-    found: dict[str, Callable[[], Trial]] = {
-        f"{entry.name}/sample": partial(sample_trial, entry) for entry in REGISTRY.values() if entry.emulated
-    }
-    return found | {subject.name: subject.trial for subject in (*registry_subjects(), *probe_subjects())}
+    """``kernel/variant`` -> its trial. A kernel of the registry that has no launch here takes part with its sample."""
+    subjects = [*registry_subjects(), *probe_subjects()]
+    found: dict[str, Callable[[], Trial]] = {subject.name: subject.trial for subject in subjects}
+    launched = {subject.kernel for subject in subjects}
+    samples = [entry for entry in REGISTRY.values() if entry.emulated and entry.name not in launched]
+    return found | {f"{entry.name}/sample": partial(sample_trial, entry) for entry in samples}
