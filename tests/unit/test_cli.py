@@ -67,9 +67,9 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
             "--tagret: got an unknown option (did you mean --target?); allowed: what",
         ),
         (["bench", "marlon"], "benchmark: got marlon (did you mean marlin?); allowed: "),
-        (["mutants", "tile_coyp"], "KERNEL: got tile_coyp (did you mean tile_copy?); allowed: "),
-        (["mutants", "--jobs", "x"], "--jobs: got x; allowed: an integer"),
-        (["mutants", "--jobs"], "--jobs: got no value; allowed: what cudatma mutants --help lists"),
+        (["mutants", "tile_copy"], "FILE: got tile_copy; allowed: a .ptx, .cu, .toml or .json file"),
+        (["mutants", "--schedules", "x"], "--schedules: got x; allowed: an integer"),
+        (["emulate", "marlin", "--seed"], "--seed: got no value; allowed: what cudatma emulate --help lists"),
         (["cache", "more"], "more: got an argument too many; allowed: "),
         (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
         (["dump"], "kernel: got none; allowed: marlin"),
@@ -90,11 +90,15 @@ def test_other_numbers_and_other_names_are_no_suggestion(got: str, known: str) -
     assert similar(got, [known]) == ""
 
 
-def test_the_list_of_mutants_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["mutants", "--list", "tile_copy"]) == 0
-    name, count, _ = capsys.readouterr().out.split()
-    assert cli.main(["mutants", "--list", "--json", "tile_copy"]) == 0
-    assert json.loads(capsys.readouterr().out) == {name: int(count)}
+def test_the_list_of_mutants_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text('extern "C" __global__ void meet() { __syncthreads(); }')
+    assert cli.main(["mutants", "--list", str(kernel)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert cli.main(["mutants", "--list", "--json", str(kernel)]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(shown) > 0
+    assert listed[0]["operator"] == shown[0].split()[0]
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 blocks"), (1, "1 block"), (2, "2 blocks")])

@@ -207,6 +207,7 @@ def check_options(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patched:
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
+        patched.setattr(importlib.import_module("cudatma.tools.command_line").Parser, "parse_args", parse_alone)
         with pytest.raises(Parsed):
             importlib.import_module(module).main(arguments)
 

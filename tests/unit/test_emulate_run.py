@@ -113,8 +113,8 @@ SWIZZLED[4:4] = ["--arg", "map(x, box=8x16, swizzle=64B)"]
 
 def test_a_warning_is_shown_and_leaves_the_run_clean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tile is swizzled and read linearly."""
-    Path("linear.cu").write_text(FETCH.replace("__align__(128)", "__align__(1024)"))
-    call = ["linear.cu", *SWIZZLED, "--arg", "row:int32=0"]
+    Path("linear.cu.j2").write_text(FETCH.replace("__align__(128)", "__align__(1024)"))
+    call = ["linear.cu.j2", *SWIZZLED, "--arg", "row:int32=0"]
     status, found = as_json(capsys, *call)
     assert (status, found["passed"], found["hazards"]) == (0, True, [])
     (warning,) = found["warnings"]
@@ -127,8 +127,8 @@ def test_a_warning_is_shown_and_leaves_the_run_clean(folder: Path, capsys: pytes
 def test_what_follows_from_a_hazard_is_shown_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Warp 1 reads the tile before its copy is issued."""
     early = FETCH.replace("    __syncthreads();\n    mbarrier_wait_parity(bar, 0);\n", "")
-    Path("early.cu").write_text(early.replace("threadIdx.x == 0", "threadIdx.x == 127"))
-    call = ["early.cu", *SWIZZLED, "--arg", "row:int32=0"]
+    Path("early.cu.j2").write_text(early.replace("threadIdx.x == 0", "threadIdx.x == 127"))
+    call = ["early.cu.j2", *SWIZZLED, "--arg", "row:int32=0"]
     status, found = as_json(capsys, *call)
     cause = found["hazards"][0]
     assert (status, cause["kind"]) == (1, "read_before_load")
@@ -191,7 +191,7 @@ def test_a_narrow_terminal_splits_no_identifier(
     lines = capsys.readouterr().out.splitlines()
     (instruction,) = [line for line in lines if "at PTX line" in line and "`" in line][:1]
     assert "kernel reverse, block (0, 0, 0), warp" in instruction
-    assert "(racy.cu:5)" in instruction
+    assert re.search(r"\(racy\.cu:\d\)", instruction)
     assert "   source: if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];" in lines
     assert any(line.strip().startswith("again: --seed 0 --replay 0") for line in lines)
     assert re.match(r"\d+ hazards? in 1 schedule, ", lines[-1])

@@ -87,7 +87,7 @@ def by_cupy(x: Rows, dense: ArrayInfo, out: Rows, bias: ArrayInfo | None, stream
 
     def run(cupy: Any) -> None:
         device = out.info.device or 0
-        with cupy.cuda.Device(device), cupy_stream(stream, device):
+        with cupy.cuda.Device(device), cupy_stream(cupy.cuda, stream, device):
             source, pitch = x.info.pointer, x.pitch_bytes
             if pitch < k * _ELEMENT_BYTES:  # rows that share elements, as cuBLAS takes none
                 copied = cupy.ascontiguousarray(_bits(cupy, x))
