@@ -100,6 +100,7 @@ DEEP = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DEEP)
 def test_one_box_brings_what_several_do(name: str) -> None:
     m, k, n, of = DEEP[name]
