@@ -15,7 +15,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "emulator.md").read_text(
 
 
 def add_tiles_source() -> str:
-    return PAGE.partition("`add_tiles.cu`:\n\n```cuda\n")[2].partition("```")[0]
+    return PAGE.partition("`add_tiles.cu.j2`:\n\n```cuda\n")[2].partition("```")[0]
 
 
 def add_tiles(source: str, folder: Path, schedules: int) -> tuple[Report, float]:

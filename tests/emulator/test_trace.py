@@ -72,11 +72,11 @@ def hanging(schedules: int = 3) -> Trace:
 
 @pytest.mark.parametrize("schedule", [0, 1, 5])
 def test_the_ring_of_a_kernel_is_recognised(schedule: int) -> None:
-    """Six k-blocks of 256 go through four stages; producer and consumers are told apart."""
+    """Six k-blocks of 256 go through five stages; producer and consumers are told apart."""
     (view,) = views(marlin(schedule))
-    assert [len(stage.fills) for stage in view.stages] == [2, 2, 1, 1]
-    assert all(stage.empty is not None for stage in view.stages[:2])
-    assert [view.role(warp) for warp in view.warps] == ["producer", *["consumer"] * 4]
+    assert [len(stage.fills) for stage in view.stages] == [2, 1, 1, 1, 1]
+    assert all(stage.empty is not None for stage in view.stages[:1])
+    assert [view.role(warp) for warp in view.warps] == ["producer", *["consumer"] * 8]
     for stage in view.stages:
         for lap, fill in enumerate(stage.fills):
             assert fill.lap == lap
@@ -84,7 +84,7 @@ def test_the_ring_of_a_kernel_is_recognised(schedule: int) -> None:
             assert fill.begin <= min(copy.begin for copy in fill.copies) <= max(copy.end or 0 for copy in fill.copies)
             assert fill.full >= max(copy.end or 0 for copy in fill.copies)
     for warp in view.warps[1:]:
-        assert [work.stage.number for work in view.works(warp)] == [0, 1, 2, 3, 0, 1]
+        assert [work.stage.number for work in view.works(warp)] == [0, 1, 2, 3, 4, 0]
         counts = {sum(event.count for event in work.products) for work in view.works(warp)}
         assert len(counts) == 1
         assert 0 not in counts
@@ -195,12 +195,12 @@ def test_arrows_lead_from_copy_to_phase_to_waiter() -> None:
     assert ends["lands in", "f"] == {"full"}
     assert ends["releases", "s"] == {"full", "empty"}
     assert ends["releases", "f"] == {"warp"}
-    assert "warp 4: producer" in names.values()
+    assert "warp 8: producer" in names.values()
 
 
 def test_the_counter_never_counts_more_than_the_ring_holds() -> None:
     counted = [event["args"] for event in check_chrome(marlin().to_json()) if event["ph"] == "C"]
-    assert max(value["in flight"] + value["full"] for value in counted) <= 4
+    assert max(value["in flight"] + value["full"] for value in counted) <= 5
     assert max(value["full"] for value in counted) > 1
 
 
