@@ -46,7 +46,7 @@ _TARGET_WITHOUT_CARD = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
-_COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target")
+_COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target", "used_functions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +277,6 @@ def _have(order: _Order) -> Kernel:
             _building.pop(key, None)
 
 
-def installed_nvrtc() -> tuple[int, int]:
-    """NVRTC's version, without loading it where the cache remembers it. Raises DriverError (no NVRTC), CacheError."""
-    return _nvrtc_version(default_root())
-
-
 @lru_cache(maxsize=8)
 def _nvrtc_version(root: Path) -> tuple[int, int]:
     """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
@@ -290,15 +285,8 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def remembered(facts: Any, find: Callable[[], Any]) -> Any:
-    """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON.
-
-    Raises CacheError (no folder can be had) and whatever ``find()`` raises.
-    """
-    return _remembered(default_root(), facts, find)
-
-
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
+    """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:

@@ -48,9 +48,9 @@ _SOURCE_NAME = "<source>"
 _REFERENCE = re.compile(
     r"""/[/*]%[-+]?[ \t]*(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1""",
 )
-#: What no CUDA text has and a template often does.
+#: What no CUDA text has and a template often does; a ${ in a line's comment is no sign.
 _TEMPLATE_SYNTAX = re.compile(
-    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|set|if|for|macro)\b|\$\{|/\*%", re.MULTILINE
+    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
 
 #: Files that the running render() has included so far.
@@ -218,7 +218,6 @@ def render(
     is_source: bool = False,
     name: str | None = None,
     debug: bool = False,
-    root: Path | None = None,
 ) -> str:
     """The CUDA source of a template for a spec and a target.
 
@@ -228,10 +227,9 @@ def render(
     name: of the file that the text is from; the source then has #line directives, which name it.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
     see docs/debugging.md. Without it nothing of that is in the text.
-    root: another folder of templates, as those of another version; None: template_root().
     The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
     """
-    chosen, folder = get_target(target), root or template_root()
+    chosen, folder = get_target(target), template_root()
     shown = (name or _SOURCE_NAME) if is_source else template
     token = _included.set({shown})
     try:

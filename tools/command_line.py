@@ -38,9 +38,9 @@ class Parser(argparse.ArgumentParser):
         options: argparse.Namespace = found
         return options
 
-    def refuse(self, rest: Sequence[str]) -> NoReturn:
-        """Raise ArgumentError for arguments that nobody knows."""
-        known = [name for action in self._actions for name in action.option_strings]
+    def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
+        """Raise ArgumentError for arguments that nobody knows, neither this parser nor the others."""
+        known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
         meant = similar(rest[0].partition("=")[0], known)
         raise ArgumentError(rest[0], f"{got} ({meant})" if meant else got, f"what {self.prog} --help lists")

@@ -137,7 +137,10 @@ def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
             continue  # --seed is the schedules'
         kind = type(parameter.default)
         parser.add_argument(f"--{parameter.name.replace('_', '-')}", type=kind, default=parameter.default)
-    return vars(parser.parse_args(list(rest)))
+    found, unknown = parser.parse_known_args(list(rest))
+    if unknown:
+        parser.refuse(unknown, _parser())
+    return vars(found)
 
 
 def _sample_of(name: str) -> Callable[..., Any]:

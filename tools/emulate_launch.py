@@ -58,6 +58,7 @@ class LaunchFile:
         text = text.strip()
         if found := _MAP.fullmatch(text):
             options = dict(part.split("=", 1) for part in re.sub(r"\s", "", found["options"]).split(",") if part)
+            _known(options, _MAP_OPTIONS, option)
             return {"map": found["array"], **options}
         if found := _ARRAY.fullmatch(text):
             shape = [int(extent) for extent in found["shape"].split(",") if extent.strip()]

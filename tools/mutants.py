@@ -80,7 +80,8 @@ class Result:
         lines.append(f"{'operator':<21}" + "".join(f"{_TITLES[verdict]:>11}" for verdict in VERDICTS))
         lines += [f"{name:<21}" + "".join(f"{found[verdict]:>11}" for verdict in VERDICTS) for name, found in rows]
         lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]
-        lines.append(f"{100 * reported_share(counts):.0f} % of those that are not exempt are reported")
+        if self.outcomes:
+            lines.append(f"{100 * reported_share(counts):.0f} % of those that are not exempt are reported")
         return "\n".join(lines)
 
 

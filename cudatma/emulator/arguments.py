@@ -53,6 +53,8 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
         return bytes(8)
     register_array(value, name, memory)
     is_float = param.kind in ("f16", "f32", "f64")
+    if isinstance(value, float | np.floating) and param.kind[0] in "us":
+        raise ArgumentError(name, float(value), f"an integer of {size} bytes", f"the parameter is a .{param.kind}")
     if isinstance(value, np.bool_ | np.integer) and (value.nbytes != size or is_float):
         value = int(value)
     if isinstance(value, np.floating) and value.nbytes != size:

@@ -197,11 +197,11 @@ class BarrierEvents(Checks):
         """The barrier is used no more: of the copies that complete on it nobody knows whether they have landed, unless
         somebody has waited for the last one. w, at: who ends it, where that is an instruction.
 
-        Where a wait is known to be missing or to pass too early, this is a consequence and not told.
+        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not told.
         """
         if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
             return
-        if self.findings.has("read_before_load", "wrong_parity", "byte_count"):
+        if self.findings.has(barrier.place, "read_before_load", "wrong_parity", "byte_count"):
             return
         warp, program, issued = barrier.load_from
         phase = phase_name(barrier.block, barrier.offset, (barrier.phase if barrier.loads else barrier.loaded - 1))

@@ -103,9 +103,10 @@ class Findings:
         split, at = trapped_at(launch, error)
         self.add("trap", str(error), launch, split.frame.program, at, split.warp)
 
-    def has(self, *kinds: str) -> bool:
-        """Whether a hazard of one of these kinds is known."""
-        return any(kind in kinds for kind, _, _ in self._found)
+    def has(self, place: Place, *kinds: str) -> bool:
+        """Whether a hazard of one of these kinds is known there, or where nobody knows."""
+        known = (finding for key, finding in self._found.items() if key[0] in kinds)
+        return any(not finding.places or place in finding.places for finding in known)
 
     def hazards(self) -> list[Hazard]:
         """All hazards: causes, with what follows from them."""

@@ -134,7 +134,14 @@ def test_numbers_take_the_parameter_s_type(numbers: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value", "error"),
-    [(3, 1 << 40, ArgumentError), (4, 300, ArgumentError), (3, "4", ArgumentTypeError), (1, 1e60, ArgumentError)],
+    [
+        (3, 2.5, ArgumentError),
+        (3, np.float32(4), ArgumentError),
+        (3, 1 << 40, ArgumentError),
+        (4, 300, ArgumentError),
+        (3, "4", ArgumentTypeError),
+        (1, 1e60, ArgumentError),
+    ],
 )
 def test_numbers_that_do_not_fit_are_refused(place: int, value: Any, error: type[Exception]) -> None:
     arguments: list[Any] = [np.zeros(6), 2.0, 3.0, -4, 5, 6, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pickle
@@ -167,6 +168,13 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
     assert len(compilations) == 2
 
 
+def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
+    tree = ast.parse(Path(build.__file__).with_name("render.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    ours = {name.removeprefix("cudatma.") for name in imported if name.startswith("cudatma.")}
+    assert ours - {"errors"} <= set(build._COMMON_CODE)
+
+
 def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path))
     found: list[int] = []
@@ -175,11 +183,11 @@ def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.Monk
         found.append(len(found))
         return found[-1:]
 
-    assert [build.remembered({"of": name}, find) for name in ("a", "a", "b", "a")] == [[0], [0], [1], [0]]
+    assert [build._remembered(tmp_path, {"of": name}, find) for name in ("a", "a", "b", "a")] == [[0], [0], [1], [0]]
     assert found == [0, 1]
     with pytest.raises(ZeroDivisionError):
-        build.remembered({"of": "c"}, lambda: 1 // 0)
-    assert build.remembered({"of": "c"}, find) == [2], "nothing is kept of what failed"
+        build._remembered(tmp_path, {"of": "c"}, lambda: 1 // 0)
+    assert build._remembered(tmp_path, {"of": "c"}, find) == [2], "nothing is kept of what failed"
 
 
 def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
@@ -531,7 +539,7 @@ def test_a_remedy_is_one_where_there_is_no_card(monkeypatch: pytest.MonkeyPatch)
 
 def test_specs_of_the_package_are_keyed_by_their_neighbours() -> None:
     alone = build._code_digests("module.that.is.not.there")
-    assert len(alone) == 5
+    assert len(alone) == 6
     assert set(alone) < set(build._code_digests("cudatma.errors"))
     assert set(alone) < set(build._code_digests(__name__))
 

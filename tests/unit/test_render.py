@@ -272,6 +272,7 @@ def test_errors_of_a_named_source_name_it() -> None:
         ("  //%- if x\n", True),
         ("int x = ${ spec.x };", True),
         ("int x; //% of peak", False),
+        ("int x; // ${HOME}/x", False),
         ("//% of peak\n//% includes nothing\n", False),
         ("int x = a /*per*/ % b;", False),
     ],

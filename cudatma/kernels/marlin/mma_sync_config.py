@@ -39,7 +39,7 @@ class _Form:
     registers: int = 0
 
 
-#: Of 16 tiles at 110 problems (15 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
+#: Of 17 tiles at 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
 #: three or more. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
 _FORMS = (
     _Form(8, 64, 256, 2, 4),

@@ -88,6 +88,8 @@ def _sample(
     seed: int,
 ) -> Sample:
     """candidates: of the kernel, for a layer."""
+    if candidates is wgmma_candidates:
+        target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
     for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
