@@ -167,6 +167,13 @@ class Agents:
             return parted.learners(lanes, alive)
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
+    def some_know(self, w: Warp, groups: set[int]) -> None:
+        """The lanes of each group, as bits, have met: they share what they have acquired."""
+        parted = self._parted.get(w.agent)
+        if parted is not None and parted.meetings == w.meetings:
+            for bits in groups:
+                parted.meet(bits)
+
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
         """(agent, clock) of an access by so many lanes.
 
@@ -177,8 +184,9 @@ class Agents:
         if lanes == 1 or together:
             agent = self.leader_agent(w)
             return agent, int(clock.order[agent])
-        if self._met.get(w.agent) != w.meetings:
-            self._met[w.agent] = w.meetings
+        meetings = w.meetings + w.part_meetings
+        if self._met.get(w.agent) != meetings:
+            self._met[w.agent] = meetings
             self.advance(w)
             self._unmet_from[w.agent] = int(clock.order[w.agent])
         return w.agent, int(clock.order[w.agent])
@@ -193,7 +201,7 @@ class Agents:
 
     def without_unmet(self, w: Warp, known: Clock) -> Clock:
         """Take back what lanes did that have not met since: a single lane does not publish it."""
-        if self._met.get(w.agent) == w.meetings:
+        if self._met.get(w.agent) == w.meetings + w.part_meetings:
             least = self._unmet_from[w.agent] - 1
             known.order[w.agent] = min(int(known.order[w.agent]), least)
             known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)

@@ -199,6 +199,17 @@ class LaneClocks:
             lanes &= ~bits
         return [*found, (lanes, self.whole)] if lanes else found
 
+    def meet(self, lanes: int) -> None:
+        """These lanes have met: each of them knows what any of them knew."""
+        inside = [clock for bits, clock in self.parts if bits & lanes]
+        if not inside:
+            return
+        together = self.whole.copy()
+        for clock in inside:
+            together.join(clock)
+        rest = [(bits & ~lanes, clock) for bits, clock in self.parts if bits & ~lanes]
+        self.parts = [*rest, (lanes, together)]
+
     def merge(self) -> Clock:
         """The lanes have met: each knows what any of them knew."""
         for _, clock in self.parts:

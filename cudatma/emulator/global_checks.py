@@ -160,7 +160,7 @@ class GlobalChecks:
         text: str,
     ) -> None:
         lanes = self._observer.lanes
-        position = lanes.conflict(np.where(other > 0, 0, known), stamps)
+        position = lanes.conflict(w, np.where(other > 0, 0, known), stamps)
         if position >= 0:
             self._tell(
                 w, at, "lane_race", shadow, int(indices[position]), text.format(lanes.lane(int(known[position])))
@@ -171,14 +171,14 @@ class GlobalChecks:
     ) -> None:
         rows = shadow.writers[indices]
         lanes = self._observer.lanes
-        if lanes.conflict(rows[:, LANE], stamps) >= 0 and not same():
+        if lanes.conflict(w, rows[:, LANE], stamps) >= 0 and not same():
             self._check_lanes(w, at, shadow, indices, rows[:, LANE], rows[:, STRENGTH], stamps, _LANE_WRITE)
         readers = shadow.readers(indices)
         if readers is None:
             return
         for slot in (0, 1):
             known, other = readers[:, slot, 3], readers[:, slot, 2]
-            if lanes.conflict(known, stamps) >= 0 and not same():
+            if lanes.conflict(w, known, stamps) >= 0 and not same():
                 self._check_lanes(w, at, shadow, indices, known, other, stamps, _LANE_REUSE)
 
     def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, known: Array) -> None:

@@ -2,8 +2,9 @@
 
 Since Volta lanes of a warp run independently: that they happened to run together orders nothing. A meeting is any
 instruction that the whole warp executes together (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma, ldmatrix,
-wgmma.fence); whatever acquires (a wait for an mbarrier, an acquiring load, a fence) counts as one, too, since what a
-lane has released is then known to the others. Source: PTX ISA, "Memory Consistency Model", "bar.warp.sync".
+wgmma.fence); where its mask names some lanes, those have met, and no others. Whatever acquires (a wait for an mbarrier,
+an acquiring load, a fence) counts as one, too, since what a lane has released is then known to the others. Source: PTX
+ISA, "Memory Consistency Model", "bar.warp.sync".
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from cudatma.emulator.hazard_checks import Checks
     from cudatma.emulator.shadow import Shadow
 
-#: Below an access's lane: 32 stands for all lanes together.
-_LANE_BITS = 6
+#: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
+#: since, and the lane; 32 stands for all lanes together.
+_LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
+_LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
 
@@ -36,7 +39,9 @@ class LaneRaces:
         self._acquired: dict[int, int] = {}
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
-        self._bases: dict[int, tuple[int, Array]] = {}
+        self._bases: dict[int, tuple[int, Array, Array]] = {}
+        # By agent: the epoch, and how many part meetings of each lane (column) each lane (row) knows of in it.
+        self._partly: dict[int, tuple[int, Array]] = {}
         self._copies: dict[int, tuple[int, int]] = {}
 
     def acquired(self, w: Warp) -> None:
@@ -52,12 +57,15 @@ class LaneRaces:
         epoch = self.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
-            base = (self._first + w.agent) << 40 | epoch << _LANE_BITS
-            known = self._bases[w.agent] = (epoch, _LANES + base)
+            base = ((self._first + w.agent) << _EPOCH_BITS | epoch & (1 << _EPOCH_BITS) - 1) << _COUNT_BITS + _LANE_BITS
+            lanes = _LANES + base
+            met = self._part_meetings(w)
+            if met is not None:
+                lanes += met.diagonal()[:LANES] << _LANE_BITS
+            known = self._bases[w.agent] = (epoch, lanes, _TOGETHER + base)
         every = known[1]
         if together:
-            together_stamps: Array = _TOGETHER + every[0]
-            return together_stamps
+            return known[2]
         if w.split.is_full and w.guard is None:
             active = every
         else:
@@ -67,17 +75,43 @@ class LaneRaces:
             return np.zeros(count, np.int64)  # lanes whose addresses lie in several memories are not followed
         return active if each == 1 else active.repeat(each)
 
-    @staticmethod
-    def conflict(known: Array, stamps: Array) -> int:
-        """The position of an access by another lane of the warp since the lanes met, -1 where there is none."""
+    def some_met(self, w: Warp, groups: set[int]) -> None:
+        """The lanes of each group, as bits, have met: each knows what any of them knew of others."""
+        epoch = self.epoch(w)
+        met = self._part_meetings(w)
+        if met is None:
+            met = np.zeros((LANES + 1, LANES + 1), np.int64)
+            self._partly[w.agent] = epoch, met
+        for bits in groups:
+            lanes = np.flatnonzero(bits >> _LANES & 1)
+            met[lanes, lanes] += 1
+            met[lanes, LANES] = 1
+            met[lanes] = met[lanes].max(axis=0, initial=0)
+        self._bases.pop(w.agent, None)
+        self._copies.pop(w.agent, None)
+        if met.max() == _COUNT:
+            self.acquired(w)  # no room to count on
+
+    def _part_meetings(self, w: Warp) -> Array | None:
+        known = self._partly.get(w.agent)
+        return known[1] if known is not None and known[0] == self.epoch(w) else None
+
+    def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
+        """The position of an access by another lane of the warp that has not met this one since, -1 for none."""
         difference = known ^ stamps
-        late = (difference > 0) & (difference < 1 << _LANE_BITS)
+        late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
+        if not np.count_nonzero(late):
+            return -1
+        met = self._part_meetings(w)
+        if met is not None:
+            before, now = known & _LANE, stamps & _LANE
+            late &= (before != now) & (met[now, before % (LANES + 1)] <= (known >> _LANE_BITS & _COUNT))
         return int(late.argmax()) if np.count_nonzero(late) else -1
 
     @staticmethod
     def lane(stamp: int) -> str:
         """The lane of a stamp, for messages."""
-        number = stamp & (1 << _LANE_BITS) - 1
+        number = stamp & _LANE
         return f"lane {number}" if number < LANES else "the whole warp"
 
     # ---- which warps need to be looked at
@@ -123,7 +157,7 @@ class LaneRaces:
         first = self.own_copies_from(w, self._checks.cp_agent(w))
         if first >= 0:
             theirs = (shadow.writer[indices] == self._checks.cp_agent(w)) & (shadow.writer_clock[indices] > first)
-            theirs &= (shadow.lane_writes[indices] ^ stamps) & 63 != 0
+            theirs &= (shadow.lane_writes[indices] ^ stamps) & _LANE != 0
             if theirs.any():
                 text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
                 self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
@@ -135,12 +169,12 @@ class LaneRaces:
         stamps = self.stamps(w, len(indices), together)
         wrote, read = self.writes(w)
         for known, verb in ((shadow.lane_writes, "wrote"),) * wrote + ((shadow.lane_reads, "reads"),) * read:
-            if not together and self.conflict(known[indices], stamps) >= 0 and not (same is not None and same()):
+            if not together and self.conflict(w, known[indices], stamps) >= 0 and not (same is not None and same()):
                 self._tell(w, at, shadow, indices, known, stamps, verb)
         shadow.lane_writes[indices] = stamps
 
     def _tell(self, w: Warp, at: int, shadow: Shadow, indices: Array, known: Array, stamps: Array, verb: str) -> None:
-        position = self.conflict(known[indices], stamps)
+        position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"

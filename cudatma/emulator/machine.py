@@ -93,8 +93,9 @@ class Warp:
         self.carry: Array = ~FULL
         #: End of what alloca has taken of local memory; frames of calls begin behind it.
         self.stack_top = 0
-        #: How often the lanes have met at a warp-wide instruction.
+        #: How often all live lanes have met at a warp-wide instruction, and how often some of them.
         self.meetings = 0
+        self.part_meetings = 0
         #: Lanes whose guard holds, while a guarded instruction runs that the hazard layer is told of.
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load: one that finds the same again is spinning.

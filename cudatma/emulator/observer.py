@@ -40,6 +40,11 @@ class Observer(SwizzleChecks):
         self.registers = RegisterWatch(self)
         self.globals = GlobalWatch(self, cluster.number)
 
+    def some_met(self, w: Warp, groups: set[int]) -> None:
+        """Some lanes of a warp have met, and not all: the lanes of each group, as bits, among themselves."""
+        self.some_know(w, groups)
+        self.lanes.some_met(w, groups)
+
     # ---- generic accesses
 
     def generic_read(

@@ -19,18 +19,18 @@ _LANE = np.arange(LANES, dtype=np.int64)
 
 
 def _members(e: SegmentWriter, i: Instruction, position: int) -> None:
-    """Check the member mask, where it is not the constant of all lanes in a full warp."""
+    """The lanes of the member mask meet; check it where it is not the constant of all lanes in a full warp."""
     operand = i.operands[position]
-    e.line("w.meetings += 1")
-    if e.masked or e.guarded:
+    if e.masked or e.guarded or not isinstance(operand, Imm):
         e.line(f"members(w, {e.at}, {e.src(operand, 'u32')}, {e.mask}, {i.opcode!r})")
-    elif not isinstance(operand, Imm):
-        e.src(operand, "u32")
+    else:
+        e.line("w.meetings += 1")
 
 
 @runtime
 def members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
-    """Report a member mask that names lanes which are elsewhere."""
+    """The members meet; report a mask that names lanes which are elsewhere."""
+    sync.meet(w, member, mask)
     sync.check_members(w, at, member, mask, what)
 
 

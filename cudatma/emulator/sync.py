@@ -153,9 +153,22 @@ def named_reduce(
 
 
 def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
-    """bar.warp.sync: lanes of a warp run together here; a member that is elsewhere is reported."""
-    w.meetings += 1
+    """bar.warp.sync: lanes of a warp meet here; a member that is elsewhere is reported."""
+    meet(w, member, mask)
     check_members(w, at, member, mask, "bar.warp.sync")
+
+
+def meet(w: Warp, member: Array, mask: Array | None) -> None:
+    """The lanes of each member mask meet: all of the warp, or some alone. mask: who executes the instruction."""
+    here = w.split.mask if mask is None else mask
+    alive = _bits(w.alive)
+    groups = {int(bits) & alive for bits in np.unique(member[here])}
+    if alive in groups:
+        w.meetings += 1
+        return
+    w.part_meetings += 1
+    if w.block.cluster.observer is not None:
+        w.block.cluster.observer.some_met(w, groups)
 
 
 def _bits(mask: Array) -> int:

@@ -289,8 +289,48 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 """
 
 LANES = "lane_race"
+#: Lanes meet in halves, then in quarters that span both: lane 0's value reaches lane 16 over lane 8.
+PARTS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 box[32];
+    const u32 lane = threadIdx.x, half = lane < 16 ? 0xffffu : 0xffff0000u;
+    box[lane] = in[lane];
+#ifdef SHUFFLED
+    if (lane < 16) out[lane] = __shfl_sync(0xffffu, lane, 3);
+#else
+    __syncwarp(half);
+#endif
+#ifdef OTHER_HALF
+    out[lane] = box[lane ^ 16];   //! OTHER_HALF
+#else
+    out[lane] = box[lane ^ 8];   //! SHUFFLED
+#endif
+#ifndef NO_CHAIN
+    __syncwarp(lane >= 8 && lane < 24 ? 0x00ffff00u : 0xff0000ffu);
+#endif
+    if (lane == 16) out[lane] += box[0];   //! NO_CHAIN
+#ifndef NO_SECOND
+    __syncwarp(half);
+#endif
+    if (lane != 8) box[lane ^ 8] = lane;   //! NO_SECOND
+}
+"""
+
+
+def parts(source: Any) -> Any:
+    wanted = source[:32][np.arange(32) ^ 8]
+    wanted[16] += source[0]
+    return wanted
+
+
 CASES = [
     Case("exchange", EXCHANGE, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(exchanged, 64), block=64),
+    Case(
+        "parts of a warp",
+        PARTS,
+        {"SHUFFLED": LANES, "OTHER_HALF": LANES, "NO_CHAIN": LANES, "NO_SECOND": LANES},
+        filled(parts),
+    ),
     Case("tree", TREE, {"NO_FIRST": LANES, "IN_LOOP": LANES}, filled(lambda a: a[:32].sum())),
     Case(
         "a shuffle between",
