@@ -45,16 +45,17 @@ int fake_hangs;
 
 // Streams that a test has told of: their ids, and the captures that they take part in (0: none). Any other stream has an id
 // that is a thousand above its handle, and captures where fake_setup.capturing says so.
-enum { MAX_STREAMS = 64, MAX_RETAINED = 1024, CAPTURE_OF_ALL = 1, RELAXED = 2, CREATED_STREAM = 0xabc };
+enum { MAX_STREAMS = 64, MAX_RETAINED = 1024, CAPTURE_OF_ALL = 1, RELAXED = 2, CREATED_STREAM = 0xabc, ALIGNMENT = 256 };
 struct {
     uint64_t handle, id, capture;
 } fake_streams[MAX_STREAMS];
 // Device memory: allocations, those of them while anything was captured, frees, and how often the driver was asked about a
 // stream; the stream that the host waited for last, of those that
-// it did not create. A capture's graph is the capture's number.
+// it did not create; bytes that are allocated. A capture's graph is the capture's number.
 struct {
     int64_t allocations, in_capture, frees, questions;
     uint64_t synchronized;
+    int64_t held_bytes;
 } fake_counts;
 static struct {
     void (*destroy)(void *);
@@ -193,11 +194,16 @@ int cuMemHostGetDevicePointer_v2(void **device, void *host, unsigned flags) { re
 int cuMemAlloc_v2(void **pointer, size_t size) {
     if (anything_captures() && capture_mode != RELAXED) return CAPTURE_UNSUPPORTED;
     fake_counts.allocations++, fake_counts.in_capture += anything_captures();
-    return *pointer = aligned_alloc(256, (size + 255) / 256 * 256), SUCCESS;
+    // The size lies in front of the memory.
+    size_t *block = aligned_alloc(ALIGNMENT, (size + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    fake_counts.held_bytes += *block = size;
+    return *pointer = (char *)block + ALIGNMENT, SUCCESS;
 }
 int cuMemFree_v2(void *pointer) {
     if (anything_captures() && capture_mode != RELAXED) return CAPTURE_UNSUPPORTED;
-    return fake_counts.frees++, free(pointer), SUCCESS;
+    size_t *block = (size_t *)((char *)pointer - ALIGNMENT);
+    fake_counts.held_bytes -= *block;
+    return fake_counts.frees++, free(block), SUCCESS;
 }
 int cuMemsetD8Async(void *pointer, unsigned char value, size_t size, void *stream) {
     return memset(pointer, value, size), SUCCESS;

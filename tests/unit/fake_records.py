@@ -64,6 +64,7 @@ class Counts(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("allocations", "in_capture", "frees", "questions")),
         ("synchronized", ctypes.c_uint64),
+        ("held_bytes", ctypes.c_int64),
     )
 
 

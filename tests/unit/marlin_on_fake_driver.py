@@ -39,6 +39,8 @@ K, N, M = 2048, 128, 16
 PROCESSORS = 132
 #: (flags, partial sums) of any launch.
 WHOLE_BYTES = PROCESSORS * (1024 * 128 + 256)
+#: The smallest part of a slab that holds a workspace.
+LEAST_BYTES = PROCESSORS * (1024 * 2 + 256)
 heap = [1 << 32]
 #: The stream that the fake CuPy works on, and those it allocated on.
 current, allocated_on = [0], []
@@ -206,13 +208,12 @@ def case_memory_goes_with_the_graph() -> None:
     told(0, 0x60, 6)
     kept = c.workspace_bytes()
     assert len(kept.graphs) == 40
-    # Flags, and 64 KiB of partial sums in steps of 256 KiB.
-    assert set(kept.graphs) == {PROCESSORS * 256 + (256 << 10)}
+    assert set(kept.graphs) == {LEAST_BYTES}, "64 KiB of partial sums"
     for graph in range(100, 139):
         library.fake_destroy_graph(ctypes.c_uint64(graph))
     assert len(c.workspace_bytes().graphs) == 1
     c.release_workspaces()
-    assert (c.workspace_bytes().streams, c.workspace_bytes().reserved) == ((), 0)
+    assert c.workspace_bytes() == owners.WorkspaceBytes((), (LEAST_BYTES,), owners._SLAB_BYTES - LEAST_BYTES)
     assert counts.allocations - counts.frees == 1, "what the last graph lies in"
     library.fake_destroy_graph(ctypes.c_uint64(139))
     assert c.workspace_bytes().total == 0
@@ -224,21 +225,113 @@ def case_captures_in_a_row() -> None:
     """What was reserved is used up without a call in between; allocations then leave the captures as they are."""
     call(0x50)
     wide = weight(1024)
-    found = set()
-    for graph in range(100, 200):
+    (reserve,), found, graph = owners.OWNERS._reserves.values(), set(), 100
+    while graph < 200 or reserve._has_left(owners._LEAST_BYTES):
         told(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
-    assert len(found) == 100
+        graph += 1
+    assert len(found) == graph - 100
     told(0, 0x60, 6)
-    assert 0 < counts.in_capture <= 2
+    assert 0 < counts.in_capture <= 4
     # A call outside refills the reserve, though it has been made before.
-    assert c.workspace_bytes().reserved < owners._LEAST_BYTES
+    allocations = counts.allocations
     call(0x50)
-    assert c.workspace_bytes().reserved >= owners._LEAST_BYTES
+    assert reserve._has_left(owners._LEAST_BYTES)
+    assert counts.allocations == allocations + 1
     spent = counts.in_capture
-    told(0, 0x60, 6, capture=200)
+    told(0, 0x60, 6, capture=graph)
     call(0x60, wide)
     assert counts.in_capture == spent
+
+
+def capture(graph: int, *partials_bytes: int | None) -> list[int]:
+    """What launches in a capture that ends get: addresses of partial sums."""
+    told(0, 0x60, 6, capture=graph)
+    found = [owners.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
+    told(0, 0x60, 6)
+    return found
+
+
+def destroy(*graphs: int) -> None:
+    for graph in graphs:
+        library.fake_destroy_graph(ctypes.c_uint64(graph))
+
+
+def require_all_counted() -> int:
+    """Device memory beside the workspace of one stream."""
+    assert c.workspace_bytes().total == counts.held_bytes
+    return int(counts.held_bytes) - WHOLE_BYTES
+
+
+def case_many_graphs_live() -> None:
+    """With a call between captures, which refills the reserve: what is left of its slabs is used, too."""
+    for size in (3 << 20, (5 << 20) - 1, None):
+        asked = WHOLE_BYTES if size is None else size
+        call(0x50)
+        first = [pointer for graph in range(67) for pointer in (*capture(100 + graph, size), call(0x50))]
+        assert len(set(first)) == 68
+        assert require_all_counted() <= 2 * 67 * asked + owners._SLAB_BYTES
+        destroy(*range(100, 167))
+        assert require_all_counted() == owners._SLAB_BYTES, "slabs of graphs that are gone are freed"
+
+
+def case_captures_and_destroyed_graphs_in_a_row() -> None:
+    """Without a call between them. Nothing is freed in a capture, and what comes back is handed out again."""
+    call(0x50)
+    allocations, frees = counts.allocations, counts.frees
+    for graph in range(100, 400):
+        capture(graph, 4 << 20, (1 << 20) << graph % 5)
+        destroy(graph)
+    assert (counts.allocations - allocations, counts.frees) == (counts.in_capture, frees)
+    assert counts.held_bytes - WHOLE_BYTES <= 4 * owners._SLAB_BYTES
+    call(0x50)
+    assert require_all_counted() == owners._SLAB_BYTES
+
+
+def case_rows_and_flags_do_not_mix() -> None:
+    """Flags are zero, and lie where rows of activations were written only after that has been cleared."""
+    call(0x50)
+    size = 2 << 20
+    for graph in range(100, 160):
+        told(0, 0x60, 6, capture=graph)
+        space = owners.stream_workspace(0, 0x60, size)
+        assert ctypes.string_at(space.flags_pointer, space.flags_bytes) == bytes(space.flags_bytes)
+        ctypes.memset(space.partials_pointer, 0xFF, space.partials_bytes)
+        ctypes.memset(space.rows.room(size * (1 + graph % 2)), 0xFF, size)
+        told(0, 0x60, 6)
+        if graph % 3:
+            destroy(graph)
+        if graph % 7 == 0:
+            destroy(*range(100, graph + 1))
+            call(0x50)
+    destroy(*range(100, 160))
+    del space
+    assert require_all_counted() == owners._SLAB_BYTES
+
+
+def case_nothing_is_freed_under_a_lock_or_in_a_capture() -> None:
+    call(0x50)
+    (reserve,) = owners.OWNERS._reserves.values()
+    free, seen = owners.DeviceMemory.__del__, []
+
+    def noted(memory: Any) -> None:
+        seen.append((owners.OWNERS._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
+        free(memory)
+
+    owners.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
+    for graph in range(100, 140):
+        in_threads(1, lambda _: call(2))  # a workspace of a thread that has ended is to be freed, too
+        capture(graph, None)
+        if graph % 4 == 3:
+            destroy(*range(100, graph + 1))
+    c.workspace_bytes()
+    capture(140, None, 1 << 20)
+    call(0x51)
+    c.release_workspaces()
+    destroy(140)
+    assert c.workspace_bytes().total == 0
+    assert counts.allocations == counts.frees
+    assert set(seen) == {(False, False, 0)}
 
 
 def case_activation_order() -> None:
@@ -341,7 +434,7 @@ def case_streams_come_and_go() -> None:
         assert call(0x50) == alive, "a stream that is used keeps its workspace"
         assert counts.allocations - counts.frees <= 33
     assert len(c.workspace_bytes().streams) == 32
-    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + (32 << 20)
+    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + owners._SLAB_BYTES
 
 
 def case_a_launch_of_another_thread_keeps_its_workspace() -> None:
@@ -349,11 +442,11 @@ def case_a_launch_of_another_thread_keeps_its_workspace() -> None:
     frees = counts.frees
     c.release_workspaces()
     gc.collect()
-    assert counts.frees == frees
+    assert counts.frees == frees + 1, "the slab of the reserve alone"
     assert owners.stream_workspace(0, 0x50) is not space
     del space
     gc.collect()
-    assert counts.frees == frees + 1
+    assert counts.frees == frees + 2
 
 
 def case_what_a_repeated_call_asks_the_driver() -> None:

@@ -105,7 +105,9 @@ class MarlinLinear:
         one of them takes the dense path.
 
         For dense activations that begin at multiples of 16 bytes; others may need one more kernel. For use before a
-        graph capture, or so that no request waits for a compiler. On the CPU there is nothing to do.
+        graph capture, or so that no request waits for a compiler. A capture takes its memory, that of copied
+        activations too, from the device's reserve, not from the stream's workspace (docs/streams.md). On the CPU there
+        is nothing to do.
         """
         if self.weight.device is None:
             if selected_backend() != "cuda":

@@ -19,106 +19,143 @@ from cudatma.kernels.marlin.workspace import ActivationRows, MarlinWorkspace, wo
 #: been destroyed, so the workspace of one that has goes when so many others have come.
 _MOST_STREAMS = 32
 #: A slab of the reserve, and how much of one is left at least outside of captures. The partial sums and flags of any
-#: launch take 16.5 MiB on 132 multiprocessors, those of a few tokens 1 to 4 MiB.
-_SLAB_BYTES, _LEAST_BYTES = 32 << 20, 20 << 20
-_ALIGNMENT = 256
-#: Partial sums of a graph's branch are made in multiples of this.
-_PARTIALS_STEP_BYTES = 256 << 10
+#: launch take 16.5 MiB on 132 multiprocessors, so that a slab holds two of them; those of a few tokens 1 to 4 MiB.
+_SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
+#: Few sizes, so that a part that comes back fits the next graph. Partial sums: those of any launch, halved up to so
+#: many times. Rows: powers of two up to this size, multiples of it beyond.
+_MOST_HALVINGS, _ROWS_STEP_BYTES = 6, 16 << 20
 
 
+def _rows_bytes(nbytes: int) -> int:
+    return min(1 << (nbytes - 1).bit_length(), -(-nbytes // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES)
+
+
+class _Slab:
+    """Device memory that is cut into parts front to back.
+
+    A part that comes back is handed out again whole and for the same use: where its flags lie there are zeros then,
+    which the kernel left. ``left``, ``taken``: bytes that were never cut, and bytes of parts that somebody has.
+    """
+
+    __slots__ = ("_memory", "back", "left", "nbytes", "taken")
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
+        self.left = self.taken = 0
+        #: (size, whether it holds rows) -> addresses of parts that came back. No objects: a cycle would keep the slab.
+        self.back: dict[tuple[int, bool], list[int]] = {}
+        self.wipe()
+
+    def wipe(self) -> None:
+        """All of it as new. Only while nobody has a part."""
+        if self.left < self.nbytes:
+            self._memory.clear(0, self.nbytes - self.left)
+            self.left = self.nbytes
+            self.back.clear()
+
+    def part(self, nbytes: int, for_rows: bool) -> _Part:
+        """One that came back, else a new one, for which there must be room."""
+        self.taken += nbytes
+        if back := self.back.get((nbytes, for_rows)):
+            return _Part(self, back.pop(), nbytes, for_rows)
+        self.left -= nbytes
+        return _Part(self, self._memory.pointer + self.nbytes - self.left - nbytes, nbytes, for_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a slab, all zeros when it is taken, of nobody else. Keeps the slab."""
+    """A part of a slab, which it keeps; of nobody else. Begins with zeros for flags unless it is for rows."""
 
-    __slots__ = ("_slab", "nbytes", "pointer")
-
-    def __init__(self, slab: DeviceMemory, offset: int, nbytes: int) -> None:
-        self._slab, self.pointer, self.nbytes = slab, slab.pointer + offset, nbytes
+    slab: _Slab
+    pointer: int
+    nbytes: int
+    for_rows: bool
 
 
 class _Reserve:
-    """A device's slab, from which captures take parts, front to back. A slab is freed with the last of its parts.
-
-    Safe from many threads.
-    """
+    """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
 
     def __init__(self, device: int, was_spent: Callable[[], None]) -> None:
         """was_spent: called when less than the least is left."""
         self._device, self._was_spent, self._lock = device, was_spent, threading.Lock()
-        self._slab: DeviceMemory | None = None
-        self._used = 0
+        self._slabs: list[_Slab] = []
 
     @property
-    def left_bytes(self) -> int:
-        return 0 if self._slab is None else self._slab.nbytes - self._used
-
-    def refill(self, beside: int = 0) -> _Part | None:
-        """Another slab where too little is left, outside of captures. Raises DriverError.
-
-        beside: bytes that the caller will allocate: they come with the slab, in one allocation; None where there is no
-        new slab.
-        """
+    def ready_bytes(self) -> int:
+        """Bytes of all slabs that nobody has."""
         with self._lock:
-            if self.left_bytes >= _LEAST_BYTES:
-                return None
-            return self._cut(self._begin(_SLAB_BYTES + beside), beside)
+            return sum(slab.nbytes - slab.taken for slab in self._slabs)
 
-    def take(self, nbytes: int) -> _Part:
-        """Part of the slab. Where it has no room it is allocated, in the relaxed capture mode, which leaves captures as
-        they are. Raises DriverError."""
-        nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    def trim(self, least: int) -> list[_Slab]:
+        """Slabs that nobody has a part of, but for one where less than ``least`` bytes are left without it. The caller
+        frees them without a lock and outside of captures: cuMemFree waits for the device."""
         with self._lock:
-            if nbytes > _LEAST_BYTES:
-                return _Part(self._zeroed(nbytes), 0, nbytes)
-            slab = self._slab
-            if slab is None or nbytes > self.left_bytes:
-                slab = self._begin(_SLAB_BYTES)
-            part = self._cut(slab, nbytes)
-            if self.left_bytes < _LEAST_BYTES:
+            idle = sorted((slab for slab in self._slabs if not slab.taken), key=lambda slab: (slab.nbytes, -slab.left))
+            self._slabs = [slab for slab in self._slabs if slab.taken]
+            if idle and not self._has_left(least):
+                idle[0].wipe()
+                self._slabs.append(idle.pop(0))
+            return idle
+
+    def refill(self) -> list[_Slab]:
+        """As trim(), with another slab where too little is left. Outside of captures. Raises DriverError."""
+        idle = self.trim(_LEAST_BYTES)
+        with self._lock:
+            if not self._has_left(_LEAST_BYTES):
+                self._slabs.append(_Slab(_SLAB_BYTES, self._device))
+        return idle
+
+    def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
+        """A part, which ``parts`` gets. Where no slab has room one is cleared or allocated, in the relaxed capture
+        mode, which leaves captures as they are. Raises DriverError."""
+        with self._lock:
+            fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
+            fitting += [slab for slab in self._slabs if slab.left >= nbytes]
+            if not fitting:
+                fitting = [slab for slab in self._slabs if not slab.taken and slab.nbytes >= nbytes]
+                if not fitting:
+                    fitting = [_Slab(max(_SLAB_BYTES, nbytes), self._device)]
+                    self._slabs += fitting
+                fitting[0].wipe()
+            parts.append(fitting[0].part(nbytes, for_rows))
+            if not self._has_left(_LEAST_BYTES):
                 self._was_spent()
-            return part
+            return parts[-1]
 
-    def _begin(self, nbytes: int) -> DeviceMemory:
-        self._slab, self._used = self._zeroed(nbytes), 0
-        return self._slab
+    def put_back(self, parts: list[_Part]) -> None:
+        """Take back what a graph had that is gone: nothing runs any more that writes there."""
+        with self._lock:
+            for part in parts:
+                part.slab.taken -= part.nbytes
+                part.slab.back.setdefault((part.nbytes, part.for_rows), []).append(part.pointer)
 
-    def _cut(self, slab: DeviceMemory, nbytes: int) -> _Part:
-        part = _Part(slab, self._used, nbytes)
-        self._used += nbytes
-        return part
-
-    def _zeroed(self, nbytes: int) -> DeviceMemory:
-        memory = DeviceMemory(nbytes, self._device)
-        memory.clear(0, nbytes)
-        return memory
+    def _has_left(self, nbytes: int) -> bool:
+        return any(slab.left >= nbytes for slab in self._slabs) or not nbytes
 
 
 class _Branch:
     """What the launches of one stream in one capture share: they are in order in the graph, too.
 
-    Partial sums are as large as the launches need them. A launch that needs more gets a workspace of its own and leaves
-    it to those after it; the graph holds the addresses of all.
+    Partial sums are as large as the launches need them. A launch that needs more gets a workspace of its own, of twice
+    the size or more, and leaves it to those after it; the graph holds the addresses of all.
     """
 
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife) -> None:
         self._device, self._reserve, self.life = device, reserve, life
-        self._rows = ActivationRows(reserve.take)
-        self._spaces: list[MarlinWorkspace] = []
-
-    @property
-    def nbytes(self) -> int:
-        sums = sum(space.partials_bytes + space.flags_bytes for space in self._spaces)
-        return sums + self._rows.held_bytes
+        self.parts: list[_Part] = []
+        parts = self.parts  # not self: a cycle would keep the slabs
+        self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
+        self._space: MarlinWorkspace | None = None
 
     def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
         """One with room for so many bytes of partial sums; None: for any launch."""
         flags, most = workspace_sizes(self._device)
         wanted = most if partials_bytes is None else partials_bytes
-        last = self._spaces[-1].partials_bytes if self._spaces else -1
-        if wanted > last:
-            wanted = min(most, max(-(-wanted // _PARTIALS_STEP_BYTES) * _PARTIALS_STEP_BYTES, 2 * last))
-            memory = self._reserve.take(flags + wanted)
-            self._spaces.append(MarlinWorkspace.within(memory, self._device, self._rows))
-        return self._spaces[-1]
+        if self._space is None or wanted > self._space.partials_bytes:
+            room = min((most >> k for k in range(_MOST_HALVINGS + 1) if most >> k >= wanted), default=most)
+            part = self._reserve.take(flags + room, self.parts, for_rows=False)
+            self._space = MarlinWorkspace.within(part, self._device, self._rows)
+        return self._space
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +163,7 @@ class WorkspaceBytes:
     """Device memory that marlin_gemm keeps on a device.
 
     streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: ready for
-    captures to come. Workspaces that callers made are not counted.
+    captures to come, parts that graphs gave back among it. Workspaces that callers made are not counted.
     """
 
     streams: tuple[int, ...]
@@ -168,6 +205,7 @@ class Owners:
         with self._lock:
             key = (device, capture.number, capture.stream)
             if key not in self._branches:
+                self._sweep_graphs()
                 self._branches[key] = _Branch(device, self._reserve(device), streams.GraphLife(capture.graph))
             return self._branches[key].workspace(partials_bytes)
 
@@ -181,9 +219,8 @@ class Owners:
                 others = [other for other in self._recent if other[0] == device]
                 gone += [self._recent.pop(other) for other in others[: max(0, len(others) + 1 - _MOST_STREAMS)]]
                 self.ready.clear()
-                memory = reserve.refill(sum(workspace_sizes(device)))
-                space = MarlinWorkspace(device) if memory is None else MarlinWorkspace.within(memory, device)
-            reserve.refill()
+                space = MarlinWorkspace(device)
+            gone += reserve.refill()
             self._recent[key] = self.ready[key] = space
             return space
 
@@ -199,26 +236,33 @@ class Owners:
             for key in [key for key in self._recent if key[1] == number]:
                 self.ready.pop(key, None)
                 gone.append(self._recent.pop(key))
-        for branch in [key for key, known in self._branches.items() if known.life.has_ended()]:
-            gone.append(self._branches.pop(branch))
+        self._sweep_graphs()
+
+    def _sweep_graphs(self) -> None:
+        """Take back the parts of graphs that have ended. Frees nothing, so that captures do it, too."""
+        for key in [key for key, branch in self._branches.items() if branch.life.has_ended()]:
+            self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
     def count(self, device: int) -> WorkspaceBytes:
         gone: list[object] = []
         with self._lock:
             self._sweep(gone)
             kept = tuple([space.nbytes for key, space in self._recent.items() if key[0] == device])
-            graphs = tuple([branch.nbytes for key, branch in self._branches.items() if key[0] == device])
-            reserve = self._reserves.get(device)
-            return WorkspaceBytes(kept, graphs, 0 if reserve is None else reserve.left_bytes)
+            branches = [branch for key, branch in self._branches.items() if key[0] == device]
+            graphs = tuple([sum(part.nbytes for part in branch.parts) for branch in branches])
+            reserve = self._reserve(device)
+            gone += reserve.trim(_LEAST_BYTES if kept else 0)
+            return WorkspaceBytes(kept, graphs, reserve.ready_bytes)
 
     def release(self) -> None:
         gone: list[object] = []
         with self._lock:
             self._sweep(gone)
-            gone += [*self._recent.values(), *self._reserves.values()]
+            gone += self._recent.values()
+            for reserve in self._reserves.values():
+                gone += reserve.trim(0)
             self.ready.clear()
             self._recent.clear()
-            self._reserves.clear()
 
 
 OWNERS = Owners()
@@ -238,14 +282,15 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
     """What the workspaces of a device's streams and graphs take, and what is reserved for graphs to come.
 
-    Memory of graphs that are gone is freed first.
+    Slabs that only graphs had that are gone are freed first, but for one that the reserve needs.
     """
     return OWNERS.count(device)
 
 
 def release_workspaces() -> None:
-    """Forget the workspaces of all streams and the memory reserved for captures; free that of graphs that are gone.
+    """Forget the workspaces of all streams; free the memory reserved for captures and that of graphs that are gone.
 
-    What another thread launches with is freed behind its launch. Graphs that still are keep theirs.
+    What another thread launches with is freed behind its launch. Graphs that still are keep theirs, and with it the
+    slabs that it lies in, which stay reserved for captures.
     """
     OWNERS.release()
