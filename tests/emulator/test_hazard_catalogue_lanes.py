@@ -312,7 +312,7 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 #ifndef NO_SECOND
     __syncwarp(half);
 #endif
-    if (lane != 8) box[lane ^ 8] = lane;   //! NO_SECOND
+    if (lane) box[lane] = lane;   //! NO_SECOND
 }
 """
 
