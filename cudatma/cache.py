@@ -39,6 +39,7 @@ import numpy as np
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
 from cudatma.filelock import locked
+from cudatma.regular_file import read_regular
 
 SCHEMA = 1
 DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
@@ -357,18 +358,18 @@ def _manifest(files: Mapping[str, bytes]) -> bytes:
 def _read_verified(path: Path) -> dict[str, bytes] | None:
     """All files of an entry, or None unless each is what the manifest says."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        manifest = json.loads(read_regular(path / _MANIFEST))
         if manifest["schema"] != SCHEMA:
             return None
         files: dict[str, bytes] = {}
         for name, facts in manifest["files"].items():
             if not _FILE_NAME.fullmatch(name):
                 return None
-            data = (path / name).read_bytes()
+            data = read_regular(path / name)
             if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
                 return None
             files[name] = data
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return files
 

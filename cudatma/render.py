@@ -123,6 +123,8 @@ class LineDirectives(Extension):
 
 def _opens_body(statement: list[str]) -> int:
     """1 for a statement that captures what follows it, -1 for one that ends that, else 0."""
+    if not statement:
+        return 0  # Jinja says what is wrong
     if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
         return 1
     return -int(statement[0] in ("endmacro", "endcall", "endfilter", "endset"))

@@ -195,12 +195,13 @@ class GlobalChecks:
         number, agent = divmod(who - 1, observer.size)
         if number == self._number:
             return observer.who(agent)
-        blocks = len(observer.cluster.blocks)
-        per = observer.warps // blocks
-        is_warp = observer.is_own(agent)
-        warp = f"warp {agent % observer.warps % per}" if is_warp else "a copy"
-        rank = f" rank {agent % observer.warps // per}" if blocks > 1 and is_warp else ""
-        return f"{warp} of {'cluster' if blocks > 1 else 'block'} number {number}{rank}"
+        launch = observer.launch
+        rank, warp = divmod(agent % observer.warps, observer.warps // len(observer.cluster.blocks))
+        x, y, z = launch.started[number]
+        if not observer.is_own(agent):
+            return f"a copy of {'block' if len(observer.cluster.blocks) == 1 else 'the cluster of block'} {(x, y, z)}"
+        wide, high, _ = launch.cluster
+        return f"warp {warp} of block {(x + rank % wide, y + rank // wide % high, z + rank // wide // high)}"
 
     def _tell(self, w: Warp, at: int, kind: str, shadow: GlobalShadow, place: int, text: str) -> None:
         """Record a hazard that concerns bytes of a buffer, with who wrote them where."""

@@ -104,7 +104,8 @@ class Launch:
         self._waiting = self._origins()
         #: Of those that have not started, the ones of which the next is picked.
         self._window: list[Dim] = []
-        self._count = 0
+        #: The first block of each cluster that has started, by the cluster's number.
+        self.started: list[Dim] = []
 
     def unmap(self) -> None:
         """Take the launch's own buffers out of memory."""
@@ -156,8 +157,8 @@ class Launch:
         if origin is None:
             return False
         self.scheduler.progress += 1
-        self._count += 1
-        self.resident.append(Cluster(self, origin, self._count - 1))
+        self.resident.append(Cluster(self, origin, len(self.started)))
+        self.started.append(origin)
         return True
 
     def _take(self, pick: Callable[[int], int]) -> Dim | None:

@@ -98,6 +98,7 @@ class Observer(SwizzleChecks):
             self.lanes.write(w, at, shadow, indices, together, same)
         agent, now = self.stamp(w, len(offsets), together)
         shadow.written(indices, agent, now, at, False)
+        shadow.is_strong[indices] = bool(order)
         if shadow.has_boxes:
             if self._linear:
                 self.plain_write(w, offsets)
@@ -107,11 +108,11 @@ class Observer(SwizzleChecks):
             self.advance(w)
 
     def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
-        """One lane's atomic operation: atomics do not race with each other."""
+        """One lane's atomic operation: it does not race with atomics and strong stores."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
         clock = self.known(w)
-        if not shadow.is_atomic[indices].all():
+        if not shadow.is_strong[indices].all():
             self._check_read(w, at, shadow, indices, clock, False)
             self._check_write(w, at, shadow, indices, clock, False)
         for place in indices.tolist():
@@ -121,7 +122,7 @@ class Observer(SwizzleChecks):
             known.join(self.known(w))
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
-        shadow.is_atomic[indices] = True
+        shadow.is_strong[indices] = True
 
     def atomic_order(self, w: Warp, at: int, order: str) -> None:
         """An atomic's own order: what it publishes ends here."""

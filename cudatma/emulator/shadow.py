@@ -31,7 +31,8 @@ class Shadow:
         self.writer_clock: Array = np.zeros(count, np.int32)
         self.writer_at: Array = np.full(count, -1, np.int32)
         self.is_async: Array = np.zeros(count, bool)
-        self.is_atomic: Array = np.zeros(count, bool)
+        #: Whether an atomic or a strong store wrote last: an atomic does not race with it.
+        self.is_strong: Array = np.zeros(count, bool)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
         #: Whether tensor boxes have been laid down here, swizzled ones, and ones that begin off their pattern.
@@ -96,7 +97,7 @@ class Shadow:
         self.writer_clock[indices] = clock
         self.writer_at[indices] = at
         self.is_async[indices] = is_async
-        self.is_atomic[indices] = False
+        self.is_strong[indices] = False
 
     def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
         """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""

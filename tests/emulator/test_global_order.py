@@ -94,6 +94,53 @@ def test_a_lock(define: str) -> None:
     assert value[0] == 9
 
 
+SHARED_LOCK = """
+extern "C" __global__ void k(u32* value) {
+    __shared__ u32 lock;
+    if (threadIdx.x == 0) lock = 0;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        while (atomicCAS(&lock, 0, 1) != 0) { }
+        __threadfence_block();
+        *value = *value + 1;
+        __threadfence_block();
+        UNLOCK
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("unlock", "kinds"),
+    [("*(volatile u32*)&lock = 0;", set()), ("lock = 0;", {"data_race", "global_race"})],
+    ids=["strong", "plain"],
+)
+def test_a_lock_in_shared_memory(unlock: str, kinds: set[str]) -> None:
+    value = np.zeros(1, np.uint32)
+    report = module_of(SHARED_LOCK.replace("UNLOCK", unlock), ()).launch(
+        "k", 1, 128, (value,), schedules=10, hazards="collect"
+    )
+    assert report.kinds == kinds, str(report)
+    assert value[0] == 4
+
+
+NUMBERED = """
+extern "C" __global__ void __cluster_dims__(1, 2, 1) k(u32* out) {
+    if (blockIdx.y == 1) out[0] = blockIdx.x;
+}
+"""
+
+
+def test_a_race_names_the_other_block_by_its_index() -> None:
+    """Clusters start in any order."""
+    module = module_of(NUMBERED, ())
+    for schedule in range(4):
+        report = module.launch("k", (2, 2), 1, (np.zeros(1, np.uint32),), hazards="collect", replay=schedule)
+        (hazard,) = report.hazards
+        assert hazard.block[1] == 1
+        assert f"warp 0 of block ({1 - hazard.block[0]}, 1, 0) wrote" in hazard.message
+
+
 WITHIN = """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* data, u32* flag, u32* out) {
     const bool writes = threadIdx.x == 0 && blockIdx.x == 0, reads = threadIdx.x == 32 && blockIdx.x == READER;

@@ -147,6 +147,20 @@ def spoil_manifest_type(entry: Path) -> None:
     (entry / "manifest.json").write_text("[1]")
 
 
+def spoil_manifest_depth(entry: Path) -> None:
+    (entry / "manifest.json").write_text("[" * 100_000)
+
+
+def spoil_pipe(entry: Path) -> None:
+    (entry / "kernel.cu").unlink()
+    os.mkfifo(entry / "kernel.cu")
+
+
+def spoil_device(entry: Path) -> None:
+    (entry / "manifest.json").unlink()
+    (entry / "manifest.json").symlink_to("/dev/zero")
+
+
 def spoil_path(entry: Path) -> None:
     manifest = json.loads((entry / "manifest.json").read_text())
     manifest["files"]["../../secret"] = {"bytes": 0, "sha256": ""}

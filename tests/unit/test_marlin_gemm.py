@@ -147,6 +147,7 @@ FROZEN.flags.writeable = False
         ((X.astype(np.float32), WEIGHT), {}, ArgumentTypeError, "x.dtype"),
         ((values((5, 96), "bfloat16"), WEIGHT), {}, ArgumentTypeError, "x.dtype"),
         (([[1.0] * 96], WEIGHT), {}, ArgumentTypeError, "x"),
+        ((np.zeros(193, np.uint8)[1:].view(np.float16).reshape(1, 96), WEIGHT), {}, ArgumentError, "x.pointer"),
         ((values((96, 5)).T, WEIGHT), {}, ArgumentError, "x.strides"),
         ((X[::-1], WEIGHT), {}, ArgumentError, "x.strides"),
         ((values((2, 3, 5, 96))[:, :2], WEIGHT), {}, ArgumentError, "x.strides"),

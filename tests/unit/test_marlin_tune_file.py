@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -173,6 +174,18 @@ def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
     file.write_bytes(b"\xff\xfe{}")
     tuning.forget()
     with pytest.warns(TuneFileWarning, match="codec"):
+        assert source(64) == "rule"
+
+
+def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
+    file.parent.mkdir()
+    os.mkfifo(file)
+    with pytest.warns(TuneFileWarning, match="no regular file"):
+        assert source(64) == "rule"
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    tuning.forget()
+    with pytest.warns(TuneFileWarning, match="no regular file"):
         assert source(64) == "rule"
 
 

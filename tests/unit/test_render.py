@@ -265,6 +265,11 @@ def test_errors_of_a_named_source_name_it() -> None:
         render("a\n\n${ nothing }\n", None, "sm_90a", is_source=True, name="mine.cu")
 
 
+def test_a_statement_with_nothing_in_it() -> None:
+    with pytest.raises(TemplateError, match=r"^mine\.cu:2: tag name expected"):
+        render("a\n//%\nb\n", None, "sm_90a", is_source=True, name="mine.cu")
+
+
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [

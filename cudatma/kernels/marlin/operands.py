@@ -103,8 +103,7 @@ def check_input(x: object, w: PackedWeight) -> Rows:
     info = describe(x, "x")
     _check_common(info, w, "x")
     rows = _rows(info, w.shape[0], "x")
-    if info.device is not None:
-        _check_aligned(rows, "x", _ELEMENT_BYTES)
+    _check_aligned(rows, "x", _ELEMENT_BYTES)
     return rows
 
 

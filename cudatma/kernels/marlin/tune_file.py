@@ -29,6 +29,7 @@ from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
+from cudatma.regular_file import read_regular
 from cudatma.target import Target
 
 SCHEMA = 2
@@ -194,7 +195,7 @@ def _microseconds(raw: Any, name: str) -> float:
 def read_sections(path: Path) -> list[dict[str, Any]]:
     """The sections of a file. ValueError, with the reason, for what is no such file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path).decode())
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict) or "schema" not in content:
