@@ -92,8 +92,13 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # Who is refilled too early also reads what has not been waited for.
+            # Who is refilled too early also reads what has not been waited for; but who reads a slot before it is
+            # filled at all does not wait, and what it releases then is refilled.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
+            empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
+            if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
+                first[id(finding)] = len(findings)
+                continue
             first[id(finding)] = min([first[id(finding)], *(first[id(f)] - 0.5 for f in early)])
     causes: list[tuple[Finding, set[Place], list[Hazard]]] = []
     for finding in sorted(findings, key=lambda f: (f.tier, first[id(f)])):

@@ -91,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
         for (u32 i = 0; i < tiles; ++i, state.next()) {
 #ifdef FLIPPED
             WAIT(f + 8 * state.stage, state.phase ^ 1);
+#elif defined(ONE_TRY)
+            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; }"
+                         :: "r"(f + 8 * state.stage), "r"(state.phase) : "memory");
 #elif !defined(NO_WAIT)
             WAIT(f + 8 * state.stage, state.phase);
 #endif
@@ -99,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
             if (lane == 0) ARRIVE(e + 8 * state.stage);
 #endif
             for (u32 j = 0; j < 256; j += 64)
-                out[256 * i + threadIdx.x + j] = slots[state.stage][threadIdx.x + j];   //! NO_WAIT FLIPPED
+                out[256 * i + threadIdx.x + j] = slots[state.stage][threadIdx.x + j];   //! NO_WAIT FLIPPED ONE_TRY
 #if !defined(EARLY_RELEASE) && !defined(NO_RELEASE)
 #ifndef NO_MEETING
             __syncwarp();
@@ -294,6 +297,7 @@ CASES = [
             "NO_ACQUIRE": and_then(OVERWRITTEN),
             "FIRST_PHASE 0": "deadlock",
             "NO_WAIT": and_then(EARLY),
+            "ONE_TRY": and_then(EARLY),
             "FLIPPED": and_then("wrong_parity"),
             "EARLY_RELEASE": (OVERWRITTEN, EARLY, "wrong_parity"),
             "NO_MEETING": OVERWRITTEN,
