@@ -260,8 +260,8 @@ def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | 
 
 
 def _contender(name: str, move: Any, place: Any) -> Contender:
-    from cudatma.arrays import current_stream
     from cudatma.kernels.moves.launches import Launch
+    from cudatma.library_streams import current_stream
 
     launch = Launch(move, move.touched, place)
     return Contender(name, lambda _: launch.run(move.touched, current_stream("cupy", place.device)), 1, LAUNCHES)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import stream_handle
 from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.hang import Names, is_debug_ptx
 from cudatma.launch_args import Arguments, marshal
 from cudatma.launch_config import LaunchConfig, make_config
+from cudatma.library_streams import stream_handle
 from cudatma.loading import Function, Resources, load_function, refuse_capture
 from cudatma.ptxas_log import log_warnings, register_count
 from cudatma.signature import Parameter, entries

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import stream_handle
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.layer import Layer, resolve_fused
@@ -24,6 +23,7 @@ from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tuning import pinned
+from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 
 #: All copies of a weight together, several times any L2; while one is read, it pushes another out. Of a weight that is

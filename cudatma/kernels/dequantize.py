@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name, stream_handle
+from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
@@ -21,6 +21,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
+from cudatma.library_streams import stream_handle
 from cudatma.pipeline import Operand, PipelineSpec, align_up
 from cudatma.quantization import GROUP_SIZES, PackedWeight, quantize
 from cudatma.streams import order_after_producers

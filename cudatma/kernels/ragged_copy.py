@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap
@@ -23,6 +23,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
+from cudatma.library_streams import stream_handle
 from cudatma.streams import wait_for_producers
 from cudatma.target import Target, detect
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name, stream_handle
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build import default_target, load_kernel
 from cudatma.descriptor import TensorMap, check_store
@@ -18,6 +18,7 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.box_ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.launch import Kernel
+from cudatma.library_streams import stream_handle
 from cudatma.streams import order_after_producers
 from cudatma.target import Target, detect
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudatma.arrays import current_stream, describe
+from cudatma.arrays import describe
 from cudatma.kernels.moves.copy import window_of
 from cudatma.kernels.moves.launches import Launch
 from cudatma.kernels.moves.place import place_of
 from cudatma.kernels.moves.plans import run_plan, window_plan
 from cudatma.kernels.moves.settings import BOXES, Setting
 from cudatma.kernels.moves.window import carried, cropped, simplify
+from cudatma.library_streams import current_stream
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import cudatma.build as build
-from cudatma import arrays
+from cudatma import arrays, library_streams
 from cudatma.compiler import compile_source
 from cudatma.errors import ArgumentTypeError, DriverError, LaunchError, TargetError
 from cudatma.launch import Kernel
@@ -142,7 +142,7 @@ def test_torch_tensors_and_torchs_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        assert arrays.current_stream("torch", 0) == stream.cuda_stream
+        assert library_streams.current_stream("torch", 0) == stream.cuda_stream
         kernel.launch(2, 32, (x, 1.5))
         kernel.launch(2, 32, (x, 1.5), stream=stream)
     stream.synchronize()

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma import arrays
-from cudatma.arrays import ArrayInfo, describe, empty_like_library, overlaps, producer_of, stream_handle
+from cudatma.arrays import ArrayInfo, describe, empty_like_library, overlaps, producer_of
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.library_streams import stream_handle
 
 
 def info(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "uint8", device: int = 0) -> Any:

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, cupy_stream, with_cupy, working_on
+from cudatma.arrays import ArrayInfo, with_cupy
 from cudatma.errors import DriverError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.workspace import is_capturing
+from cudatma.library_streams import cupy_stream, working_on
 
 Product: TypeAlias = Callable[[Rows, ArrayInfo, Rows, "ArrayInfo | None", int], None]
 

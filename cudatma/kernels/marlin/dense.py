@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, check
 from cudatma.kernels.dequantize import dense_pitch_bytes, dequantize_into
 from cudatma.kernels.marlin.cublas import choose_product
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.workspace import is_capturing
+from cudatma.kernels.marlin.workspace import is_capturing, refuse_in_capture
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target
 
@@ -84,8 +84,7 @@ def dense_copy(w: PackedWeight, dense_bytes: int, stream: int) -> DenseCopy:
         copy: DenseCopy | None = w.attachments.get(_KEY)
         if copy is None:
             if captured:
-                remedy = "run this GEMM once before the capture, or call MarlinLinear.warm_up()"
-                raise LaunchError("stream", "a stream under graph capture", "a weight that is dequantised", remedy)
+                refuse_in_capture(device, stream, "a weight that is dequantised")
             _make_room(device, dense_nbytes(w), dense_bytes)
             copy = DenseCopy(w, device)
             dequantize_into(w, copy.info, stream)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import empty_like_library, stream_handle
+from cudatma.arrays import empty_like_library
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -20,6 +20,7 @@ from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
 from cudatma.kernels.marlin.tuning import pinned_scope
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace
+from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 from cudatma.streams import order_after_producers
 from cudatma.target import detect

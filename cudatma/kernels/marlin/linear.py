@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma import context
-from cudatma.arrays import describe, stream_handle
+from cudatma.arrays import describe
 from cudatma.backend import selected_backend
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -20,6 +20,7 @@ from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import configure
 from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.target import detect

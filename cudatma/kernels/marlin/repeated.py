@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cudatma.arrays import current_stream, stream_handle, working_on
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
+from cudatma.library_streams import current_stream, stream_handle, working_on
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2

@@ -158,10 +158,6 @@ class StripSpec(StagedTile):
         return self.consumer_warps
 
     @property
-    def k64_per_warp(self) -> int:
-        return self.block_k // 64 // self.warps_k
-
-    @property
     def scale_row(self) -> int:
         """Channels of one row of a stage's scales: whole 64-channel rows, whose order is permuted inside."""
         return _SCALE_ROW * (self.whole_rows + self.has_half_row)

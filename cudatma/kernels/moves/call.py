@@ -11,12 +11,13 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, empty_like_library, stream_handle
+from cudatma.arrays import ArrayInfo, empty_like_library
 from cudatma.build import wants_debug
 from cudatma.errors import ArgumentError
 from cudatma.kernels.moves.known import CALLS, Known
 from cudatma.kernels.moves.launches import Launch, beside
 from cudatma.kernels.moves.place import Move, check_out, described, place_of
+from cudatma.library_streams import stream_handle
 from cudatma.streams import order_after_producers
 
 #: What TMA asks of addresses, and the most that any choice of a kernel depends on.

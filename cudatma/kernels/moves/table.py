@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.arrays import ArrayInfo, describe, with_cupy, working_on
+from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
 from cudatma.kernels.moves.place import Place
+from cudatma.library_streams import working_on
 
 
 @dataclass(frozen=True, slots=True)
