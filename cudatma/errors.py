@@ -16,6 +16,7 @@ _Error = TypeVar("_Error", bound="FieldError")
 #: What a CompileError shows of a log that names no line.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
+_LONG_INT = 10**40
 
 
 def counted(count: int, noun: str) -> str:
@@ -30,6 +31,13 @@ def similar(got: str, known: Iterable[str]) -> str:
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
     found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []
     return f"did you mean {found[0]}?" if found and found[0] != got else ""
+
+
+def shown(value: object) -> str:
+    """``repr(value)``; of an int too long to be read, its size."""
+    if isinstance(value, int) and abs(value) >= _LONG_INT:
+        return f"an int of {value.bit_length()} bits"
+    return repr(value)
 
 
 #: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
@@ -60,9 +68,9 @@ class FieldError(CudaTmaError):
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
-        shown = got if isinstance(got, str) else repr(got)
         meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
-        text = f"{field}: got {shown}{f' ({meant})' if meant else ''}; allowed: {allowed}"
+        given = got if isinstance(got, str) else shown(got)
+        text = f"{field}: got {given}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

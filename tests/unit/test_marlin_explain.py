@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,24 @@ def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: 
     why = f"the cheapest of {said.considered} candidates by the cost model, {said.prediction.us:.4g} us"
     assert said.decision.why == why
     assert said.considered >= len(said.candidates) > 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"n": 0}, ArgumentError, r"n: got 0; allowed: 1 to"),
+        ({"k": -1}, ArgumentError, r"k: got -1; allowed: 1 to"),
+        ({"k": 2**31}, ArgumentError, r"k: got 2147483648"),
+        ({"k": "64"}, ArgumentTypeError, r"k: got '64'; allowed: int"),
+        ({"group_size": 64.0}, ArgumentTypeError, r"group_size: got 64\.0; allowed: int"),
+        ({"group_size": 100}, ArgumentError, r"group_size: got 100; allowed: 32, 64, 128, -1"),
+        ({"has_zeros": "x"}, ArgumentTypeError, r"has_zeros: got 'x'; allowed: bool"),
+        ({"dtype": "int8"}, ArgumentTypeError, r"dtype: got int8; allowed: float16, bfloat16"),
+    ],
+)
+def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=f"^{said}"):
+        replace(LAYER, **wrong)
 
 
 def test_clusters_are_told() -> None:

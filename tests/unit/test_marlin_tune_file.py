@@ -143,10 +143,12 @@ COMMANDS = (
         ('{"hello": 1}', "no file of tuning entries"),
         ('{"schema": 3, "sections": []}', "schema is 3, and this version of cudatma reads 2"),
         ('{"schema": 2}', "sections are damaged"),
+        (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
         ('{"schema": 2, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
         ('{"schema": 1, "sections": 5}', "an earlier version of cudatma wrote it"),
         ('{"schema": 1, "sections": [{"cells": [{"k": [], "n": {}, "m": 1}, 7]}]}', "an earlier version"),
         ('{"schema": 1, "sections": [{"cells": [{"k": "; ls", "n": {}, "m": 1}]}]}', "again with: cudatma tune$"),
+        (json.dumps({"schema": 1, "sections": [{"cells": [{"k": 10**99, "n": 8, "m": 1}]}]}), "with: cudatma tune$"),
         ("[" * 100_000, "nested too deeply"),
         (json.dumps(SCHEMA_1), f"an earlier version of cudatma wrote it, for other kernels; {COMMANDS}$"),
         ("\x00\x01", "Expecting value"),
@@ -212,6 +214,7 @@ BROKEN = [
     broken(revision="1"),
     broken(m="64"),
     broken(m=0),
+    broken(revision=10**99),
     broken(us="fast"),
     broken(us=[]),
     broken(us=10**400),
@@ -237,19 +240,21 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
     found, problems = usable_entries(file, H200, SM90A)
     assert [one.m for one in found] == [1]
     assert len(problems) == 1
-    assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']}: ")
-    with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']}: "):
+    assert "0" * 99 not in problems[0]
+    assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
+    with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']!r}: "):
         assert source(1) == "tuned"
 
 
-@pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}])
+@pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}, {"k": None, "n": 10**99}])
 def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
     store_entry(file, GPU, entry(1, STRIP))
     content = json.loads(file.read_text())
     content["sections"][0]["entries"].append(broken(**sizes))
     file.write_text(json.dumps(content))
-    with pytest.warns(TuneFileWarning, match="its sizes must be integers"):
+    with pytest.warns(TuneFileWarning, match="its sizes must be integers") as caught:
         assert source(1) == "tuned"
+    assert "0" * 99 not in str(caught[0].message)
 
 
 def test_what_a_launch_would_refuse_is_refused() -> None:

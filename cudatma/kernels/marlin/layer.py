@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.spec import GROUP_SIZES, MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 
 #: Any of the kernels' specs; StagedTile holds what they have in common.
 AnyMarlinSpec: TypeAlias = MarlinSpec | StripSpec | WgmmaSpec
+_MAX_EXTENT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,30 @@ class Feeds:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec."""
+    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
 
     k: int
     n: int
     group_size: int
     has_zeros: bool
     dtype: str
+
+    def __post_init__(self) -> None:
+        kinds = {"k": int, "n": int, "group_size": int, "has_zeros": bool, "dtype": str}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if type(value) is not kind:
+                raise ArgumentTypeError(name, repr(value), kind.__name__)
+        for name in ("k", "n"):
+            if not 1 <= getattr(self, name) <= _MAX_EXTENT:
+                raise ArgumentError(name, getattr(self, name), f"1 to {_MAX_EXTENT}")
+        if self.group_size not in GROUP_SIZES:
+            raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
+        if self.dtype not in ACTIVATION_TYPES:
+            raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
 
     @classmethod
     def of(cls, w: PackedWeight) -> Layer:

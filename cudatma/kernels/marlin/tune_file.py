@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
 from cudatma.filelock import locked
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
@@ -37,7 +37,7 @@ FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
 KERNELS: dict[str, type[AnyMarlinSpec]] = {"strip": StripSpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
-_LAYER_FIELDS = ("dtype", "group_size", "has_zeros")
+_LAYER_FIELDS = ("group_size", "has_zeros", "dtype")
 _PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
 #: Shapes that a command names.
@@ -120,16 +120,15 @@ def entries_for(path: Path, card: Card) -> list[dict[str, Any]]:
 
 def parse_entry(raw: Any, target: Target) -> Entry:
     """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
-    layer = Layer(*(_typed(raw, name, kind) for name, kind in
-                    (("k", int), ("n", int), ("group_size", int), ("has_zeros", bool), ("dtype", str))))  # fmt: skip
+    layer = Layer(*(raw[name] for name in ("k", "n", *_LAYER_FIELDS)))
     m, revision = _typed(raw, "m", int), _typed(raw, "revision", int)
     kernel = KERNELS.get(_typed(raw, "kernel", str))
     if kernel is None:
         raise ArgumentError("kernel", raw["kernel"], ", ".join(KERNELS))
     if revision != kernel.revision:
         raise ArgumentError("revision", revision, str(kernel.revision), f"the kernel changed; {retune_command([raw])}")
-    if min(layer.k, layer.n, m) < 1:
-        raise ArgumentError("entry", f"k {layer.k}, n {layer.n}, m {m}", "sizes from 1 up")
+    if m < 1:
+        raise ArgumentError("m", m, "1 and more")
     spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
     if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
         raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
@@ -146,7 +145,7 @@ def retune_command(entries: list[dict[str, Any]]) -> str:
     only sizes and known names go into a command."""
     by_options: dict[str, list[dict[str, Any]]] = {}
     for raw in entries:
-        if all(type(raw.get(name)) is int for name in ("k", "n", "m")):
+        if all(type(raw.get(name)) is int and 0 < raw[name] < 2**31 for name in ("k", "n", "m")):
             by_options.setdefault(_options(raw), []).append(raw)
     commands = []
     for options, alike in by_options.items():
@@ -204,7 +203,7 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
         cells = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
         raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(cells)}")
     if content["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {content['schema']!r}, and this version of cudatma reads {SCHEMA}")
+        raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
@@ -298,5 +297,6 @@ def usable_entries(path: Path, card: Card, target: Target) -> tuple[list[Entry],
             found.append(parse_entry(raw, target))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            problems.append(f"the entry k {raw.get('k')}, n {raw.get('n')}, m {raw.get('m')}: {what}")
+            sizes = ", ".join(f"{name} {shown(raw.get(name))}" for name in ("k", "n", "m"))
+            problems.append(f"the entry {sizes}: {what}")
     return found, problems

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning
+from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
@@ -132,7 +132,7 @@ def _by_shape(path: Path, card: Card) -> dict[tuple[Any, Any], list[dict[str, An
         if type(k) is int and type(n) is int:
             found.setdefault((k, n), []).append(raw)
         else:
-            _warn(f"{path}: an entry is not used: k {k!r}, n {n!r}: its sizes must be integers")
+            _warn(f"{path}: an entry is not used: k {shown(k)}, n {shown(n)}: its sizes must be integers")
     return found
 
 
@@ -145,7 +145,7 @@ def _entries(path: Path, card: Card, k: int, n: int) -> list[Entry]:
             found.append(parse_entry(raw, target))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
             what = f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            _warn(f"{path}: an entry is not used: k {k}, n {n}, m {raw.get('m')}: {what}")
+            _warn(f"{path}: an entry is not used: k {k}, n {n}, m {shown(raw.get('m'))}: {what}")
     return found
 
 
