@@ -106,7 +106,8 @@ class PackedWeight(_Referable):
             rows = slice(group * size, min((group + 1) * size, depth))
             zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
             values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
-            out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
+            with np.errstate(over="ignore"):  # as the GPU: what is too large for dtype becomes infinite
+                out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 
     def to_device(self, device: int | None = None) -> PackedWeight:

@@ -337,3 +337,10 @@ def test_two_rings_share_a_multiprocessor(target: str) -> None:
         if ".moves." in entry.source:
             for spec in entry.specs(target):
                 spec.check_target(chosen)  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_reduce_without_a_warning() -> None:
+    """As on the GPU: they are results."""
+    up, down = np.full((4, 32), np.inf, np.float16), np.full((4, 32), -np.inf, np.float16)
+    assert np.isnan(c.reduce_into(up, down, "add", backend="reference")).all()

@@ -191,8 +191,9 @@ def _on_host(
         options: dict[str, Any] = {"dense_bytes": dense_bytes, "batch_invariant": batch_invariant}
         emulated_gemm(rows, w, target, addend, **options)
     elif rows.rows:
-        values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
-        if addend is not None:
-            values += host_array(addend).astype(np.float32)
-        host_array(target.info)[...] = values.astype(target.info.dtype)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
+            if addend is not None:
+                values += host_array(addend).astype(np.float32)
+            host_array(target.info)[...] = values.astype(target.info.dtype)
     return out

@@ -142,5 +142,6 @@ def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
         result = np.where((old == 0) | (old > new), new, old - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
-        result = getattr(np, names.get(op, f"bitwise_{op}"))(old, new)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            result = getattr(np, names.get(op, f"bitwise_{op}"))(old, new)
     old[...] = result.astype(old.dtype)
