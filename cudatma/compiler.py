@@ -120,6 +120,7 @@ def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...
     if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise ArgumentTypeError("options", options, "a sequence of strings")
     for index, option in enumerate(options):
+        _require_utf8(f"options[{index}]", option)
         # `-I/path`, `--include-path=/path` and `-I /path` alike.
         if option.split("=")[0] in _REFUSED_OPTIONS or option in _REFUSED_OPTIONS or option.startswith("-I"):
             remedy = "name the target with target=, and bring code in with //% include"
@@ -127,6 +128,14 @@ def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...
                 f"options[{index}]", option, "an option that keeps source and target as they are", remedy
             )
     return (f"--gpu-architecture={target.name}", *_FIXED_FLAGS, *options)
+
+
+def _require_utf8(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = f"half of a surrogate pair, {text[error.start]!r}, at position {error.start}"
+        raise ArgumentError(field, got, "text that UTF-8 can hold", "read the file with encoding='utf-8'") from None
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
@@ -159,6 +168,7 @@ def compile_source(
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
+    _require_utf8("source", source)
     version = nvrtc_version()
     require_nvrtc_for(target, version)
     flags = compile_flags(target, options)

@@ -459,6 +459,7 @@ def test_a_template_of_cudatmas() -> None:
         ({"source_or_template": "${ spec.missing }", "spec": Spec(), "template": True}, TemplateError),
         ({"template": "yes"}, ArgumentTypeError),
         ({"source_or_template": "not C++"}, CompileError),
+        ({"source_or_template": "// \ud800"}, ArgumentError),
     ],
 )
 def test_wrong_calls(call: dict[str, Any], error: type[Exception]) -> None:

@@ -161,6 +161,13 @@ def test_a_nul_in_the_source_is_refused() -> None:
         compile_source("a\0b", HOPPER)
 
 
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^source: got half of a surrogate pair, '\\ud800', at position 3"):
+        compile_source("// \ud800", HOPPER)
+    with pytest.raises(ArgumentError, match=r"^options\[0\]: got half of a surrogate pair"):
+        compile_flags(HOPPER, ["-DX=\udcff"])
+
+
 @pytest.mark.parametrize(
     ("name", "version", "needed"),
     [
