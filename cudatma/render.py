@@ -42,6 +42,7 @@ from cudatma.used_functions import without_unused
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
+_IF_COMMENT = 'If it is a comment, write "// %", or compile the text without template=True (--template)'
 
 #: include, import, from .. import and extends, as a line statement or a block; the names are literals, see IncludeOnce.
 #: It begins with a literal character, which lets re skip most of a file.
@@ -74,7 +75,11 @@ class IncludeOnce(Extension):
 
     def parse(self, parser: Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
-        name = parser.stream.expect("string").value
+        if parser.stream.current.type != "string":
+            parser.fail(
+                f"include got no name in quotes; allowed: a path below {template_root()}. {_IF_COMMENT}", lineno
+            )
+        name = next(parser.stream).value
         include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
         first = self.call_method("first_use", [nodes.Const(name)], lineno=lineno)
         return nodes.If(first, [include], [], [], lineno=lineno)
@@ -307,7 +312,8 @@ def _template_text(root: str, name: str, user: str) -> bytes:
 def _explain(name: str, error: Exception, root: Path) -> str:
     """``template:line: reason``; the line is that of the innermost template the error passed through."""
     if isinstance(error, jinja2.TemplateSyntaxError):
-        return f"{error.name or name}:{error.lineno}: {error.message}"
+        remedy = f" {_IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
+        return f"{error.name or name}:{error.lineno}: {error.message}{remedy}"
     place = name
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
@@ -317,7 +323,8 @@ def _explain(name: str, error: Exception, root: Path) -> str:
             place = f"{name}:{frame.lineno}"
     if isinstance(error, jinja2.TemplateNotFound):
         return f"{place}: got no template {error.name!r}; allowed: a path below {root}"
-    return f"{place}: {error}"
+    reason = "it prints or computes more than memory holds" if isinstance(error, MemoryError) else str(error)
+    return f"{place}: {reason}"
 
 
 def _opening_comment(name: str, spec: Any, target: Target, debug: bool = False) -> str:

@@ -91,7 +91,10 @@ def test_an_int_enum_is_refused_because_it_prints_differently_from_python_to_pyt
         ("x\n${ dict() }\n", 2, "'dict' is undefined"),
         ("x\n${ spec.stages + 'a' }\n", 2, "unsupported operand"),
         ('x\n//% include "primitives/none.cuh.j2"\n', 2, "primitives/none.cuh.j2"),
-        ("x\n//% include spec.name\n", 2, "expected token 'string'"),
+        ("x\n//% include spec.name\n", 2, "include got no name in quotes; allowed: a path below"),
+        ("x\n//% include\n", 2, 'If it is a comment, write "// %", or compile the text without template=True'),
+        ("x\n//% of peak\n", 2, "unknown tag 'of'. If it is a comment, write \"// %\", or compile"),
+        ("x\n${ 'a' * 10**15 }\n", 2, "it prints or computes more than memory holds"),
     ],
 )
 def test_errors_name_template_and_line(source: str, line: int, reason: str) -> None:
