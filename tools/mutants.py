@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.emulator import Report
+from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
 from cudatma.mutants.tally import LEAST_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
@@ -47,15 +48,16 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a kernel's mutants. unclean: hazard kinds of the unchanged kernel."""
+    """What became of a kernel's mutants. unchanged: the report of the kernel itself; unless it is clean, no mutant is
+    run."""
 
     title: str
-    unclean: tuple[str, ...]
+    unchanged: Report
     outcomes: list[Outcome]
 
     @property
     def passed(self) -> bool:
-        return not self.unclean and reported_share(by_verdict(self.outcomes)) >= LEAST_REPORTED
+        return self.unchanged.is_clean and reported_share(by_verdict(self.outcomes)) >= LEAST_REPORTED
 
     def as_data(self) -> dict[str, Any]:
         """As plain data, for --json."""
@@ -63,7 +65,7 @@ class Result:
         return {
             "kernel": self.title,
             "passed": self.passed,
-            "unclean": list(self.unclean),
+            "unclean": sorted(self.unchanged.kinds),
             "counts": {verdict: counts[verdict] for verdict in VERDICTS},
             "mutants": [
                 {**_described(outcome.mutant), "verdict": outcome.verdict, "kinds": outcome.kinds, "note": outcome.note}
@@ -73,10 +75,14 @@ class Result:
 
     def as_text(self) -> str:
         """A table by operator, and a line for each mutant that was not reported as expected."""
+        if not self.unchanged.is_clean:
+            kinds = ", ".join(sorted(self.unchanged.kinds))
+            return (
+                f"{self.title}: the unchanged kernel shows {kinds}; no mutant was run, mend it first\n{self.unchanged}"
+            )
         counts = by_verdict(self.outcomes)
-        unchanged = f"the unchanged kernel shows {', '.join(self.unclean)}" if self.unclean else "unchanged it is clean"
         rows = [*by_operator(self.outcomes).items(), ("all", counts)]
-        lines = [f"{self.title}: {len(self.outcomes)} mutants; {unchanged}", ""]
+        lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; unchanged it is clean", ""]
         lines.append(f"{'operator':<21}" + "".join(f"{_TITLES[verdict]:>11}" for verdict in VERDICTS))
         lines += [f"{name:<21}" + "".join(f"{found[verdict]:>11}" for verdict in VERDICTS) for name, found in rows]
         lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]
@@ -105,7 +111,7 @@ def trial_of(launch: FileLaunch) -> Trial:
 
 
 def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
-    """Try every mutant under up to ``schedules`` schedules; a progress bar on stderr where ``show``."""
+    """Try a clean kernel's mutants under up to ``schedules`` schedules; a progress bar on stderr where ``show``."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -113,8 +119,9 @@ def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
     trial = trial_of(launch)
     with Progress(console=console, disable=not (show and console.is_terminal), transient=True) as progress:
         report = trial.unchanged(UNCHANGED_SCHEDULES)
-        tried = progress.track(trial.outcomes(schedules), total=len(trial.mutants), description="mutants")
-        return Result(f"{launch.kernel.name}, {report.kernel}", tuple(sorted(report.kinds)), list(tried))
+        chosen = trial.mutants if report.is_clean else []
+        tried = progress.track(trial.outcomes(schedules, chosen), total=len(chosen), description="mutants")
+        return Result(f"{launch.kernel.name}, {report.kernel}", report, list(tried))
 
 
 def _parser() -> Parser:

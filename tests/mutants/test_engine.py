@@ -168,11 +168,19 @@ def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.C
     assert "barrier_uninitialised" in initless["kinds"]
 
 
-def test_the_tool_fails_for_a_kernel_that_is_not_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_runs_no_mutant_of_a_kernel_that_is_not_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "small.ptx"
     path.write_text(HEADER + SMALL.replace("b64 [%r1], 2;", "b64 [%r1], 3;"))
-    assert main(["mutants", str(path), "--block", "64", "--arg", "x:uint32[4]"]) == 1
-    assert "the unchanged kernel shows deadlock" in capsys.readouterr().out
+    arguments = ["mutants", str(path), "--block", "64", "--arg", "x:uint32[4]"]
+    assert main(arguments) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("small.ptx, k: the unchanged kernel shows deadlock; no mutant was run, mend it first\n")
+    assert "PTX line" in shown
+    assert main([*arguments, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["unclean"], data["mutants"]) == (["deadlock"], [])
 
 
 def test_the_tool_refuses_wrong_calls(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
