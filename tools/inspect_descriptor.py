@@ -206,6 +206,8 @@ def _explain(found: Inspection, options: argparse.Namespace) -> int:
             console.print_element(mark, found.spec)
         if lint is not None:
             console.print_lint(lint)
+        for path in filter(None, (options.svg, options.html)):
+            print(f"wrote {path}")
     return 1 if (lint and lint.worst == "error") or (report and not report.is_clean) else 0
 
 

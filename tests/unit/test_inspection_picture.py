@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -223,7 +224,11 @@ def test_files_and_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture
     found = cudatma.inspect(NARROW)
     assert svg.read_text(encoding="utf-8") == found.svg((88, 56), element=(3, 9), theme="dark")
     assert page.read_text(encoding="utf-8") == found.html((88, 56), element=(3, 9), theme="dark")
-    assert "overwrites 64 bytes" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "overwrites 64 bytes" in shown
+    assert shown.endswith(f"wrote {svg}\nwrote {page}\n")
+    assert cli.main(["inspect", text, "--svg", str(svg), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
     assert cli.main(["inspect", text, "--svg", "-"]) == 0
     assert capsys.readouterr().out == found.svg()
     for option in ("--svg", "--html"):
