@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from cudatma.dtypes import TmaType
-from cudatma.errors import DescriptorError
+from cudatma.errors import DescriptorError, counted
 from cudatma.layout import Interleave, Swizzle
 
 MAX_RANK = 5
@@ -68,7 +68,7 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
     """One value for each dimension that needs one."""
     if len(values) != length:
-        raise DescriptorError(field, values, f"{length} values for rank {rank}")
+        raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
 
 
 def check_rank(rank: int, least: int, interleave: Interleave) -> None:

@@ -18,6 +18,7 @@ from cudatma.emulator.machine import Warp
 from cudatma.emulator.memory import RANK_SHIFT, SHARED_START, Region
 from cudatma.emulator.types import BYTES, LANES, NUMPY, Array
 from cudatma.emulator.writer import runtime
+from cudatma.errors import counted
 
 _union = np.bitwise_or.reduce
 
@@ -89,7 +90,7 @@ def _offsets(region: Region, addresses: Array) -> Array:
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     """Report an access to bytes that nobody mapped and stop."""
-    message = f"access of {size} bytes at {address:#x}, {w.launch.memory.nearest(address)}"
+    message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
     observer = w.block.cluster.observer
     if observer is not None:
         observer.report("out_of_bounds", w, at, message)
@@ -231,7 +232,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
         bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]
         message = (
-            f"access of {size} bytes at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
+            f"access of {counted(size, 'byte')} at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
             f"(address {int(bad[0]) + SHARED_START:#x})"
         )
         observer = block.cluster.observer

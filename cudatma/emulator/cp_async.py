@@ -17,6 +17,7 @@ from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier, find
 from cudatma.emulator.types import Array
 from cudatma.emulator.writer import RUNTIME
+from cudatma.errors import counted
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
@@ -138,7 +139,7 @@ class Arrival:
                 "arrival_overflow",
                 self.w,
                 self.at,
-                f"{self.count} arrivals where {self.barrier.pending} are pending; {self.barrier.describe()}",
+                f"{counted(self.count, 'arrival')} where {self.barrier.pending} are pending; {self.barrier.describe()}",
                 barrier=self.barrier,
             )
         if self.observer is not None:

@@ -13,6 +13,7 @@ from cudatma.emulator.model import Instruction
 from cudatma.emulator.register_pool import RegisterWait
 from cudatma.emulator.report import Hazard
 from cudatma.emulator.scheduler import Deadlock
+from cudatma.errors import counted
 
 if TYPE_CHECKING:
     from cudatma.emulator.launch import Launch
@@ -141,7 +142,7 @@ def _line_of(split: Split) -> str:
     lanes = int(split.mask.sum())
     what = wait.describe() if wait is not None else "running"
     place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
-    return f"block {split.warp.block.index} warp {split.warp.index} ({lanes} lanes) at {place}: {what}"
+    return f"block {split.warp.block.index} warp {split.warp.index} ({counted(lanes, 'lane')}) at {place}: {what}"
 
 
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:

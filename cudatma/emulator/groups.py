@@ -14,6 +14,7 @@ import numpy as np
 from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.types import LANES, Array
 from cudatma.emulator.writer import RUNTIME
+from cudatma.errors import counted
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +102,7 @@ class GroupWait:
     may_time_out: bool = False
 
     def describe(self) -> str:
-        left = f"{self.group.reading} reads and {self.group.writing} writes left"
+        left = f"{counted(self.group.reading, 'read')} and {counted(self.group.writing, 'write')} left"
         return f"{self.what}: group {self.group.number} has {left}"
 
 

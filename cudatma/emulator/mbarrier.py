@@ -17,6 +17,7 @@ from cudatma.emulator.machine import Split, Warp
 from cudatma.emulator.memory import RANK_SHIFT, SHARED_WINDOW
 from cudatma.emulator.types import LANES, Array
 from cudatma.emulator.writer import RUNTIME, runtime
+from cudatma.errors import counted
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def arrive(
                     "arrival_overflow",
                     w,
                     at,
-                    f"{number} arrivals where {barrier.pending} are pending; {barrier.describe()}",
+                    f"{counted(number, 'arrival')} where {barrier.pending} are pending; {barrier.describe()}",
                     places=[barrier.place],
                 )
             number = barrier.pending

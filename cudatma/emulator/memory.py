@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.types import LANES, NUMPY, Array
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
 #: Offset of the first byte of a block's shared memory: below it the system's own KiB.
@@ -196,5 +196,5 @@ class GlobalMemory:
         if best is None:
             return "no memory is mapped"
         if address < best.base:
-            return f"{best.base - address} bytes before {best.name} ({best.size} bytes)"
-        return f"{address - best.end} bytes past the end of {best.name} ({best.size} bytes)"
+            return f"{counted(best.base - address, 'byte')} before {best.name} ({counted(best.size, 'byte')})"
+        return f"{counted(address - best.end, 'byte')} past the end of {best.name} ({counted(best.size, 'byte')})"

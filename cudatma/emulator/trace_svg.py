@@ -14,7 +14,7 @@ from cudatma.emulator.memory import SHARED_START
 from cudatma.emulator.svg import FLYING, WORKING, Svg, stage_colour, text_width, tint
 from cudatma.emulator.trace_legend import draw_legend
 from cudatma.emulator.trace_stages import BlockView, Stage, views
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from cudatma.emulator.trace import Event, Trace
@@ -78,10 +78,12 @@ class _Picture:
         title, named = (title, f"{kernel}, ") if title else (f"Pipeline of {kernel}", "")
         out.text(18, 30, title, size=16, bold=True)
         is_whole = self.first == 0 and self.last >= trace.steps
-        about = named + (f"{trace.steps} emulated steps" if is_whole else f"emulated steps {self.first} to {self.last}")
+        about = named + (
+            counted(trace.steps, "emulated step") if is_whole else f"emulated steps {self.first} to {self.last}"
+        )
         about += f"{'' if is_whole else f' of {trace.steps}'}, schedule {trace.schedule} of seed {trace.seed}"
         if trace.dropped:
-            about += f"; {trace.dropped} events were too many and are left out"
+            about += f"; {counted(trace.dropped, 'event')} too many for the picture"
         out.text(18, 49, about, fill=svg.FAINT_INK)
         self.y = 60
         for view in shown:

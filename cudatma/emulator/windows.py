@@ -23,6 +23,7 @@ from cudatma.emulator.machine import Warp
 from cudatma.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
 from cudatma.emulator.types import BYTES, LANES, Array
 from cudatma.emulator.writer import runtime
+from cudatma.errors import counted
 
 _LANE_NUMBERS = np.arange(LANES, dtype=np.int64)
 
@@ -34,7 +35,7 @@ def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | 
     lanes = _LANE_NUMBERS if mask is None else _LANE_NUMBERS[mask]
     inside = addresses.astype(np.int64)
     if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
-        message = f"local access of {size} bytes at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
+        message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
         observer = w.block.cluster.observer
         if observer is not None:
             observer.report("out_of_bounds", w, at, message)

@@ -166,7 +166,7 @@ def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> st
     if len(groups) > _LISTED:
         lines.append(f"and {counted(len(groups) - _LISTED, 'more group')} of waits")
     if lost > 0:
-        lines.append(f"and {lost} waits of which no record was kept")
+        lines.append(f"and {counted(lost, 'wait')} of which no record was kept")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from cudatma.descriptor.access import (
 )
 from cudatma.descriptor.modes import OobFill
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
-from cudatma.errors import DescriptorError
+from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE
 from cudatma.inspection.placement import Placement, check_size
 
@@ -210,7 +210,7 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
         text = f"the mbarrier counts {report.expected_bytes} bytes; {report.footprint_bytes} bytes of shared memory"
         lines.append(("load", text))
         if report.elements is not None:
-            where = f"{report.inside} of {report.elements} elements lie in the tensor"
+            where = f"{report.inside} of {counted(report.elements, 'element')} lie in the tensor"
             where += f"; the other {report.outside} become {report.fill}" if report.outside else ""
             lines.append(("", where))
         if report.gmem_range is not None:
@@ -222,9 +222,13 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
         lines.append(("store", _store_line(report)))
         for part in report.overwrites[:3]:
             first = (spec.address + part.first_offset) % (1 << 64)
-            lines.append(("", f"row {part.row}: {part.size_bytes} bytes from {first:#x} on, past the row's end"))
+            lines.append(
+                ("", f"row {part.row}: {counted(part.size_bytes, 'byte')} from {first:#x} on, past the row's end")
+            )
         if report.overwritten_rows > 3:
-            lines.append(("", f"and so on in {report.overwritten_rows} rows, {report.overwritten_bytes} bytes in all"))
+            lines.append(
+                ("", f"and so on in {counted(report.overwritten_rows, 'row')}, {report.overwritten_bytes} bytes in all")
+            )
         known = ", ".join(report.reductions) or f"none is known for {spec.dtype.name}"
         lines.append(("reductions", known))
     return [*lines, *([("note", report.note)] if report.note else [])]
@@ -238,4 +242,6 @@ def _store_line(report: AccessReport) -> str:
     if not report.stored:
         return "writes nothing: the box lies outside of the tensor"
     clipped = (report.elements or report.stored) - report.stored
-    return f"writes {report.stored} elements" + (f"; {clipped} outside of the tensor are clipped" if clipped else "")
+    return f"writes {counted(report.stored, 'element')}" + (
+        f"; {clipped} outside of the tensor are clipped" if clipped else ""
+    )

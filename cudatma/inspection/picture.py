@@ -7,6 +7,7 @@ of the left one are bank conflicts of a column read.
 from __future__ import annotations
 
 from cudatma.descriptor.spec import TiledSpec
+from cudatma.errors import counted
 from cudatma.inspection.banks import ReadCost, read_costs
 from cudatma.inspection.drawing import Drawing, check_theme
 from cudatma.inspection.fields import headline
@@ -118,9 +119,9 @@ class _Picture:
         end = y + ROW * self.rows
         hidden = []
         if placed.rows > self.rows:
-            hidden.append(f"{placed.rows - self.rows} more rows")
+            hidden.append(counted(placed.rows - self.rows, "more row"))
         if placed.chunks > self.columns:
-            hidden.append(f"{placed.chunks - self.columns} more cells in each row")
+            hidden.append(f"{counted(placed.chunks - self.columns, 'more cell')} in each row")
         return self._more(LEFT_CELLS, end, " and ".join(hidden))
 
     def _shared_grid(self) -> float:
@@ -163,7 +164,7 @@ class _Picture:
                     out.rect(x + 1, y + ROW * line + 1, CELL - 2, ROW - 2, "s-rule", radius=3, more=hatch)
                     out.end()
         rest = placed.spec.footprint_bytes - self.lines * LINE_BYTES
-        return self._more(RIGHT_CELLS, y + ROW * self.lines, f"{rest} more bytes" if rest > 0 else "")
+        return self._more(RIGHT_CELLS, y + ROW * self.lines, counted(rest, "more byte") if rest > 0 else "")
 
     def _more(self, x: float, y: float, text: str) -> float:
         if not text:

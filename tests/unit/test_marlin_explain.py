@@ -64,6 +64,12 @@ def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
         replace(LAYER, **wrong)
 
 
+def test_one_of_a_thing_is_no_plural() -> None:
+    said = str(explained(Layer(64, 64, 64, False, "float16"), 1, multiprocessors=1))
+    assert "tiles of 1 stage on 1 CTA, 0 tiles divided" in said
+    assert ", 1 SM, " in said
+
+
 def test_clusters_are_told() -> None:
     """1024 columns of N are 32 N tiles for 132 SMs: at least two CTAs each, or most SMs would stand idle."""
     said = explained(NARROW, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.marlin.candidate import Candidate, ranked
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.cost import Cost
@@ -50,7 +50,7 @@ def decide(layer: Layer, m: int, card: Card, *, batch_invariant: bool = False) -
         which = "this layer" if found.exact else f"a layer of this K and N ({entry.layer})"
         return Decision(entry.spec, source, f"{found.path} has {which}, measured at M = {entry.m}: {gain}")
     spec, cost, considered = _cheapest(layer, m, card)
-    why = f"the cheapest of {considered} candidates by the cost model, {cost.us:.4g} us"
+    why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
     return Decision(spec, "rule", why)
 
 

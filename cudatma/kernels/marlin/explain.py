@@ -11,7 +11,7 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build import default_target
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, counted
 from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.choose import Decision, candidates, decide
@@ -87,17 +87,17 @@ class Explanation:
         layer, card, cost, work = self.layer, self.card, self.prediction, self.schedule
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
-        divided = f"{work.stream_tiles} tiles divided"
+        divided = f"{counted(work.stream_tiles, 'tile')} divided"
         if self.spec.blocks_k > 1:
             divided = f"the K of each tile divided by a cluster of {self.spec.blocks_k}"
         shown = [
             f"M = {self.m}, K = {layer.k}, N = {layer.n}, int4 weights, {layer.dtype}, {scales}, {points}",
-            f"on {card.target}, {card.multiprocessors} SMs, {card.sm_clock_mhz} MHz, "
+            f"on {card.target}, {counted(card.multiprocessors, 'SM')}, {card.sm_clock_mhz} MHz, "
             f"memory {card.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles of {work.k_iterations} stages on {work.blocks} CTAs, "
-            f"{divided}",
+            f"work       {work.tiles_m} x {work.tiles_n} tiles of {counted(work.k_iterations, 'stage')} "
+            f"on {counted(work.blocks, 'CTA')}, {divided}",
             f"predicted  {cost.us:.4g} us: launch {cost.launch_us:.3g}, main loop of the busiest SM {cost.sm_us:.3g}, "
             f"partial sums {cost.reduction_us:.3g}, memory {cost.memory_us:.3g}, tensor cores {cost.tensor_us:.3g}",
             "",
@@ -112,7 +112,7 @@ class Explanation:
             )
             for one in self.candidates
         ]
-        title = f"Cheapest of {self.considered} candidates, as predicted"
+        title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
         return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import TmaType, tma_type
-from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
+from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
 from cudatma.kernels.host import host_array
 from cudatma.kernels.moves.call import Call
 from cudatma.kernels.moves.place import Move, Place, described
@@ -128,9 +128,9 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     try:
         found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
-        raise ArgumentTypeError(field, repr(values), f"{count} ints, one an axis") from error
+        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
     if len(found) != count:
-        raise ArgumentError(field, found, f"{count} ints, one an axis")
+        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
     return found
 
 

@@ -44,7 +44,7 @@ DESCRIPTORS = [
     Case("an empty dimension", DescriptorError, "dims[1]", "got 0", lambda b: tiled(dims=(256, 0))),
     Case("a dimension over 2**32", DescriptorError, "dims[1]", "2**32", lambda b: tiled(dims=(256, 2**32 + 1))),
     Case("dims a float", DescriptorError, "dims[0]", "256.0", lambda b: tiled(dims=(256.0, 64))),
-    Case("a stride too few", DescriptorError, "strides_bytes", "1 values", lambda b: tiled(strides_bytes=())),
+    Case("a stride too few", DescriptorError, "strides_bytes", "1 value for rank 2", lambda b: tiled(strides_bytes=())),
     Case("a stride off 16 bytes", DescriptorError, "strides_bytes[0]", "multiples of 16",
          lambda b: tiled(strides_bytes=(520,))),
     Case("a stride backwards", DescriptorError, "strides_bytes[0]", "backwards",
