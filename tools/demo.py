@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,16 +216,17 @@ def _print(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)  # a folded path cannot be copied
     depth, channels = found["shape"]
     dense, packed = found["fp16_bytes"], found["packed_bytes"]
-    console.print(f"backend  {found['backend']} ({found['why']})", highlight=False, soft_wrap=True)
-    console.print(f"layer    {found['layer']}", highlight=False)
+    say(f"backend  {found['backend']} ({found['why']})")
+    say(f"layer    {found['layer']}")
     if found["remedy"]:
-        console.print(f"         real weights: {found['remedy']}", highlight=False, soft_wrap=True)
-    console.print(f"weight   K = {depth}, N = {channels}, int4, group size {found['group_size']}", highlight=False)
+        say(f"         real weights: {found['remedy']}")
+    say(f"weight   K = {depth}, N = {channels}, int4, group size {found['group_size']}")
     saved = 100 * (1 - packed / dense)
-    console.print(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved", highlight=False)
-    console.print(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4", highlight=False)
+    say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved")
+    say(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4")
     table = Table(title="GEMM against float64 on the same int4 weights")
     for column in ("M (tokens)", "relative error", "ms, first call", "of it NVRTC"):
         table.add_column(column, justify="right")
@@ -234,15 +236,15 @@ def _print(found: dict[str, Any]) -> None:
         table.add_row(str(tokens), f"{item['error']:.2e}", *times)
     console.print(table)
     verdict = "within" if found["passed"] else "BEYOND"
-    console.print(f"All errors are {verdict} the limit of {found['error_limit']:g}.", highlight=False)
+    say(f"All errors are {verdict} the limit of {found['error_limit']:g}.")
     if found["checked"]:
         checked = found["checked"]
         hazards = "; ".join(checked["hazards"]) or "none"
         said = f"hazards  {hazards} (M = {checked['tokens']}, {checked['schedules']} schedules of the emulator)"
-        console.print(said, highlight=False, soft_wrap=True)
+        say(said)
         picture, trace = found["pictures"]
-        console.print(f"pipeline {picture}", highlight=False, soft_wrap=True)
-        console.print(f"trace    {trace} (open it at https://ui.perfetto.dev)", highlight=False, soft_wrap=True)
+        say(f"pipeline {picture}")
+        say(f"trace    {trace} (open it at https://ui.perfetto.dev)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

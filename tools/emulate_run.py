@@ -245,28 +245,28 @@ def show(outcome: Outcome, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    console, report = Console(), outcome.report
-    console.print(outcome.title, highlight=False, soft_wrap=True)
+    report = outcome.report
+    # Whole lines, which the terminal wraps where it likes: rich would split identifiers, paths and PTX.
+    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
+    say(outcome.title)
     for line in report.printed:
-        console.print(f"printed   {line.rstrip()}", highlight=False, markup=False)
-    # Whole lines, which the terminal wraps where it likes: a table would split identifiers and PTX.
+        say(f"printed   {line.rstrip()}")
     for number, hazard in enumerate(report.hazards, 1):
         first, *rest = outcome.source.describe(hazard)
-        console.print(f"{number}. {first}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"{number}. {first}", style="red")
         times = [f"  {hazard.count} times"] if hazard.count > 1 else []
         for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
-            console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
+            say(f" {line}")
     for line in report.unchecked:
-        console.print(f"unchecked: {line}", highlight=False, markup=False, soft_wrap=True)
+        say(f"unchecked: {line}")
     verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
     run = f"{counted(report.schedules, 'schedule')}, {counted(report.steps, 'step')}, {outcome.seconds:.2f} s"
-    shown = f"{verdict} in {run}"
-    console.print(shown, style="green" if report.is_clean else "red", highlight=False)
+    say(f"{verdict} in {run}", style="green" if report.is_clean else "red")
     for warning in report.warnings:
-        console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+        say(f"warning: {warning}")
     for comparison in outcome.compared:
         verdict = "within" if comparison.passed else "BEYOND"
         shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"
-        console.print(shown, style="green" if comparison.passed else "red", highlight=False)
+        say(shown, style="green" if comparison.passed else "red")
     for path in outcome.written:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        say(f"wrote {path}")

@@ -197,6 +197,21 @@ def test_a_narrow_terminal_splits_no_identifier(
     assert re.match(r"\d+ hazards? in 1 schedule, ", lines[-1])
 
 
+def test_names_and_printed_lines_are_shown_as_they_are(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets are no markup, and a long line is not folded."""
+    monkeypatch.setenv("COLUMNS", "80")
+    line = " ".join(["0123456789"] * 9)
+    source = f'extern "C" int printf(const char*, ...);\nextern "C" __global__ void k() {{ printf("{line}\\n"); }}'
+    Path("a[b].cu").write_text(source)
+    assert emulate("a[b].cu", "--block", "1", "--schedules", "1", "--trace", "t[red].svg") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("a[b].cu, k")
+    assert f"printed   {line}" in shown
+    assert shown[-1] == "wrote t[red].svg"
+
+
 def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("fetch.cu").write_text(FETCH)
     arguments = ["fetch.cu", "--block", "128", "--array", "x:float32[64,16]", "--arg", "map(x, box=8x16)"]
