@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from cudatma import TensorMap
+from cudatma import TensorMap, cli
 from cudatma.emulator import Report, load
 from cudatma.ptx_source import ptx_source
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "emulator.md").read_text()
+FOLDER = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (FOLDER / "emulator.md").read_text()
 
 
 def add_tiles_source() -> str:
@@ -39,6 +45,34 @@ def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> No
     assert first.source.split(", ")[1] in PAGE
 
 
+def words(shown: str) -> str:
+    """Without white space and numbers: lines of PTX, registers and times differ between releases of NVRTC."""
+    return re.sub(r"0x[0-9a-f]+|[\d.]+|\s", lambda found: "" if found[0].isspace() else "#", shown)
+
+
+def test_the_page_shows_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("add_tiles.cu.j2").write_text(add_tiles_source())
+    command, shown = re.search(r"`cudatma (emulate add_tiles[^`]*)` says:\n\n```\n(.*?)```", PAGE, re.S).groups()  # type: ignore[union-attr]
+    assert cli.main(shlex.split(command)) == 1
+    assert words(capsys.readouterr().out) == words(shown)
+
+
+def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
+    page = (FOLDER / "testing_your_kernel.md").read_text()
+    (source,) = re.findall(r"`test_fetch.py`:\n\n```python\n(.*?)```", page, re.S)
+    (shown,) = re.findall(r"without its wait:\n\n```\n(.*?)```", page, re.S)
+    (tmp_path / "test_fetch.py").write_text(source.replace("mbarrier_wait_parity(bar, 0);", "", 1))
+    command = [sys.executable, "-m", "pytest", "-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run(
+        [*command, "test_fetch.py::test_fetch"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert words(shown) in words(done.stdout)
+
+
 def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:
     source = add_tiles_source()
     repaired = source.replace("&empty[slot]), lap & 1)", "&empty[slot]), (lap - 1) & 1)")
@@ -49,9 +83,8 @@ def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    folder = Path(__file__).resolve().parents[2] / "docs"
     for name in ("emulator.md", "testing_your_kernel.md"):
-        text = (folder / name).read_text()
+        text = (FOLDER / name).read_text()
         targets = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
         headings = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.+)$", text, re.M)}
-        assert [t for t in targets if (t[1:] not in headings if t[0] == "#" else not (folder / t).exists())] == []
+        assert [t for t in targets if (t[1:] not in headings if t[0] == "#" else not (FOLDER / t).exists())] == []
