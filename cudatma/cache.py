@@ -29,7 +29,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -147,12 +147,13 @@ class Cache:
         self._memory: dict[str, Artifact] = {}
         self.folder: Path | None = self.root
         try:
-            for part in (*reversed(self.root.parents), self.root, *(self.root / name for name in _ROOMS)):
+            own = [self.root, *(self.root / name for name in _ROOMS)]
+            for part in (*reversed(self.root.parents), *own):
                 if not part.is_dir():
                     part.mkdir(mode=0o700, exist_ok=True)
-            for part in _holders(self.root):
+            for part in _holders(own):
                 _require_safe(part, self.root)
-            for part in (self.root, *(self.root / name for name in _ROOMS)):
+            for part in own:
                 _require_private(part)
             tempfile.TemporaryFile(dir=self.root / "tmp").close()
         except OSError as error:
@@ -295,17 +296,18 @@ class Cache:
 _REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
 
 
-def _holders(path: Path) -> Iterator[Path]:
-    """Every folder in which somebody could put another folder in the place of ``path``: its parents, and where one of
-    them or ``path`` is a symbolic link, those of what it points to."""
-    waiting, seen = [path.absolute()], set[Path]()
+def _holders(own: Sequence[Path]) -> Iterator[Path]:
+    """Every other folder in which somebody could put another folder in the place of one of ``own``: their parents, and
+    where one of these or of ``own`` is a symbolic link, those of what it points to."""
+    waiting = [path.absolute() for path in own]
+    known, seen = set(waiting), set[Path]()
     while waiting:
         parts = waiting.pop()
         for part in (parts, *parts.parents):
             if part in seen:
                 continue
             seen.add(part)
-            if part != parts:
+            if part != parts and part not in known:
                 yield part
             if part.is_symlink():
                 waiting.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))

@@ -270,6 +270,23 @@ def test_the_parents_of_what_a_link_leads_to_count(tmp_path: Path) -> None:
     assert Cache(tmp_path / "link" / "cache").folder is not None
 
 
+@pytest.mark.parametrize("target", ["shared/mine", "hop"])
+def test_the_parents_of_what_a_link_inside_the_cache_leads_to_count(cache: Cache, tmp_path: Path, target: str) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True, mode=0o700)
+    shared.chmod(0o777)
+    (tmp_path / "hop").symlink_to(shared / "mine")
+    (cache.root / "entries").rmdir()
+    (cache.root / "entries").symlink_to(tmp_path / target)
+    with pytest.raises(CacheError, match=f"{shared}, in which"):
+        Cache(cache.root)
+    shared.chmod(0o755)
+    assert Cache(cache.root).folder is not None
+    (shared / "mine").chmod(0o777)
+    with pytest.raises(CacheError, match="entries can be written by others"):
+        Cache(cache.root)
+
+
 def test_a_parent_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.stat
 
