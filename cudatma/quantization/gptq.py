@@ -39,6 +39,7 @@ _OTHER_BITS = "eight values a word for four bits; other bit widths are not suppo
 #: How zero points are stored: minus one, each for itself; minus one, borrowing inside a word (GPTQModel's asymmetric
 #: files of the first format); plain.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
+_QUOTED = " or ".join(map(repr, ZERO_POINT_FORMATS))
 _ONES = 0x11111111
 #: checkpoint_format of a configuration -> zero_point_format.
 _CHECKPOINT_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
@@ -122,12 +123,15 @@ def _configured_format(folder: Path) -> str:
         if named is None:
             continue
         if str(named) not in _CHECKPOINT_FORMATS:
-            field, remedy = f"{folder / file}: checkpoint_format", "name zero_point_format= to read it all the same"
+            field, remedy = (
+                f"{folder / file}: checkpoint_format",
+                f"say zero_point_format={_QUOTED} to read it all the same",
+            )
             raise WeightFileError(field, named, ", ".join(_CHECKPOINT_FORMATS), remedy)
         said[file] = _CHECKPOINT_FORMATS[str(named)]
     if len(set(said.values())) > 1:
         got = ", ".join(f"{form} in {file}" for file, form in said.items())
-        raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", "name the right zero_point_format=")
+        raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", f"say zero_point_format={_QUOTED}")
     return next(iter(said.values()), "v1")
 
 
