@@ -27,6 +27,8 @@ class Device:
     multiprocessors: int
 
 
+#: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
+_STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()
 _devices: dict[int, Device] = {}
 _contexts: dict[int, Any] = {}
@@ -169,3 +171,16 @@ def outside_captures(driver: Any) -> Iterator[None]:
         yield
     finally:
         check(driver.cuThreadExchangeStreamCaptureMode(previous), call)
+
+
+def is_capturing(driver: Any, stream: int) -> bool:
+    """Whether a stream is being captured into a graph. The current context is the stream's.
+
+    Raises LaunchError for the legacy default stream while another stream captures: the driver does not answer then, and
+    a launch would spoil the capture. Raises DriverError. [CUDA driver API, cuStreamIsCapturing]
+    """
+    result = driver.cuStreamIsCapturing(stream)
+    if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:
+        got, allowed = "the legacy default stream while another stream captures a graph", "the stream that captures"
+        raise LaunchError("stream", got, allowed, "or make the call before the capture begins")
+    return int(check(result, "cuStreamIsCapturing")) != 0

@@ -38,12 +38,8 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded in the middle of that.
-
-    [CUDA driver API, cuStreamIsCapturing]
-    """
-    code, status = driver.cuStreamIsCapturing(stream)
-    if int(code) != 0 or int(status) != int(driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE):
+    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded in the middle of that."""
+    if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
         raise LaunchError(
             "stream", f"a stream that captures a graph, before {entry} is loaded", "a loaded kernel", remedy

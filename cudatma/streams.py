@@ -116,7 +116,7 @@ def _libcuda() -> Any:
 def _asked_again(device: int, stream: int) -> int | None:
     """Off the hot path: ask in the device's context, or say what is wrong."""
     with context.using(device) as driver:
-        capturing = int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing"))
+        capturing = context.is_capturing(driver, stream)
         number = int(check(driver.cuStreamGetId(stream), "cuStreamGetId"))
     return None if capturing else number
 

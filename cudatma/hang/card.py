@@ -94,9 +94,8 @@ class Listener:
 
 
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
-    """[CUDA driver API, cuStreamIsCapturing] A debug launch waits for its stream, which a capture cannot hold."""
-    code, status = driver.cuStreamIsCapturing(stream)
-    if int(code) != 0 or int(status) != int(driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE):
+    """A debug launch waits for its stream, which a capture cannot hold."""
+    if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph, for {entry} with debug=True"
         remedy = "a debug launch waits for its end; capture a kernel without it"
         raise LaunchError("stream", got, "a stream that does not", remedy)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,13 @@ class FakeDriver:
     """Device memory is host memory; ``calls`` has the names of all calls in order."""
 
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
-    CUstreamCaptureStatus = SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.kept: dict[int, Any] = {}
         self.panel = ctypes.create_string_buffer(shared.PANEL_BYTES)
-        self.panel_size, self.capturing, self.sync_codes = shared.PANEL_BYTES, 0, [0] * 100
+        self.panel_size, self.sync_codes = shared.PANEL_BYTES, [0] * 100
+        self.capturing = self.capture_code = 0
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cu"):
@@ -83,7 +82,7 @@ class FakeDriver:
         return (self.sync_codes.pop(0),)
 
     def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
-        return 0, self.capturing
+        return self.capture_code, self.capturing
 
 
 @pytest.fixture
@@ -168,7 +167,17 @@ def test_a_lost_context_still_shows_the_records(driver: FakeDriver) -> None:
 def test_a_capture_is_refused_before_anything_is_touched(driver: FakeDriver) -> None:
     host = listener()
     driver.capturing = 1
-    with pytest.raises(LaunchError, match="captures a graph"):
+    with pytest.raises(LaunchError, match="a stream that captures a graph"):
+        host.run(lambda: pytest.fail("launched"), 1, STREAM)
+
+
+def test_a_stream_that_cannot_be_asked_about_captures_is_an_error_of_its_own(driver: FakeDriver) -> None:
+    host = listener()
+    driver.capture_code = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    with pytest.raises(LaunchError, match=r"^stream: got the legacy default stream while another stream captures"):
+        host.run(lambda: pytest.fail("launched"), 1, STREAM)
+    driver.capture_code = 700
+    with pytest.raises(DriverError, match=r"^cuStreamIsCapturing failed"):
         host.run(lambda: pytest.fail("launched"), 1, STREAM)
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cudatma import context
 from cudatma.device_memory import DeviceMemory
-from cudatma.errors import ArgumentTypeError, LaunchError, check
+from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.kernels.marlin.problem import Schedule
 from cudatma.kernels.marlin.stage import StagedTile
 
@@ -145,9 +145,9 @@ def workspace_sizes(device: int) -> tuple[int, int]:
 
 
 def is_capturing(device: int, stream: int) -> bool:
-    """Whether ``stream`` is being captured into a graph. [CUDA driver API, cuStreamIsCapturing]"""
+    """Whether ``stream`` of a device is being captured into a graph. Raises as context.is_capturing()."""
     with context.using(device) as driver:
-        return int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")) != 0
+        return context.is_capturing(driver, stream)
 
 
 def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
