@@ -47,12 +47,11 @@ STRIPS = {
     "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
     # A stage's activations in one box.
     "deep_box": StripSpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
-    # The same for one token, which the mma's columns repeat.
-    "one_token": StripSpec("float16", 128, False, 1, 1, 1024, 8, 3, deep_box=True),
 }
 
 
-#: Where there are clusters, whose blocks divide the depth: one N tile; three for two blocks.
+#: Where there are clusters, whose blocks divide the depth: one N tile for one token, which the mma's columns repeat; three
+#: for two blocks.
 CLUSTERS = {
     "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
     "cluster_columns": StripSpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),
