@@ -178,10 +178,10 @@ def compile(
         try:
             return _have(_from_template(text, spec, chosen, name, tuple(options), debug))
         except TemplateError:
-            if not Path(text).is_file():
+            if not os.path.isfile(text):  # False, too, for what can be no path
                 raise
             file, template = Path(text).name.removesuffix(TEMPLATE_SUFFIX), True
-            text = Path(text).read_text(encoding="utf-8")
+            text = Path(text).read_text(encoding="utf-8", errors="backslashreplace")  # as ptx_source()
     elif text.endswith((".cu", ".cuh")) and "\n" not in text:
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)

@@ -69,7 +69,8 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
-        given = got if isinstance(got, str) else shown(got)
+        # What UTF-8 cannot hold could not be printed.
+        given = got.encode(errors="backslashreplace").decode() if isinstance(got, str) else shown(got)
         text = f"{field}: got {given}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 

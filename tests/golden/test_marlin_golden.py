@@ -50,8 +50,8 @@ STRIPS = {
 }
 
 
-#: Where there are clusters, whose blocks divide the depth: one N tile for one token, which the mma's columns repeat; three
-#: for two blocks.
+#: Where there are clusters, whose blocks divide the depth: one N tile and one token, which the mma's columns repeat;
+#: three N tiles for two blocks.
 CLUSTERS = {
     "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
     "cluster_columns": StripSpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),

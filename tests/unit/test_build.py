@@ -368,6 +368,8 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
     assert compile_kernel(str(path), Spec(9), "sm_90a").entry == "scaled"
     path.write_text(TEMPLATE.replace("*=", "+="))
     assert "+= 9" in compile_kernel(str(path), Spec(9), "sm_90a").source
+    path.write_bytes(b"// Latin-1: \xe9\n" + TEMPLATE.encode())
+    assert "\\xe9" in compile_kernel(str(path), Spec(9), "sm_90a").source
 
 
 def test_plain_text_is_compiled_as_it_is(tmp_path: Path) -> None:
@@ -460,11 +462,14 @@ def test_a_template_of_cudatmas() -> None:
         ({"template": "yes"}, ArgumentTypeError),
         ({"source_or_template": "not C++"}, CompileError),
         ({"source_or_template": "// \ud800"}, ArgumentError),
+        ({"source_or_template": "x" * 5000 + ".cu.j2"}, TemplateError),
+        ({"entry": "\ud800"}, ArgumentError),
     ],
 )
 def test_wrong_calls(call: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         compile_kernel(**({"source_or_template": PLAIN, "target": "sm_90a"} | call))
+    assert str(caught.value).encode()
 
 
 def test_the_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
