@@ -29,6 +29,18 @@ def lanes_now(w: Warp) -> int:
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
+def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
+    """Of the granules of a load by so many lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    mask = w.split.frame.program.function.used_bytes.get(at)
+    if mask is None:
+        return indices
+    count = len(indices) // lanes
+    each = max(1, size // count)
+    wanted = [bool(mask >> each * k & (1 << each) - 1) for k in range(count)]
+    found: Array = indices.reshape(lanes, count)[:, wanted].reshape(-1)
+    return found
+
+
 class Agents:
     """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
 

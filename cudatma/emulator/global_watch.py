@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudatma.emulator.agents import used
 from cudatma.emulator.clocks import TENSORMAP
 from cudatma.emulator.global_checks import LANE_READ, NC, GlobalChecks
 from cudatma.emulator.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
@@ -68,7 +69,7 @@ class GlobalWatch(GlobalChecks):
         """ld of a tracked buffer. order: "" weak, "nc", or order.scope."""
         shadow = self._shadow(region)
         observer = self._observer
-        indices = shadow.granules(offsets, size)
+        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
         strength = strength_of(order)
         if strength and shadow.published:
             for place in set(indices[:: max(1, len(indices) // len(offsets))].tolist()):

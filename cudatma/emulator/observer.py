@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.emulator.agents import lanes_now
+from cudatma.emulator.agents import lanes_now, used
 from cudatma.emulator.clocks import Clock
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.global_watch import GlobalWatch
@@ -52,7 +52,7 @@ class Observer(SwizzleChecks):
     ) -> None:
         """ld, ldmatrix and the like, before the read."""
         shadow = self.shadows[block.rank]
-        indices = shadow.granules(offsets, size)
+        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
         if order:
             for place in set(indices.tolist()):
                 published = shadow.sync_clocks.get(place)
