@@ -170,6 +170,8 @@ class GlobalWatch(GlobalChecks):
         strength = strength_of("relaxed.gpu") if is_reduction else 0
         self._check_write(w, at, shadow, indices, clock, strength, lambda: False, proxy=True)
         shadow.written(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
+        agent, now = self._observer.stamp(w, 1)
+        shadow.issued[self._base + until[0], until[1]] = self._base + agent, now
 
     # ---- tensor maps in global memory
 
