@@ -164,7 +164,7 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             barrier.loads += 1
             barrier.load_from = (w, w.split.frame.program, at)
-        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier)
+        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier, self.stamp(w, 1))
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
         shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
@@ -182,6 +182,8 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
+            ends = int(indices.min()), int(indices.max())
+            shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
         elif group is not None:
             agent, clock = self.copies_until(group[1], group[2])
         else:
