@@ -148,6 +148,8 @@ def look(w: Warp, at: int, found: Array, order: str) -> None:
     seen = at, found.tobytes()
     if seen != w.looked:
         w.looked = seen
+        if order != "nc":
+            w.launch.scheduler.synchronized()
     elif order != "nc":
         w.launch.scheduler.spin(w.split, FlagWait(at, int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])))
 

@@ -11,17 +11,22 @@ import numpy as np
 
 from cudatma.emulator.clocks import Clock, LaneClocks, joined, lane_bits
 from cudatma.emulator.groups import Group
+from cudatma.emulator.lane_groups import LaneGroups, names_parts, refine
 from cudatma.emulator.machine import Warp
 from cudatma.emulator.mbarrier import MBarrier
 from cudatma.emulator.types import LANES, Array
 
 if TYPE_CHECKING:
     from cudatma.emulator.cluster import Cluster
+    from cudatma.emulator.lane_races import LaneRaces
     from cudatma.emulator.launch import Launch
 
 _SPARE_AGENTS = 512
-#: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory.
+#: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where
+#: parts of a warp meet, its groups of lanes, too.
 _OWN_AGENTS = 5
+#: (agent, clock, positions among the granules) of an access, or a part of one.
+Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
@@ -29,18 +34,40 @@ def lanes_now(w: Warp) -> int:
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
+def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
+    """Of the granules of a load by so many lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    mask = w.split.frame.program.function.used_bytes.get(at)
+    if mask is None:
+        return indices
+    count = len(indices) // lanes
+    each = max(1, size // count)
+    wanted = [bool(mask >> each * k & (1 << each) - 1) for k in range(count)]
+    found: Array = indices.reshape(lanes, count)[:, wanted].reshape(-1)
+    return found
+
+
 class Agents:
     """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
+
+    lanes: LaneRaces
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
         blocks = len(cluster.blocks)
         self.warps = blocks * (-(-launch.threads // LANES))
-        self.size = _OWN_AGENTS * self.warps + 2 * launch.threads * blocks + _SPARE_AGENTS
+        extra = launch.setup.extra
+        if "has_groups" not in extra:
+            names = launch.image.reachable(launch.program.function.name)
+            extra["has_groups"] = any(names_parts(i) for n in names for i in launch.image.module.functions[n].body)
+            if extra["has_groups"] and extra.get("track_all"):
+                extra["groups"] = np.arange(LANES)  # a replay has no schedule before it that could tell them
+        self._own: int = self.warps * (_OWN_AGENTS + LANES * extra["has_groups"])
+        self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
         for agent, clock in enumerate(self.clocks):
             clock.order[[agent, 3 * self.warps + agent]] = 1
         self._parted: dict[int, LaneClocks] = {}
+        self._groups: dict[int, LaneGroups] = {}
         self._agents: dict[Any, int] = {}
         self._agent_names: dict[int, str] = {}
         self._met: dict[int, int] = {}
@@ -52,8 +79,7 @@ class Agents:
         """The number of an agent that is no warp; made when it is first asked for."""
         found = self._agents.get(key)
         if found is None:
-            own = _OWN_AGENTS * self.warps
-            found = own + len(self._agents) % (self.size - own)
+            found = self._own + len(self._agents) % (self.size - self._own)
             self._agents[key] = found
             self._agent_names[found] = name
         return found
@@ -96,11 +122,11 @@ class Agents:
 
     def is_own(self, agent: int) -> bool:
         """Whether the agent is a warp, or one kind of its accesses."""
-        return agent < _OWN_AGENTS * self.warps
+        return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
         """Of each agent, whether it is no warp but a copy: an mbarrier's, or a group's."""
-        found: Array = (agents >= _OWN_AGENTS * self.warps) | (agents // self.warps == 2)
+        found: Array = (agents >= self._own) | (agents // self.warps == 2)
         return found
 
     def advance(self, w: Warp) -> None:
@@ -108,6 +134,10 @@ class Agents:
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
+        groups = self.groups(w)
+        if groups is not None:
+            groups.now += 1
+            self._stamped(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
         """What all lanes of a warp know, and what some know beyond it; of its own accesses all know the same."""
@@ -115,6 +145,29 @@ class Agents:
         if parted is None:
             return [self.clocks[w.agent]]
         return [self.clocks[w.agent], *(clock for _, clock in parted.parts)]
+
+    # ---- groups of lanes
+
+    def groups(self, w: Warp) -> LaneGroups | None:
+        """The groups of a warp's lanes, None while no part of a warp has met without the others."""
+        first = self.launch.setup.extra.get("groups")
+        if first is None:
+            return None
+        epoch = self.lanes.epoch(w)
+        found = self._groups.get(w.agent)
+        if found is None:
+            found = self._groups[w.agent] = LaneGroups(first, epoch)
+            self._stamped(w, found)
+        elif found.catch_up(first, epoch):
+            self._stamped(w, found)
+        return found
+
+    def _stamped(self, w: Warp, groups: LaneGroups) -> None:
+        for clock in self.every_clock(w):
+            clock.order[self._group_agents(w)] = groups.now
+
+    def _group_agents(self, w: Warp) -> slice:
+        return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     # ---- what the lanes of a warp know
 
@@ -173,6 +226,11 @@ class Agents:
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
                 parted.meet(bits)
+        refine(self.launch.setup.extra, groups)
+        known = self.groups(w)
+        if known is not None:
+            known.meet(groups)
+            self._stamped(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
         """(agent, clock) of an access by so many lanes.
@@ -191,26 +249,41 @@ class Agents:
             self._unmet_from[w.agent] = int(clock.order[w.agent])
         return w.agent, int(clock.order[w.agent])
 
+    def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
+        """(agent, clock, positions) of an access by so many lanes: as ``stamp``, of each group of the lanes."""
+        groups = self.groups(w) if lanes > 1 and not together else None
+        if groups is not None:
+            here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
+            if len(here) == lanes:  # not where their addresses lie in several memories
+                each = len(indices) // lanes
+                agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
+                return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]
+        return [(*self.stamp(w, lanes, together), slice(None))]
+
     def published(self, w: Warp, alone: bool) -> Clock:
         """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
-        known = self.told(w).copy()
-        if alone:
-            self.without_unmet(w, known)
+        known = self.without_unmet(w, self.told(w).copy(), alone)
         self.advance(w)
         return known
 
-    def without_unmet(self, w: Warp, known: Clock) -> Clock:
+    def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
         """Take back what lanes did that have not met since: a single lane does not publish it."""
-        if self._met.get(w.agent) == w.meetings + w.part_meetings:
+        if alone and self._met.get(w.agent) == w.meetings + w.part_meetings:
             least = self._unmet_from[w.agent] - 1
             known.order[w.agent] = min(int(known.order[w.agent]), least)
             known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)
+        groups = self.groups(w)
+        if groups is not None:
+            here = w.split.mask if w.guard is None else w.split.mask & w.guard
+            agents, most = self._group_agents(w), groups.publishable(here, alone)
+            np.minimum(known.order[agents], most, out=known.order[agents])
+            np.minimum(known.proxy[agents], most, out=known.proxy[agents])
         return known
 
     def kind_of(self, agent: int) -> str:
         """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
         if self.is_own(agent):
-            return ("warp", "wgmma", "cp", "warp", "warp")[agent // self.warps]
+            return {1: "wgmma", 2: "cp"}.get(agent // self.warps, "warp")
         return self._agent_names[agent]
 
     def who(self, agent: int) -> str:

@@ -217,5 +217,6 @@ def _done(w: Warp, at: int, old: Array, active: Array, has_changed: bool) -> Non
     """An operation that changes memory may release others; one that does not, and comes again, is a spin."""
     if has_changed:
         w.launch.scheduler.progress += 1
+        w.launch.scheduler.synchronized()
     else:
         access.look(w, at, old[:, active], "relaxed")

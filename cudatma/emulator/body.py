@@ -32,6 +32,8 @@ _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
 #: Calls that a source place tells; more are left out.
 _MAX_INLINED = 8
+#: Which bytes of the next load the program uses: bit i is byte i.
+_USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class BodyParser:
         self.file, self.source_line = 0, 0
         self.inlined_at: tuple[tuple[int, int], ...] = ()
         self._callers: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
+        self.used_bytes: int | None = None
         self.branches: list[tuple[int, _Scope]] = []
 
     def read(self) -> None:
@@ -125,9 +128,16 @@ class BodyParser:
         elif name == "loc":
             self._location()
         elif name == "pragma":
-            cursor.skip_statement()
+            self._pragma()
         else:
             raise PtxError(f"unknown directive `.{name}` in a function", token.line)
+
+    def _pragma(self) -> None:
+        cursor = self.cursor
+        while not cursor.accept(";"):
+            used = _USED_BYTES.fullmatch(cursor.next().text[1:-1].strip())
+            if used:
+                self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
         """``.loc file line column``; an inlined function's says which earlier .loc it was inlined at."""
@@ -240,6 +250,9 @@ class BodyParser:
         self.function.body.append(
             Instruction(parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line, self.inlined_at)
         )
+        if self.used_bytes is not None and parts[0] in ("ld", "ldu"):
+            self.function.used_bytes[len(self.function.body) - 1] = self.used_bytes
+        self.used_bytes = None
         if parts[0] in ("bra", "brx"):
             self.branches.append((len(self.function.body) - 1, scope))
 

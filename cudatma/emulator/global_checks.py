@@ -83,7 +83,7 @@ class GlobalChecks:
             if strength and self._observed(clock, row):
                 continue
             place = int(indices[position])
-            if row[PLACE] & 1:
+            if row[PLACE] & 1 and self._follows_issue(shadow, clock, row):
                 text = f"bytes are read that {self._who(int(row[WHO]))} writes, and its completion was not waited for"
                 self._tell(w, at, "read_before_store", shadow, place, text)
             else:
@@ -91,6 +91,11 @@ class GlobalChecks:
                 self._tell(w, at, "global_race", shadow, place, text)
             return False
         return not proxy or self._check_proxy(w, at, shadow, indices, rows, clock, "reads")
+
+    def _follows_issue(self, shadow: GlobalShadow, clock: Clock, row: Array) -> bool:
+        """Whether a read is ordered after the issue of a bulk store, though not after its completion."""
+        who, now = shadow.issued[int(row[WHO]), int(row[CLOCK])]
+        return bool(self._seen(clock)(np.array([who]), np.array([now]))[0])
 
     def _observed(self, clock: Clock, row: Array) -> bool:
         """A volatile or relaxed read goes to memory: a flag that was seen is enough for it, though no fence follows."""

@@ -36,6 +36,8 @@ class GlobalShadow:
         self.is_produced = False
         #: By granule: what strong writes have published there, see MemoryOrder.
         self.published: dict[int, Any] = {}
+        #: (who, clock) of bulk stores -> the same of the thread that issued them.
+        self.issued: dict[tuple[int, int], tuple[int, int]] = {}
 
     def granules(self, offsets: Array, size: int) -> Array:
         """Indices of the granules of accesses of ``size`` bytes at byte offsets, lane after lane."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudatma.emulator.agents import Stamp, used
 from cudatma.emulator.clocks import TENSORMAP
 from cudatma.emulator.global_checks import LANE_READ, NC, GlobalChecks
 from cudatma.emulator.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
@@ -68,7 +69,7 @@ class GlobalWatch(GlobalChecks):
         """ld of a tracked buffer. order: "" weak, "nc", or order.scope."""
         shadow = self._shadow(region)
         observer = self._observer
-        indices = shadow.granules(offsets, size)
+        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
         strength = strength_of(order)
         if strength and shadow.published:
             for place in set(indices[:: max(1, len(indices) // len(offsets))].tolist()):
@@ -84,8 +85,8 @@ class GlobalWatch(GlobalChecks):
                 self._tell(w, at, "global_race", shadow, int(indices[int((rows[:, WHO] > 0).argmax())]), NC)
             elif not strength:
                 self._check_lanes(w, at, shadow, indices, rows[:, LANE], rows[:, STRENGTH], stamps, LANE_READ)
-        agent, now = observer.stamp(w, len(offsets))
-        shadow.read(indices, self._base + agent, now, strength, stamps, self._seen(clock))
+        for agent, now, part in observer.stamps(w, indices, len(offsets)):
+            shadow.read(indices[part], self._base + agent, now, strength, stamps[part], self._seen(clock))
 
     def write(
         self,
@@ -109,12 +110,14 @@ class GlobalWatch(GlobalChecks):
         if self._check_write(w, at, shadow, indices, clock, strength, same) and not strength and not together:
             self._check_lane_writes(w, at, shadow, indices, stamps, same)
         if strength:
-            agent, now = self.order.stamp(w)
+            made: list[Stamp] = [(*self.order.stamp(w), slice(None))]
             for place in set(indices[:: max(1, len(indices) // len(offsets))].tolist()):
                 self.order.wrote(w, shadow, place, order, len(offsets), is_update=False)
         else:
-            agent, now = observer.stamp(w, len(offsets), together)
-        shadow.written(indices, self._base + agent, now, strength, 2 * at, stamps)
+            made = observer.stamps(w, indices, len(offsets), together)
+        for agent, now, part in made:
+            lanes = stamps if len(stamps) == 1 else stamps[part]
+            shadow.written(indices[part], self._base + agent, now, strength, 2 * at, lanes)
         for place in set(indices.tolist()) if shadow.published and not strength else ():
             shadow.published.pop(place, None)
 
@@ -167,6 +170,8 @@ class GlobalWatch(GlobalChecks):
         strength = strength_of("relaxed.gpu") if is_reduction else 0
         self._check_write(w, at, shadow, indices, clock, strength, lambda: False, proxy=True)
         shadow.written(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
+        agent, now = self._observer.stamp(w, 1)
+        shadow.issued[self._base + until[0], until[1]] = self._base + agent, now
 
     # ---- tensor maps in global memory
 

@@ -243,7 +243,7 @@ class Checks(Agents):
                 kind = "data_race" if writer == "warp" and not (proxy or is_copy) else "write_race"
                 text = f"{self.who(agent)} wrote these bytes and nothing orders this write after it"
                 advice = ""
-                if writer == "barrier" and proxy:
+                if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
                     kind, advice = "overwritten_while_read", LAP_WAIT
                     text += ": the slot is refilled though nobody is known to have read it"
                 self.tell(kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice)
@@ -266,6 +266,11 @@ class Checks(Agents):
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
             astray = self._is_astray(agent, awaited)
             self.tell(kind, w, at, text, shadow, place, indices, is_derived=astray, advice=advice)
+
+    def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
+        """Whether a copy is ordered after the issue of the one that wrote these bytes, though not after its landing."""
+        copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
+        return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 
     def _is_astray(self, agent: int, awaited: Awaited | None) -> bool:
         """Whether a reader has read too early before, or waits for phases of the copy's mbarrier that it knows."""

@@ -57,7 +57,7 @@ class MemoryOrder:
                     clock.join(far.seen.pop(needed))
             if "acquire" not in parts:
                 ready = clock.bare()
-                far.fenced[scope] = observer.without_unmet(w, ready) if alone else ready
+                far.fenced[scope] = observer.without_unmet(w, ready, alone)
         if "release" not in parts:
             observer.lanes.acquired(w)
         observer.advance(w)
@@ -95,7 +95,7 @@ class MemoryOrder:
                     ready = known if ready is None else joined(ready, known)
             if ready is None:
                 continue
-            ready = observer.without_unmet(w, ready.bare()) if alone else ready.bare()
+            ready = observer.without_unmet(w, ready.bare(), alone)
             ready.order[flag] = clock.order[flag]
             known_here = entry.setdefault((scope, owner), {})
             old = known_here.get(self._number)

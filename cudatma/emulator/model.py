@@ -138,6 +138,7 @@ class Function:
 
     registers: PTX type of each register ("b32", "pred", ...); register_names likewise. body: instructions; labels:
     name -> index in the body. params, returns: in order, with sizes. variables: .shared and .local ones of the body.
+    used_bytes: of a load, by its index, the bytes that the program uses, as bits.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Function:
     variables: dict[str, Variable] = field(default_factory=dict)
     param_locals: dict[str, Variable] = field(default_factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    used_bytes: dict[int, int] = field(default_factory=dict)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     is_defined: bool = True
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.emulator.agents import lanes_now
+from cudatma.emulator.agents import lanes_now, used
 from cudatma.emulator.clocks import Clock
 from cudatma.emulator.findings import Findings, report_deadlock
 from cudatma.emulator.global_watch import GlobalWatch
@@ -52,7 +52,7 @@ class Observer(SwizzleChecks):
     ) -> None:
         """ld, ldmatrix and the like, before the read."""
         shadow = self.shadows[block.rank]
-        indices = shadow.granules(offsets, size)
+        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
         if order:
             for place in set(indices.tolist()):
                 published = shadow.sync_clocks.get(place)
@@ -60,8 +60,8 @@ class Observer(SwizzleChecks):
                     for clock in self.learners(w):
                         clock.join(published)
                     self.lanes.acquired(w)
-        for clock, part in self.knowers(w, indices):
-            self._check_read(w, at, shadow, part, clock, False, bool(order))
+        for clock, known in self.knowers(w, indices):
+            self._check_read(w, at, shadow, known, clock, False, bool(order))
         if not (together or order):
             self.lanes.read(w, at, shadow, indices)
         if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
@@ -70,8 +70,8 @@ class Observer(SwizzleChecks):
             )
         elif shadow.has_swizzled and not together:
             self.plain_read(w, at, shadow, offsets)
-        agent, now = self.stamp(w, len(offsets), together)
-        shadow.row(agent, bool(order))[indices] = now
+        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+            shadow.row(agent, bool(order))[indices[part]] = now
 
     def generic_write(
         self,
@@ -88,16 +88,16 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
         if order:
-            clock_copy = self.known(w).copy()
+            clock_copy = self.without_unmet(w, self.known(w).copy(), False)
             for place in set(indices.tolist()):
                 shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
             self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=True)
         else:
-            for clock, part in self.knowers(w, indices):
-                self._check_write(w, at, shadow, part, clock, False, same)
+            for clock, known in self.knowers(w, indices):
+                self._check_write(w, at, shadow, known, clock, False, same)
             self.lanes.write(w, at, shadow, indices, together, same)
-        agent, now = self.stamp(w, len(offsets), together)
-        shadow.written(indices, agent, now, at, False)
+        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+            shadow.written(indices[part], agent, now, at, False)
         shadow.is_strong[indices] = bool(order)
         if shadow.has_boxes:
             if self._linear:
@@ -164,7 +164,7 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             barrier.loads += 1
             barrier.load_from = (w, w.split.frame.program, at)
-        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier)
+        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier, self.stamp(w, 1))
         self._operations[self._count] = operation
         shadow.in_flight[indices] = self._count
         shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
@@ -182,6 +182,8 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
+            ends = int(indices.min()), int(indices.max())
+            shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
         elif group is not None:
             agent, clock = self.copies_until(group[1], group[2])
         else:

@@ -51,7 +51,7 @@ class Scheduler:
         self.is_polling = False
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
-        self._completing = False
+        self._completing = self._may_switch = False
         #: The split that runs, or ran last.
         self.running: Split | None = None
         is_drawn = not (self.in_order or self.most_delayed)
@@ -100,6 +100,11 @@ class Scheduler:
         """The running split asked for something that is not there yet and goes on: let others run."""
         split.polls += 1
         self.is_polling = True
+
+    def synchronized(self) -> None:
+        """The running split executed a strong access: a drawn schedule may let others run before it goes on."""
+        if self._may_switch and self._draw.random() < 0.5:
+            self.is_polling = True
 
     def spin(self, split: Split, wait: Any) -> None:
         """The running split looked at a flag and found what it had found before. wait: has ``at`` and describe()."""
@@ -221,6 +226,7 @@ class Scheduler:
         warp.split = self.running = split
         program, registers = split.frame.program, split.frame.registers
         is_whole = is_whole or self.in_order or self.most_delayed
+        self._may_switch = not is_whole
         share = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
         self.is_polling = False
         polls = split.polls

@@ -47,6 +47,8 @@ class Shadow:
         self._rows: dict[tuple[int, bool], int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)
         self.sync_clocks: dict[int, Clock] = {}
+        #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.
+        self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
         #: (warp + 1, how often its lanes have met, lane) of the last plain write and read, packed by LaneRaces.
         self.lane_writes: Array = np.zeros(count, np.int64)
@@ -126,15 +128,23 @@ class Awaited:
 
 class AsyncWrite:
     """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
-    barrier: the mbarrier that its bytes complete on, None for a cp.async."""
+    barrier: the mbarrier that its bytes complete on, None for a cp.async; issuer: the agent and clock of its issue."""
 
-    __slots__ = ("at", "awaited", "barrier", "indices", "number", "shadow", "what")
+    __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "shadow", "what")
 
     def __init__(
-        self, number: int, at: int, shadow: Shadow, indices: Array, what: str, awaited: Awaited, barrier: Any
+        self,
+        number: int,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        what: str,
+        awaited: Awaited,
+        barrier: Any,
+        issuer: tuple[int, int],
     ) -> None:
         self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
-        self.awaited, self.barrier = awaited, barrier
+        self.awaited, self.barrier, self.issuer = awaited, barrier, issuer
 
 
 def narrowest(programs: Any) -> int:

@@ -212,11 +212,22 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
     """barrier.cluster.arrive."""
     cluster = w.block.cluster
     arrived = cluster.barrier.arrived
-    arrived[w.agent] = arrived.get(w.agent, 0) + int(executing(w).sum())
+    here, phases = executing(w), _cluster_phases(w)
+    twice = here & (phases >= 0)
+    arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
     if cluster.observer is not None:
+        if twice.any():
+            message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
+            cluster.observer.report("arrival_overflow", w, at, message)
         cluster.observer.cluster_arrive(w, release)
-    w.async_state["cluster_phase"] = cluster.barrier.phase
+    phases[here] = cluster.barrier.phase
     complete_cluster(cluster)
+
+
+def _cluster_phases(w: Warp) -> Array:
+    """Of each lane the phase of the cluster's barrier at which it arrived and for which it is yet to wait, or -1."""
+    phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
+    return phases
 
 
 def complete_cluster(cluster: Cluster) -> None:
@@ -238,11 +249,11 @@ def complete_cluster(cluster: Cluster) -> None:
 def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     """barrier.cluster.wait: True while the split has to wait."""
     cluster = w.block.cluster
-    phase = w.async_state.get("cluster_phase")
-    if phase is None:
+    here, phases = executing(w), _cluster_phases(w)
+    if (phases[here] < 0).any():
         raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
-    if cluster.barrier.phase > phase:
-        w.async_state["cluster_phase"] = None
+    if cluster.barrier.phase > phases[here].max():
+        phases[here] = -1
         if cluster.observer is not None:
             cluster.observer.cluster_acquire(w)
         return False

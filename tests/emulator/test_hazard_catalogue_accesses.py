@@ -114,6 +114,38 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
+# Two warps fill a slot each, or both the same one; one warp fills a slot twice.
+PRODUCERS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[2][64];
+    __shared__ alignas(8) u64 full[2];
+    const u32 f = ADDRESS(full), t = threadIdx.x, w = t / 32;
+    if (t == 0) { INIT(f, 1); INIT(f + 8, 1); FENCE_INIT(); }
+    __syncthreads();
+#if defined(SAME_WARP)
+    if (t == 0) for (u32 k = 0; k < 2; ++k) {
+        EXPECT(f + 8 * k, 256);
+        BULK_LOAD(ADDRESS(box[0]), in + 64 * k, 256, f + 8 * k);   //! SAME_WARP
+    }
+#else
+    if (t % 32 == 0) {
+        EXPECT(f + 8 * w, 256);
+#ifdef SAME_SLOT
+        BULK_LOAD(ADDRESS(box[0]), in + 64 * w, 256, f + 8 * w);   //! SAME_SLOT
+#else
+        BULK_LOAD(ADDRESS(box[w]), in + 64 * w, 256, f + 8 * w);
+#endif
+    }
+#endif
+    WAIT(f, 0);
+    WAIT(f + 8, 0);
+    out[t] = box[0][t];
+#if !defined(SAME_SLOT) && !defined(SAME_WARP)
+    out[64 + t] = box[1][t];
+#endif
+}
+"""
+
 _EARLY = ("read_before_load", "uninitialised_shared", "overwritten_while_read", "write_race", "arrival_overflow")
 CASES = [
     Case(
@@ -133,6 +165,13 @@ CASES = [
         STAGED,
         {"NO_FENCE": "missing_proxy_fence", "NO_READ_WAIT": "store_source_reused"},
         copied(1024),
+        block=64,
+    ),
+    Case(
+        "two producers",
+        PRODUCERS,
+        {"SAME_SLOT": "write_race", "SAME_WARP": ("overwritten_while_read", "write_race")},
+        copied(128),
         block=64,
     ),
 ]

@@ -118,6 +118,40 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
 """
 
 
+# Halves of a warp arrive and wait one after the other; an arrival that nobody has waited for is not to be repeated.
+HALVES = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
+    __shared__ u32 box[32];
+    u32 rank, there, v;
+    asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+    box[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x < 16) {
+        asm volatile("barrier.cluster.arrive;" MEMORY);
+#ifdef TWICE
+        asm volatile("barrier.cluster.arrive;" MEMORY);   //! TWICE
+#endif
+        asm volatile("barrier.cluster.wait;" MEMORY);
+    } else {
+        asm volatile("barrier.cluster.arrive;" MEMORY);
+#ifndef NO_WAIT
+        asm volatile("barrier.cluster.wait;" MEMORY);
+#endif
+    }
+    __syncwarp();
+    MAPA(there, ADDRESS(box + threadIdx.x), rank ^ 1);
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
+    out[32 * rank + threadIdx.x] = v;
+    CLUSTER_ARRIVE();   //! NO_WAIT
+    CLUSTER_WAIT();
+}
+"""
+
+
+def halves() -> Made:
+    out = np.zeros(64, np.uint32)
+    return (out,), lambda: bool((out.reshape(2, 32) == np.arange(32)).all())
+
+
 def neighbours() -> Made:
     out = np.zeros(64, np.uint32)
     return (out,), lambda: bool((out.reshape(2, 32) == 96 + 3 * np.arange(31, -1, -1)).all())
@@ -345,6 +379,13 @@ CASES = [
         product,
         block=160,
         shared_bytes=3 * (8192 + 1024),
+    ),
+    Case(
+        "halves of a warp",
+        HALVES,
+        {"TWICE": ("arrival_overflow", "deadlock"), "NO_WAIT": "arrival_overflow"},
+        halves,
+        grid=2,
     ),
 ]
 

@@ -310,6 +310,45 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* data, u32* ou
 }
 """
 
+# A store that is complete for its own thread reaches another block by release and acquire alone.
+STORE_HANDOVER = """
+extern "C" __global__ void k(u32* data, u32* flag, u32* out) {
+    __shared__ alignas(128) u32 box[64];
+    const u32 t = threadIdx.x;
+    if (blockIdx.x == 0) {
+        box[t] = t;
+        FENCE_ASYNC();
+        __syncthreads();
+        if (t == 0) {
+            BULK_STORE(data, ADDRESS(box), 256);
+            COMMIT();
+#ifdef READ_ONLY
+            WAIT_READ(0);
+#else
+            WAIT_ALL(0);
+#endif
+#ifdef NO_RELEASE
+            asm volatile("st.relaxed.gpu.global.u32 [%0], 1;" :: "l"(flag) : "memory");
+#else
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flag) : "memory");
+#endif
+            WAIT_ALL(0);
+        }
+    } else {
+        u32 seen = 0;
+        if (t == 0) do {
+#ifdef NO_ACQUIRE
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+#else
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+#endif
+        } while (!seen);
+        __syncthreads();
+        out[t] = data[63 - t];   //! READ_ONLY NO_RELEASE NO_ACQUIRE
+    }
+}
+"""
+
 OVERLAPPING_STORES = """
 extern "C" __global__ void k(u32* data) {
     __shared__ alignas(128) u32 box[64];
@@ -547,6 +586,14 @@ CASES = [
         RESULT_OF_STORE,
         {"READ_ONLY": "read_before_store", "NO_MEETING": "read_before_store"},
         result_of_store,
+    ),
+    Case(
+        "a bulk store handed to another block",
+        STORE_HANDOVER,
+        {"READ_ONLY": "read_before_store", "NO_RELEASE": RACE, "NO_ACQUIRE": RACE},
+        nothing(64, 1, 64),
+        2,
+        64,
     ),
     Case("overlapping stores", OVERLAPPING_STORES, {"NO_WAIT": "write_race"}, nothing(64)),
     Case("reductions of several blocks", TMA_ADDS, {"PLAIN": "write_race"}, tma_adds, 3),

@@ -52,6 +52,34 @@ def test_two_schedules_find_a_consumer_that_starts_before_its_producer() -> None
     assert polled(0, 1, 2, 1, schedules=2) == {"global_race"}
 
 
+# Whoever finds the flag taken has to wait for 2; one look is too few where it comes between the other's CAS and store.
+INITIALISED_ONCE = """
+extern "C" __global__ void k(u32* data, u32* state, u32* out, u32 looks) {
+    if (threadIdx.x) return;
+    volatile u32* flag = state;
+    if (*flag != 2) {
+        if (atomicCAS(state, 0, 1) == 0) {
+            data[0] = 42;
+            __threadfence();
+            *flag = 2;
+        } else {
+            for (u32 i = 0; i < looks && *flag != 2; ++i) {}
+        }
+    }
+    __threadfence();
+    out[blockIdx.x] = data[0];
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_are_interleaved_at_their_atomics(seed: int) -> None:
+    for looks, kinds in ((1 << 20, set()), (1, {"global_race"})):
+        args = np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.zeros(6, np.uint32), looks
+        report = module_of(INITIALISED_ONCE).launch("k", 6, 32, args, schedules=30, seed=seed, hazards="collect")
+        assert report.kinds == kinds, str(report)
+
+
 CHAIN = """
 extern "C" __global__ void k(u32* flags, u32* out, u32 is_reversed) {
     const u32 at = is_reversed ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
