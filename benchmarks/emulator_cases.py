@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import ROOT
-from cudatma.build import load_kernel
-from cudatma.compiler import compile_source
+from cudatma.build.kernel import load_kernel
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import EmulatedModule, Report, load
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.mma_sync_config import dump_specs
 from cudatma.quantization import quantize
-from cudatma.render import render
 from cudatma.target import get_target
 
 TARGET = "sm_90a"

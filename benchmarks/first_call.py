@@ -41,7 +41,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     With a target named, nothing touches a card.
     """
-    from cudatma.build import load_kernel
+    from cudatma.build.kernel import load_kernel
     from cudatma.kernels.marlin.card import H200, card_of, imagined_card
     from cudatma.kernels.marlin.choose import decide
     from cudatma.kernels.marlin.layer import Layer, resolve_fused

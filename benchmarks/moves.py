@@ -239,7 +239,7 @@ def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
 def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
-    from cudatma.kernels.moves.place import Place, processors
+    from cudatma.kernels.data_movement.place import Place, processors
     from cudatma.target import detect
 
     device = current_device()
@@ -260,7 +260,7 @@ def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | 
 
 
 def _contender(name: str, move: Any, place: Any) -> Contender:
-    from cudatma.kernels.moves.launches import Launch
+    from cudatma.kernels.data_movement.launches import Launch
     from cudatma.library_streams import current_stream
 
     launch = Launch(move, move.touched, place)
@@ -272,11 +272,11 @@ def _rings(
 ) -> Iterator[tuple[str, Any]]:
     """A copy with other rings."""
     from cudatma.arrays import describe
-    from cudatma.kernels.moves.copy import window_of
-    from cudatma.kernels.moves.plans import run_plan, window_plan
-    from cudatma.kernels.moves.ring import BLOCKS_PER_SM
-    from cudatma.kernels.moves.settings import Setting
-    from cudatma.kernels.moves.window import carried, cropped, simplify
+    from cudatma.kernels.data_movement.copy import window_of
+    from cudatma.kernels.data_movement.plans import run_plan, window_plan
+    from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+    from cudatma.kernels.data_movement.settings import Setting
+    from cudatma.kernels.data_movement.window import carried, cropped, simplify
 
     arrays = describe(source), describe(result)
     window = simplify(window_of(*arrays, offset))
@@ -295,7 +295,7 @@ def _rings(
 def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
     """A transpose with other tiles and rings."""
     from cudatma.arrays import describe
-    from cudatma.kernels.moves.transpose import TransposeSpec, tile_plan
+    from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
 
     size = source.dtype.itemsize
     for squares in {1: ((1, 1), (2, 1)), 8: ((4, 2), (2, 4), (4, 4))}.get(

@@ -20,7 +20,7 @@ from benchmarks.bars import geometric_mean
 from benchmarks.cells import rival_x
 from benchmarks.report import Cell
 from benchmarks.shapes import FIVE, LARGE
-from cudatma.emulator.svg import FAINT_INK, GRID, INK, STAGE_COLOURS, Svg, text_width
+from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, STAGE_COLOURS, Svg, text_width
 from tools.model_layers import Shape
 
 #: Layers with a line of their own, where they were measured; all others go into the mean alone.

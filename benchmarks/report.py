@@ -143,7 +143,7 @@ def _cuda() -> str:
 
 
 def _nvrtc() -> str:
-    from cudatma.compiler import nvrtc_version
+    from cudatma.build.nvrtc import nvrtc_version
 
     return ".".join(map(str, nvrtc_version()))
 

@@ -34,7 +34,7 @@ def spec_of(path: str, layer: Layer, m: int) -> MarlinSpec:
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
     """(SASS, ptxas' log) of a spec compiled for a target. Raises LookupError where nothing disassembles it."""
-    from cudatma.build import load_kernel
+    from cudatma.build.kernel import load_kernel
 
     kernel = load_kernel(spec.template, spec, target)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM fed by it."""
 
 from cudatma.backend import selected_backend
-from cudatma.build import compile, debugging
+from cudatma.build.kernel import compile, debugging
 from cudatma.descriptor import (
     Im2colSpec,
     Im2colWideSpec,
@@ -36,17 +36,7 @@ from cudatma.errors import (
     WeightFileError,
 )
 from cudatma.inspection import Inspection, inspect
-from cudatma.kernels.dequantize import dequantize
-from cudatma.kernels.marlin import (
-    MarlinLinear,
-    MarlinWorkspace,
-    WorkspaceBytes,
-    marlin_gemm,
-    release_workspaces,
-    workspace_bytes,
-)
-from cudatma.kernels.marlin.explain import Explanation, marlin_explain
-from cudatma.kernels.moves import (
+from cudatma.kernels.data_movement import (
     broadcast,
     copy,
     gather,
@@ -58,9 +48,18 @@ from cudatma.kernels.moves import (
     scatter_rows,
     transpose,
 )
-from cudatma.kernels.ragged_copy import RaggedCopy, ragged_copy
-from cudatma.kernels.tile_copy import tile_copy
-from cudatma.launch import Kernel, LaunchPlan
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
+from cudatma.kernels.data_movement.tile_copy import tile_copy
+from cudatma.kernels.marlin import (
+    MarlinLinear,
+    MarlinWorkspace,
+    WorkspaceBytes,
+    marlin_gemm,
+    release_workspaces,
+    workspace_bytes,
+)
+from cudatma.kernels.marlin.dequantize import dequantize
+from cudatma.kernels.marlin.explain import Explanation, marlin_explain
 from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.quantization import (
     PackedWeight,
@@ -77,6 +76,7 @@ from cudatma.quantization import (
     quantize_linear,
     save_weights,
 )
+from cudatma.runtime.launch import Kernel, LaunchPlan
 from cudatma.target import TARGETS, Target, detect, get_target
 
 __version__ = "0.1.0"

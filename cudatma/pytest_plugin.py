@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from cudatma.build.ptx_source import PtxSource
     from cudatma.emulator import EmulatedModule, Report, Trace
-    from cudatma.launch import Kernel
-    from cudatma.ptx_source import PtxSource
+    from cudatma.runtime.launch import Kernel
 
 #: Schedules of a launch where neither the test nor the command line says how many.
 SCHEDULES = 10
@@ -112,8 +112,8 @@ class Emulate:
     def _load(
         self, kernel: Any, entry: str | None, target: Any, template: bool, options: Sequence[str]
     ) -> tuple[EmulatedModule, PtxSource]:
+        from cudatma.build.ptx_source import PtxSource, ptx_source
         from cudatma.emulator import EmulatedModule, load
-        from cudatma.ptx_source import PtxSource, ptx_source
 
         if isinstance(kernel, EmulatedModule):
             return kernel, PtxSource("", entry or "")

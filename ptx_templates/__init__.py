@@ -1,1 +1,1 @@
-"""The CUDA templates that ``cudatma.render`` renders; data only."""
+"""The CUDA templates that ``cudatma.build.render`` renders; data only."""

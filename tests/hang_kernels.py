@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatma.hang import StuckWait
+from cudatma.runtime.hang import StuckWait
 
 STAGES, TILES, TILE_BYTES, CONSUMERS = 2, 5, 1024, 2
 THREADS, BLOCKS = 32 * (CONSUMERS + 1), 2

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from cudatma.cache import Cache, default_root, size_limit_bytes
+from cudatma.build.cache import Cache, default_root, size_limit_bytes
 from cudatma.errors import CacheError
 
 from .command_line import Parser

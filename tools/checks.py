@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.cache import Cache, default_root
+from cudatma.build.cache import Cache, default_root
 from cudatma.errors import (
     CUDA_PACKAGES,
     INSTALL_CUDA,
@@ -107,13 +107,13 @@ class Machine:
         return [self._card(index) for index in range(int(self._driver("cuDeviceGetCount")))]
 
     def nvrtc_version(self) -> tuple[int, int]:
-        from cudatma.compiler import nvrtc_version
+        from cudatma.build.nvrtc import nvrtc_version
 
         return nvrtc_version()
 
     def compile_probe(self, target: Target) -> float:
         """Seconds that NVRTC needs for PROBE; CompileError or TargetError where it cannot."""
-        from cudatma.compiler import compile_source
+        from cudatma.build.nvrtc import compile_source
 
         return compile_source(PROBE, target, name="probe.cu").seconds
 
@@ -301,7 +301,7 @@ def check_emulator(machine: Machine) -> list[Check]:
 
 
 def check_templates() -> Check:
-    from cudatma.render import template_files
+    from cudatma.build.render import template_files
 
     try:
         files = {path for entry in REGISTRY.values() for path in template_files(entry.template)}

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
-from cudatma.build import compile_seconds, default_target
+from cudatma.build.kernel import compile_seconds, default_target
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.target import Target, detect
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
@@ -88,8 +88,8 @@ def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> R
 
     Raises CompileError if NVRTC refuses; the source is then already in the folder.
     """
-    from cudatma.compiler import compile_source
-    from cudatma.render import render
+    from cudatma.build.nvrtc import compile_source
+    from cudatma.build.render import render
 
     if (check_target := getattr(job.spec, "check_target", None)) is not None:
         check_target(job.target)

@@ -25,9 +25,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 from cudatma.emulator.coverage import Coverage, coverage
-from cudatma.emulator.lexer import MAX_CHARS
+from cudatma.emulator.ptx.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target

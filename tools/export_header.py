@@ -17,9 +17,9 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
 from collections.abc import Sequence
 
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
+from cudatma.build.render import render, template_root
 from cudatma.errors import ArgumentError
-from cudatma.render import render, template_root
 from cudatma.target import TARGETS, Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser

@@ -24,14 +24,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cudatma.build import default_target
-from cudatma.cache import default_root
+from cudatma.build.cache import default_root
+from cudatma.build.kernel import default_target
+from cudatma.build.prebuild import usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
-from cudatma.prebuild import usable_cores
 from cudatma.target import get_target
 
 from .command_line import Parser

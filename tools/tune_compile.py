@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cudatma.build.prebuild import compile_all
 from cudatma.errors import CompileError, counted
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
-from cudatma.prebuild import compile_all
 
 from .tune_plan import Task
 from .tune_run import one_line

@@ -49,7 +49,7 @@ def cudatma_version() -> str:
 def nvrtc_version_text() -> str | None:
     """NVRTC's version as ``"13.0"``, or None where it cannot be loaded."""
     try:
-        from cudatma.compiler import nvrtc_version
+        from cudatma.build.nvrtc import nvrtc_version
 
         return ".".join(map(str, nvrtc_version()))
     except (CudaTmaError, ImportError):

@@ -7,8 +7,8 @@
 from cudatma.emulator.api import EmulatedModule, load
 from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.errors import EmulatorError, PtxError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.report import CAUSES, Hazard, Report
-from cudatma.emulator.trace import Trace
+from cudatma.emulator.hazards.report import CAUSES, Hazard, Report
+from cudatma.emulator.trace.trace import Trace
 
 __all__ = [
     "CAUSES",

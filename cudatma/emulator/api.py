@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.arguments import pack_arguments, register_array
-from cudatma.emulator.cluster import Dim
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.findings import trapped_at
-from cudatma.emulator.image import Image
-from cudatma.emulator.launch import Launch, Setup
-from cudatma.emulator.machine import MAX_LOCAL_BYTES
-from cudatma.emulator.memory import GlobalMemory
-from cudatma.emulator.names import Variables
-from cudatma.emulator.observer import Findings, Observer, report_deadlock
-from cudatma.emulator.parser import parse
-from cudatma.emulator.report import Report
-from cudatma.emulator.scheduler import Deadlock
+from cudatma.emulator.hazards.findings import trapped_at
+from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
+from cudatma.emulator.hazards.report import Report
+from cudatma.emulator.machine.arguments import pack_arguments, register_array
+from cudatma.emulator.machine.cluster import Dim
+from cudatma.emulator.machine.image import Image
+from cudatma.emulator.machine.launch import Launch, Setup
+from cudatma.emulator.machine.machine import MAX_LOCAL_BYTES
+from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.machine.scheduler import Deadlock
+from cudatma.emulator.ptx.names import Variables
+from cudatma.emulator.ptx.parser import parse
+from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.target_rules import unsupported
-from cudatma.emulator.trace import Trace
-from cudatma.emulator.types import Array
+from cudatma.emulator.trace.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import cudatma.emulator.program  # noqa: F401  (registers the emitters)
+import cudatma.emulator.machine.program  # noqa: F401  (registers the emitters)
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.flow import Flow
-from cudatma.emulator.parser import parse
-from cudatma.emulator.writer import SegmentWriter, storage_classes
+from cudatma.emulator.ptx.flow import Flow
+from cudatma.emulator.ptx.parser import parse
+from cudatma.emulator.ptx.writer import SegmentWriter, storage_classes
 
 
 @dataclass(frozen=True, slots=True)

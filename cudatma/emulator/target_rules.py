@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cudatma.emulator.image import Image
-from cudatma.emulator.model import Instruction
+from cudatma.emulator.machine.image import Image
+from cudatma.emulator.ptx.model import Instruction
 from cudatma.target import Target
 
 

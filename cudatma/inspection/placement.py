@@ -1,6 +1,6 @@
 """Where each element of a box lands: its global bytes, its shared bytes, its banks.
 
-The geometry is the emulator's, which is bit-exact with an H200 (cudatma.emulator.tensor_box); here it gets coordinates
+The geometry is the emulator's, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box); here it gets coordinates
 and names. Everything is in TMA order. Element (r, c) of a box is element c of its row r: rows are numbered as they lie
 in shared memory, dimension 1 fastest; in im2col mode a row is a pixel and c a channel; with interleave a row holds
 pixels, and c counts the values of their slices.
@@ -15,7 +15,7 @@ from functools import cached_property
 from cudatma.descriptor import rules
 from cudatma.descriptor.access import check_load, check_traps, first_pixel_dim
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
-from cudatma.emulator.tensor_box import CHUNK, Box, im2col_box, im2col_pixels, tiled_box
+from cudatma.emulator.async_copy.tensor_box import CHUNK, Box, im2col_box, im2col_pixels, tiled_box
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS

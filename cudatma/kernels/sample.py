@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudatma.emulator import Report
-    from cudatma.launch import Kernel
+    from cudatma.runtime.launch import Kernel
 
 
 @dataclass(frozen=True, slots=True)

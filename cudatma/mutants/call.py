@@ -9,9 +9,9 @@ from typing import Any
 
 from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator import EmulatedModule, Report
-from cudatma.emulator.names import find_name
-from cudatma.emulator.parser import parse
-from cudatma.emulator.tensor_map import edit
+from cudatma.emulator.async_copy.tensor_map import edit
+from cudatma.emulator.ptx.names import find_name
+from cudatma.emulator.ptx.parser import parse
 from cudatma.layout import Swizzle, required_alignment
 from cudatma.mutants.mutant import Mutant
 from cudatma.mutants.operators import OPERATORS

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudatma.emulator.model import Imm, Instruction
-from cudatma.emulator.parser import parse
+from cudatma.emulator.ptx.model import Imm, Instruction
+from cudatma.emulator.ptx.parser import parse
 from cudatma.mutants.mutant import Mutant
 from cudatma.mutants.program_graph import (
     Graph,

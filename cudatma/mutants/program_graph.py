@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cudatma.emulator.flow import Flow
-from cudatma.emulator.model import Function, Instruction, Mem, Operand, Reg, Sym
+from cudatma.emulator.ptx.flow import Flow
+from cudatma.emulator.ptx.model import Function, Instruction, Mem, Operand, Reg, Sym
 
 _SHARED_ACCESS = {"ld", "st", "atom", "red", "ldmatrix", "stmatrix", "wgmma", "tensormap"}
 _NOT_SHARED = {"global", "local", "param", "const"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.model import Function, Instruction
-from cudatma.emulator.parser import parse
+from cudatma.emulator.ptx.model import Function, Instruction
+from cudatma.emulator.ptx.parser import parse
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*$")

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from cudatma.compiler import compile_source
-from cudatma.hang import is_debug_ptx
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render, template_root
 from cudatma.kernels.registry import REGISTRY
-from cudatma.render import render, template_root
+from cudatma.runtime.hang import is_debug_ptx
 from cudatma.target import get_target
 
 _PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob("*.cuh.j2"))

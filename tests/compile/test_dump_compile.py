@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cudatma.build import compile as compile_kernel
+from cudatma.build.kernel import compile as compile_kernel
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
-from cudatma.signature import entries
+from cudatma.runtime.signature import entries
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
 from tools.report import Report

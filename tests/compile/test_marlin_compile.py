@@ -12,14 +12,14 @@ from itertools import product
 
 import pytest
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.layer import Feeds, Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
 

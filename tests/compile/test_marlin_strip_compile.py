@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200
@@ -16,7 +16,7 @@ from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.strip_config import dump_specs, strip_candidates
 from cudatma.kernels.marlin.strip_spec import StripSpec
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin import wgmma_config
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.wgmma_config import dump_specs
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 

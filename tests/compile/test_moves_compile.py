@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.moves.specs import RUN, RUN_KINDS, RunSpec, WindowSpec
-from cudatma.kernels.moves.transpose import TEMPLATE, TransposeSpec, choose_transpose
+from cudatma.kernels.data_movement.specs import RUN, RUN_KINDS, RunSpec, WindowSpec
+from cudatma.kernels.data_movement.transpose import TEMPLATE, TransposeSpec, choose_transpose
 from cudatma.kernels.registry import REGISTRY
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, parse_sass
 

@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 from probe_specs import PROBES
 
-from cudatma.compiler import Compiled, compile_source
+from cudatma.build.nvrtc import Compiled, compile_source
+from cudatma.build.render import render
 from cudatma.errors import DriverError
-from cudatma.render import render
 from cudatma.target import TARGETS, get_target
 from cudatma.tools.export_header import export_header
 

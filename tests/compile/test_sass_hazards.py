@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
-from cudatma.render import render
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
 from tools.sass import disassemble, find_program

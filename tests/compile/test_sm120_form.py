@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cudatma.build import compile
+from cudatma.build.kernel import compile
+from cudatma.build.render import render
 from cudatma.kernels.registry import REGISTRY
-from cudatma.render import render
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, without_encodings
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
 from cudatma.emulator import CAUSES, EmulatedModule, Hazard, Report, load
 from cudatma.target import get_target
 

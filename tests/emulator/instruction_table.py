@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cudatma.emulator import forms
 from cudatma.emulator.coverage import coverage
-from cudatma.emulator.forms import REFUSED
+from cudatma.emulator.ptx import forms
+from cudatma.emulator.ptx.forms import REFUSED
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "emulator_coverage.md"
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"

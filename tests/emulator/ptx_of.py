@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.emulator import EmulatedModule, load
-from cudatma.render import render
 from cudatma.target import get_target
 
 LINES = ("--generate-line-info",)

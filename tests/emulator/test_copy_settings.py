@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.arrays import describe
-from cudatma.kernels.moves import settings as chosen
-from cudatma.kernels.moves.copy import plan_copy, window_of
-from cudatma.kernels.moves.place import Move, Place
-from cudatma.kernels.moves.plans import run_plan, window_plan
-from cudatma.kernels.moves.settings import Setting
-from cudatma.kernels.moves.window import carried, cropped, simplify
+from cudatma.kernels.data_movement import settings as chosen
+from cudatma.kernels.data_movement.copy import plan_copy, window_of
+from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.plans import run_plan, window_plan
+from cudatma.kernels.data_movement.settings import Setting
+from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.target import get_target
 
 Array = np.ndarray[Any, Any]

@@ -12,13 +12,13 @@ import pytest
 from registry_subjects import registry_subjects
 from subject import Subject
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.emulator import load
 from cudatma.errors import PipelineHang
-from cudatma.hang import Names
-from cudatma.hang.emulated import ListeningModule
 from cudatma.mutants.call import Call
-from cudatma.render import render
+from cudatma.runtime.hang import Names
+from cudatma.runtime.hang.emulated import ListeningModule
 from cudatma.target import get_target
 
 SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_subjects.subjects())}

@@ -12,7 +12,7 @@ import pytest
 import cudatma
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.dequantize import DequantizeSpec, check_dense, dense_pitch_bytes, emulate, sample, spec_for
+from cudatma.kernels.marlin.dequantize import DequantizeSpec, check_dense, dense_pitch_bytes, emulate, sample, spec_for
 from cudatma.quantization import PackedWeight, pack
 from cudatma.target import get_target
 

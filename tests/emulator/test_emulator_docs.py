@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cudatma import TensorMap, cli
+from cudatma.build.ptx_source import ptx_source
 from cudatma.emulator import Report, load
-from cudatma.ptx_source import ptx_source
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (FOLDER / "emulator.md").read_text()

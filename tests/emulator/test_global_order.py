@@ -12,7 +12,7 @@ from catalogue import module_of
 from ptx_lines import kernel
 
 from cudatma.emulator import load
-from cudatma.emulator.clocks import Clock, LaneClocks
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.quantization import quantize
 

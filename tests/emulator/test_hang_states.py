@@ -7,9 +7,9 @@ import pytest
 from hang_kernels import BLOCKS, NUMBERS, PLANTED, RING, THREADS, TILES, Planted, RingSpec, operands
 
 import cudatma
-from cudatma.emulator.findings import Findings
+from cudatma.emulator.hazards.findings import Findings
 from cudatma.errors import PipelineHang
-from cudatma.hang import StuckWait
+from cudatma.runtime.hang import StuckWait
 
 HANGS = [p for p in PLANTED if p.name in ("WRONG_BYTES", "MISSING_ARRIVE", "UNINITIALISED", "PEER")]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from instruction_table import current, missing, section
 
-from cudatma.emulator import forms
 from cudatma.emulator.coverage import coverage
-from cudatma.emulator.forms import REFUSED
+from cudatma.emulator.ptx import forms
+from cudatma.emulator.ptx.forms import REFUSED
 
 #: Forms that are refused, by the part of the opcode that makes them so.
 LEFT_OUT = ("cp_mask", "im2col::w", "cta_group::1")

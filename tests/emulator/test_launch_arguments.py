@@ -11,7 +11,7 @@ from ptx_of import module_of
 
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import TrapError
-from cudatma.emulator.names import plain_name
+from cudatma.emulator.ptx.names import plain_name
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 SOURCE = """

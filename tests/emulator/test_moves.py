@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import cudatma as c
 from cudatma.arrays import describe
-from cudatma.kernels.moves.copy import plan_copy
-from cudatma.kernels.moves.place import Place
-from cudatma.kernels.moves.specs import PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.data_movement.copy import plan_copy
+from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.sample import Sample
 from cudatma.target import get_target

@@ -10,7 +10,7 @@ from ptx_of import ptx_of_template
 
 from cudatma.emulator import Report, load
 from cudatma.errors import ArgumentError
-from cudatma.kernels.permute_columns import (
+from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     PermuteColumnsSpec,
     choose_permute,

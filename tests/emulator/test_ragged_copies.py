@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cudatma
+from cudatma.build.render import template_files
 from cudatma.errors import HazardError
-from cudatma.kernels.ragged_copy import TEMPLATE, RaggedCopy, RaggedCopySpec, ragged_copy
-from cudatma.render import template_files
+from cudatma.kernels.data_movement.ragged_copy import TEMPLATE, RaggedCopy, RaggedCopySpec, ragged_copy
 from cudatma.target import get_target
 
 

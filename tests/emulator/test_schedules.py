@@ -8,11 +8,11 @@ from ptx_lines import kernel
 from ptx_of import module_of
 
 import cudatma
-import cudatma.emulator.launch as launching
-from cudatma.compiler import compile_source
+import cudatma.emulator.machine.launch as launching
+from cudatma.build.nvrtc import compile_source
 from cudatma.emulator import ResidencyError, TrapError
 from cudatma.errors import HazardError
-from cudatma.ptxas_log import register_count
+from cudatma.runtime.ptxas_log import register_count
 from cudatma.target import get_target
 
 FLAG = """

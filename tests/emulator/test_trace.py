@@ -16,7 +16,7 @@ from test_cluster_copies import EXCHANGE
 
 from cudatma import get_target
 from cudatma.emulator import Trace
-from cudatma.emulator.trace_stages import views
+from cudatma.emulator.trace.stages import views
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import kernel
 

@@ -10,9 +10,9 @@ from tma_kernel import IMMEDIATE_FIELDS, REDUCTIONS
 from tma_replay import descriptor
 
 from cudatma.descriptor.spec import TiledSpec
-from cudatma.emulator import bulk, tensor_map, tensor_values
-from cudatma.emulator.tensor_box import BoxError, im2col_box, read_map, tiled_box
-from cudatma.emulator.tensor_rules import check_load, check_store
+from cudatma.emulator.async_copy import bulk, tensor_map, tensor_values
+from cudatma.emulator.async_copy.tensor_box import BoxError, im2col_box, read_map, tiled_box
+from cudatma.emulator.async_copy.tensor_rules import check_load, check_store
 from cudatma.errors import DescriptorError
 from cudatma.target import get_target
 

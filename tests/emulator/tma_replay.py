@@ -9,12 +9,12 @@ from tma_answer import expected_bytes, finished, make_spec, set_bits
 from tma_data import before
 from tma_kernel import TEMPLATE, TmaCase, request_bytes
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.descriptor.codec import encode
 from cudatma.emulator import load
 from cudatma.emulator.errors import TrapError
 from cudatma.errors import DescriptorError
-from cudatma.render import render
 from cudatma.target import get_target
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cudatma.render import render
+from cudatma.build.render import render
 from cudatma.tools.export_header import export_header
 
 FILES = Path(__file__).parent / "files"

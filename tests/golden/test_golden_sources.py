@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cudatma.kernels.ragged_copy import RaggedCopySpec
-from cudatma.render import render
+from cudatma.build.render import render
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopySpec
 from cudatma.tools.export_header import export_header
 
 Golden = Callable[[str, str], None]

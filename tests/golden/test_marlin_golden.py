@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from cudatma.build.render import render
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.render import render
 from cudatma.target import get_target
 
 Golden = Callable[[str, str], None]

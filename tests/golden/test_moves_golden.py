@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cudatma.kernels.moves.broadcast import BroadcastSpec
-from cudatma.kernels.moves.gather import GatherSpec
-from cudatma.kernels.moves.im2col import Im2colMoveSpec
-from cudatma.kernels.moves.prefetch import PrefetchSpec
-from cudatma.kernels.moves.rows import RowsSpec
-from cudatma.kernels.moves.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
-from cudatma.kernels.moves.transpose import TransposeSpec
-from cudatma.render import render
+from cudatma.build.render import render
+from cudatma.kernels.data_movement.broadcast import BroadcastSpec
+from cudatma.kernels.data_movement.gather import GatherSpec
+from cudatma.kernels.data_movement.im2col import Im2colMoveSpec
+from cudatma.kernels.data_movement.prefetch import PrefetchSpec
+from cudatma.kernels.data_movement.rows import RowsSpec
+from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.data_movement.transpose import TransposeSpec
 
 SLOT = 16384
 #: Name -> template, spec, target; together they have every branch of the templates.

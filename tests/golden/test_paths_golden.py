@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
-from cudatma.kernels.dequantize import DequantizeSpec
-from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
-from cudatma.kernels.permute_columns import PermuteColumnsSpec
+from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE
+from cudatma.kernels.marlin.dequantize import DequantizeSpec
+from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec
 
 Golden = Callable[[str, str], None]
 KernelSource = Callable[[str, Any, str], str]

@@ -11,7 +11,7 @@ import barrier_after_inval as subject
 import cupy
 
 import cudatma
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 
 
 def main() -> None:

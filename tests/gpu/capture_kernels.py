@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kernel_cases import Array, kernel_cases
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.target import detect

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tma_cases import Case, cases
 from tma_kernel import TEMPLATE, TmaCase
 
-from cudatma.compiler import compile_source
-from cudatma.render import render
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 
 #: Seconds without an answer after which a child is taken for hung.
 PATIENCE_S = 40

@@ -15,7 +15,7 @@ import cupy
 import hang_kernels
 
 import cudatma
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 from cudatma.errors import PipelineHang
 
 

@@ -37,7 +37,7 @@ from marlin_operands import (
 )
 
 from cudatma import detect, marlin_gemm
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.kernels.marlin.card import Card, card_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
@@ -215,7 +215,7 @@ class Summary:
 def machine() -> dict[str, Any]:
     import cupy
 
-    from cudatma.compiler import nvrtc_version
+    from cudatma.build.nvrtc import nvrtc_version
 
     runtime = cupy.cuda.runtime
     return {

@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import cudatma
-from cudatma.kernels.ragged_copy import RaggedCopy
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy
 
 ARRAYS, REPEATS = 1000, 3
 RNG = np.random.default_rng(5)

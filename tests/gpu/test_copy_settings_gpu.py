@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import describe
-from cudatma.kernels.moves.copy import window_of
-from cudatma.kernels.moves.launches import Launch
-from cudatma.kernels.moves.place import place_of
-from cudatma.kernels.moves.plans import run_plan, window_plan
-from cudatma.kernels.moves.settings import BOXES, Setting
-from cudatma.kernels.moves.window import carried, cropped, simplify
+from cudatma.kernels.data_movement.copy import window_of
+from cudatma.kernels.data_movement.launches import Launch
+from cudatma.kernels.data_movement.place import place_of
+from cudatma.kernels.data_movement.plans import run_plan, window_plan
+from cudatma.kernels.data_movement.settings import BOXES, Setting
+from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.library_streams import current_stream
 
 pytestmark = pytest.mark.gpu

@@ -17,11 +17,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import cudatma.build as build
+import cudatma.build.kernel as build
 from cudatma import arrays, library_streams
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
 from cudatma.errors import ArgumentTypeError, DriverError, LaunchError, TargetError
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import detect, get_target
 
 pytestmark = pytest.mark.gpu

@@ -27,7 +27,8 @@ from marlin_operands import (
 )
 
 from cudatma import ArgumentTypeError, MarlinLinear, marlin_gemm
-from cudatma.build import compile as compile_kernel
+from cudatma.build.kernel import compile as compile_kernel
+from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.marlin import plan, strip_config, wgmma_config
@@ -38,7 +39,6 @@ from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.render import render
 from cudatma.target import Target, detect, get_target
 
 pytestmark = pytest.mark.gpu

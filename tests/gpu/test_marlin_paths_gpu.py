@@ -26,10 +26,10 @@ from marlin_operands import (
 
 import cudatma
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import dense
-from cudatma.kernels.permute_columns import (
+from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     choose_permute,
     permute_arguments,

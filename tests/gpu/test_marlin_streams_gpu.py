@@ -17,7 +17,8 @@ import pytest
 from marlin_operands import Options, Weight, activations, bits, compare, make_weight, to_float64
 
 import cudatma as c
-from cudatma import build, marlin_gemm, workspace_bytes
+from cudatma import marlin_gemm, workspace_bytes
+from cudatma.build import kernel as build
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.target import detect

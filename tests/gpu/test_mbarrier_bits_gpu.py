@@ -14,7 +14,7 @@ import pytest
 from barrier_after_inval import differences
 from barrier_states import CASES, H200, STEPS, UNTOUCHED, states
 
-from cudatma.build import default_target, load_kernel
+from cudatma.build.kernel import default_target, load_kernel
 from cudatma.mbarrier_bits import decode, encode
 
 pytestmark = pytest.mark.gpu

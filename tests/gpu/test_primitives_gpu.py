@@ -11,10 +11,10 @@ import numpy as np
 import probe_specs as probes
 import pytest
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.descriptor import Im2colSpec, TensorMap
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
 
 pytestmark = pytest.mark.gpu

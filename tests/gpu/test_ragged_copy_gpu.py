@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.ragged_copy import RaggedCopy, ragged_copy
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma import build
+from cudatma.build import kernel as build
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.choose import decide

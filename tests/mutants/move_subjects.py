@@ -10,17 +10,17 @@ import numpy as np
 from subject import Subject
 
 from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.data_movement.broadcast import BroadcastSpec, plan_broadcast
+from cudatma.kernels.data_movement.copy import plan_copy, window_of
+from cudatma.kernels.data_movement.gather import plan_boxes
+from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
+from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.plans import plain_plan, window_plan
+from cudatma.kernels.data_movement.prefetch import plan_prefetch
+from cudatma.kernels.data_movement.reduce import plan_reduce
+from cudatma.kernels.data_movement.rows import plan_rows
+from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.moves.broadcast import BroadcastSpec, plan_broadcast
-from cudatma.kernels.moves.copy import plan_copy, window_of
-from cudatma.kernels.moves.gather import plan_boxes
-from cudatma.kernels.moves.im2col import convolution, plan_im2col
-from cudatma.kernels.moves.place import Move, Place
-from cudatma.kernels.moves.plans import plain_plan, window_plan
-from cudatma.kernels.moves.prefetch import plan_prefetch
-from cudatma.kernels.moves.reduce import plan_reduce
-from cudatma.kernels.moves.rows import plan_rows
-from cudatma.kernels.moves.transpose import TransposeSpec, tile_plan
 from cudatma.mutants.call import Call
 from cudatma.target import get_target
 
@@ -145,7 +145,7 @@ def _call(make: Callable[[], tuple[Move, Any]]) -> Call:
 
 
 def move_subjects() -> list[Subject]:
-    """Every kernel of cudatma.kernels.moves."""
+    """Every kernel of cudatma.kernels.data_movement."""
     found = []
     for name, (make, target) in _MAKERS.items():
         move, _ = make()

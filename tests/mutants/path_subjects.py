@@ -10,11 +10,16 @@ import numpy as np
 from subject import Subject
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.kernels.dequantize import TEMPLATE as DEQUANTIZE
-from cudatma.kernels.dequantize import DequantizeSpec, dense_pitch_bytes
-from cudatma.kernels.dequantize import prepare as prepare_dequantize
-from cudatma.kernels.permute_columns import TEMPLATE as PERMUTE
-from cudatma.kernels.permute_columns import PermuteColumnsSpec, permute_arguments, permute_grid, result_pitch_bytes
+from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE
+from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes
+from cudatma.kernels.marlin.dequantize import prepare as prepare_dequantize
+from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.marlin.permute_columns import (
+    PermuteColumnsSpec,
+    permute_arguments,
+    permute_grid,
+    result_pitch_bytes,
+)
 from cudatma.mutants.call import Call
 from cudatma.quantization import quantize
 from cudatma.target import get_target

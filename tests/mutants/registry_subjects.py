@@ -12,6 +12,10 @@ from path_subjects import path_subjects
 from subject import Subject
 
 from cudatma.descriptor import TensorMap
+from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
+from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
@@ -19,10 +23,6 @@ from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.kernels.ragged_copy import TEMPLATE as RAGGED_COPY
-from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec
-from cudatma.kernels.tile_copy import TEMPLATE as TILE_COPY
-from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.mutants.call import Call
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target

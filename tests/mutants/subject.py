@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
 from cudatma.mutants.call import Call
 from cudatma.mutants.trial import Trial
-from cudatma.render import render
 from cudatma.target import get_target
 
 #: Source lines in the PTX, so that hazards name them.

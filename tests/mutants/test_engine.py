@@ -13,7 +13,7 @@ from trials import trials
 
 from cudatma.cli import main
 from cudatma.emulator import load
-from cudatma.emulator.parser import parse
+from cudatma.emulator.ptx.parser import parse
 from cudatma.mutants import EXEMPT, OPERATORS, REPORTED, Call, Trial, mutants_of
 from cudatma.mutants.exemptions import Exemptions
 from cudatma.mutants.sites import sites_of

@@ -14,8 +14,8 @@ import numpy as np
 import probe_specs as probes
 
 from cudatma.descriptor import Im2colSpec, TiledSpec
+from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.registry import REGISTRY
-from cudatma.kernels.tile_copy import TileCopySpec
 from cudatma.target import Target
 
 Array = np.ndarray[Any, np.dtype[Any]]

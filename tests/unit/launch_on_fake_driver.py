@@ -17,10 +17,10 @@ from typing import Any
 from fake_records import Record, Setup, raises, run_cases
 
 from cudatma import context
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, DriverError, LaunchError, PipelineHang
-from cudatma.hang import PANEL_NAME
-from cudatma.launch import Kernel
+from cudatma.runtime.hang import PANEL_NAME
+from cudatma.runtime.launch import Kernel
 
 
 class Array:

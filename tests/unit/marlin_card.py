@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma import PackedWeight, context, streams, target
+from cudatma import PackedWeight, context, target
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.marlin import owners, repeated
 from cudatma.kernels.marlin import plan as marlin_plan
 from cudatma.kernels.marlin.card import imagined_card
-from cudatma.launch import Kernel
+from cudatma.runtime import streams
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 
 PROCESSORS = 4

@@ -21,14 +21,14 @@ import numpy as np
 from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 
 import cudatma as c
-from cudatma import loading, streams
 from cudatma.arrays import dense_strides
 from cudatma.kernels.marlin import arranged, gemm, owners, plan
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import Decision
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.launch import Kernel
 from cudatma.quantization.packing import pack
+from cudatma.runtime import loading, streams
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 
 library = ctypes.CDLL("libcuda.so.1")

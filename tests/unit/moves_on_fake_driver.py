@@ -23,9 +23,9 @@ from fake_records import Record, Setup, raises, run_cases
 import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import TensorMap
-from cudatma.kernels.moves.known import CALLS
-from cudatma.kernels.moves.place import Move
-from cudatma.launch import Kernel
+from cudatma.kernels.data_movement.known import CALLS
+from cudatma.kernels.data_movement.place import Move
+from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
 library = ctypes.CDLL("libcuda.so.1")

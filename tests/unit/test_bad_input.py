@@ -49,8 +49,8 @@ from cudatma.errors import (
     TemplateError,
     WeightFileError,
 )
-from cudatma.launch import LaunchPlan
 from cudatma.quantization import open_checkpoint
+from cudatma.runtime.launch import LaunchPlan
 
 TABLE = [*GEMM, *LAYERS, *WEIGHTS, *FILES, *DESCRIPTORS, *LAUNCHES, *COMPILING, *ENVIRONMENT]
 #: Beginnings of the driver functions that create a context, allocate, copy, load or launch.

@@ -416,7 +416,7 @@ def test_floor_configurations_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
 def test_the_floor_kernel_compiles(name: str) -> None:
-    from cudatma.build import compile
+    from cudatma.build.kernel import compile
 
     kernel = compile(read_floor.SOURCE, target=name, template=True)
     assert [parameter.size_bytes for parameter in kernel.parameters] == [8, 8, 8, 4, 4, 4]
@@ -426,7 +426,7 @@ def test_the_floor_kernel_compiles(name: str) -> None:
 
 
 def test_the_floor_kernel_has_no_hazard() -> None:
-    from cudatma.build import compile
+    from cudatma.build.kernel import compile
 
     kernel = compile(read_floor.SOURCE, target="sm_90a", template=True)
     source, sink = np.arange(8192, dtype=np.uint32).view(np.uint8), np.zeros(1, np.uint32)

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma import backend, build, cli
-from cudatma import render as render_module
-from cudatma.build import compile as compile_kernel
-from cudatma.build import default_target, load_kernel
-from cudatma.cache import Cache
+from cudatma import backend, cli
+from cudatma.build import kernel as build
+from cudatma.build import render as render_module
+from cudatma.build.cache import Cache
+from cudatma.build.kernel import compile as compile_kernel
+from cudatma.build.kernel import default_target, load_kernel
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,

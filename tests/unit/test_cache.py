@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.cache import Cache, canonical, default_root, digest, size_limit_bytes
+from cudatma.build.cache import Cache, canonical, default_root, digest, size_limit_bytes
 from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def test_digest_tells_types_apart(a: Any, b: Any) -> None:
 
 
 def test_digest_is_the_same_in_every_process() -> None:
-    code = "from cudatma.cache import digest; print(digest({'x': frozenset('abcdefg'), 'y': {'b': 1, 'a': 2}}))"
+    code = "from cudatma.build.cache import digest; print(digest({'x': frozenset('abcdefg'), 'y': {'b': 1, 'a': 2}}))"
     found = set()
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
@@ -423,7 +423,7 @@ def test_what_killed_processes_left_is_cleared(cache: Cache) -> None:
 
 _WRITER = """
 import sys, warnings
-from cudatma.cache import Cache
+from cudatma.build.cache import Cache
 warnings.simplefilter("error")
 cache = Cache(sys.argv[1], limit_bytes=3000)
 for turn in range(60):
@@ -495,7 +495,7 @@ def test_a_lock_that_stays_held_is_an_error(cache: Cache) -> None:
 
 _HOLDER = """
 import sys, time
-from cudatma.cache import Cache
+from cudatma.build.cache import Cache
 with Cache(sys.argv[1]).lock("a" * 64):
     print("held", flush=True)
     time.sleep(60)
@@ -517,7 +517,7 @@ def test_a_killed_holder_leaves_no_lock(cache: Cache) -> None:
 
 _FORKER = """
 import os, sys, time
-from cudatma.cache import Cache
+from cudatma.build.cache import Cache
 with Cache(sys.argv[1]).lock("a" * 64):
     child = os.fork()
     if child == 0:
@@ -546,7 +546,7 @@ def test_without_file_locks_the_block_still_runs(cache: Cache, monkeypatch: pyte
     def unsupported(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("cudatma.filelock.fcntl.flock", unsupported)
+    monkeypatch.setattr("cudatma.build.filelock.fcntl.flock", unsupported)
     ran = False
     with cache.lock(KEY):
         ran = True

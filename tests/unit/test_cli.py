@@ -173,7 +173,7 @@ def test_version_as_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cache_is_measured_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from cudatma.cache import Cache
+    from cudatma.build.cache import Cache
 
     root = tmp_path / "cache"
     assert artifacts.usage(root).entries == 0

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import cudatma
-from cudatma import build
-from cudatma.build import debugging, known_kernel, load_kernel, wants_debug
+from cudatma.build import kernel as build
+from cudatma.build.kernel import debugging, known_kernel, load_kernel, wants_debug
+from cudatma.build.render import render
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.render import render
 from cudatma.tools import dump_kernels
 
 SOURCE = """
@@ -65,7 +65,7 @@ def test_it_is_another_kernel_with_the_specs_names() -> None:
 
 
 def test_a_template_is_known_by_what_was_asked() -> None:
-    arguments = ("kernels/tile_copy.cu.j2", cudatma.kernels.tile_copy.TileCopySpec(4), "sm_90a")
+    arguments = ("kernels/tile_copy.cu.j2", cudatma.kernels.data_movement.tile_copy.TileCopySpec(4), "sm_90a")
     assert known_kernel(*arguments) is None
     plain = load_kernel(*arguments)
     assert known_kernel(*arguments, debug=True) is None

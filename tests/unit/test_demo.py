@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma import build
+from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError
 from tools import demo
 

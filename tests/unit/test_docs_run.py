@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 import pytest
 
 from cudatma import cli
+from cudatma.build.ptx_source import ptx_source
 from cudatma.errors import CudaTmaError
-from cudatma.ptx_source import ptx_source
 from cudatma.target import detect
 from tools.emulate_launch import read_launch
 

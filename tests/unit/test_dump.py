@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudatma import render as render_module
+from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target

@@ -15,10 +15,10 @@ import pytest
 from cudatma import context
 from cudatma.context import Device
 from cudatma.errors import DriverError, LaunchError, PipelineHang
-from cudatma.hang import Names
-from cudatma.hang import card as card_module
-from cudatma.hang import records as shared
-from cudatma.hang.card import Listener
+from cudatma.runtime.hang import Names
+from cudatma.runtime.hang import card as card_module
+from cudatma.runtime.hang import records as shared
+from cudatma.runtime.hang.card import Listener
 
 STREAM = 0x77
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudatma.build.render import render
 from cudatma.descriptor.access import REDUCE_TYPES
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError, PipelineHang
-from cudatma.hang import Names, hang_of, is_debug_ptx, timeout_seconds
-from cudatma.hang import records as shared
-from cudatma.hang.rules import RULES
 from cudatma.mbarrier_bits import BarrierBits, encode
-from cudatma.render import render
+from cudatma.runtime.hang import Names, hang_of, is_debug_ptx, timeout_seconds
+from cudatma.runtime.hang import records as shared
+from cudatma.runtime.hang.rules import RULES
 
 BASE = 0x400
 NAMES = Names(

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from fake_records import build_driver, wrong_cases
 
-from cudatma.compiler import compile_source
+from cudatma.build.nvrtc import compile_source
 from cudatma.errors import DriverError
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 
 HERE = Path(__file__).parent

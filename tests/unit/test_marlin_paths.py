@@ -22,7 +22,7 @@ from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin import cublas, dense
 from cudatma.kernels.marlin.owners import stream_workspace
-from cudatma.launch import Kernel
+from cudatma.runtime.launch import Kernel
 
 K, N = 128, 64
 STREAM = 5

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cudatma.build.render import render
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.problem import DivisorStruct, ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.render import render
 
 SPECS = [
     MarlinSpec("float16", 128, False, *tile, 3)

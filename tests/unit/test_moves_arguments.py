@@ -13,20 +13,20 @@ import pytest
 import cudatma as c
 from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.kernels.moves import place as place_module
-from cudatma.kernels.moves import settings
-from cudatma.kernels.moves.broadcast import BroadcastSpec
-from cudatma.kernels.moves.copy import plan_copy
-from cudatma.kernels.moves.gather import GatherSpec
-from cudatma.kernels.moves.im2col import Im2colMoveSpec
-from cudatma.kernels.moves.place import Place
-from cudatma.kernels.moves.plans import plain_plan, run_plan, window_plan
-from cudatma.kernels.moves.prefetch import PrefetchSpec
-from cudatma.kernels.moves.ring import MoveRing, stages_for
-from cudatma.kernels.moves.rows import RowsSpec
-from cudatma.kernels.moves.settings import Setting
-from cudatma.kernels.moves.specs import PlainSpec, RunSpec, WindowSpec
-from cudatma.kernels.moves.window import Axis, Window
+from cudatma.kernels.data_movement import place as place_module
+from cudatma.kernels.data_movement import settings
+from cudatma.kernels.data_movement.broadcast import BroadcastSpec
+from cudatma.kernels.data_movement.copy import plan_copy
+from cudatma.kernels.data_movement.gather import GatherSpec
+from cudatma.kernels.data_movement.im2col import Im2colMoveSpec
+from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
+from cudatma.kernels.data_movement.prefetch import PrefetchSpec
+from cudatma.kernels.data_movement.ring import MoveRing, stages_for
+from cudatma.kernels.data_movement.rows import RowsSpec
+from cudatma.kernels.data_movement.settings import Setting
+from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, get_target
 

@@ -16,9 +16,9 @@ import pytest
 from fake_records import build_driver, wrong_cases
 
 import cudatma as c
-from cudatma.kernels.moves import call as call_module
-from cudatma.kernels.moves.known import CALLS, Calls, Known
-from cudatma.kernels.moves.launches import Launch
+from cudatma.kernels.data_movement import call as call_module
+from cudatma.kernels.data_movement.known import CALLS, Calls, Known
+from cudatma.kernels.data_movement.launches import Launch
 
 Array = np.ndarray[Any, Any]
 EMULATED = {"backend": "emulator"}

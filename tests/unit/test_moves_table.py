@@ -13,8 +13,8 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.moves.place import Place
-from cudatma.kernels.moves.table import int_table
+from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.table import int_table
 from cudatma.target import get_target
 
 HOST = describe(np.ones((4, 4), np.float32))

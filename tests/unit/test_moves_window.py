@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma.kernels.moves.window import Axis, Window, carried, choose_box, cropped, folded, simplify, tile_counts
+from cudatma.kernels.data_movement.window import (
+    Axis,
+    Window,
+    carried,
+    choose_box,
+    cropped,
+    folded,
+    simplify,
+    tile_counts,
+)
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 import cudatma
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels import moves
-from cudatma.kernels.moves.reduce import OPS, check_dtype
+from cudatma.kernels import data_movement as moves
+from cudatma.kernels.data_movement.reduce import OPS, check_dtype
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cudatma import build
-from cudatma.build import load_kernel
+from cudatma.build import kernel as build
+from cudatma.build.kernel import load_kernel
+from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import ArgumentError, CompileError, TemplateError
-from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec
-from cudatma.prebuild import compile_all, usable_cores
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = [TileCopySpec(4, stages=stages) for stages in (2, 3)]
@@ -83,8 +83,8 @@ def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('begun')\n"
-        "from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec\n"
-        "from cudatma.prebuild import compile_all\n"
+        "from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec\n"
+        "from cudatma.build.prebuild import compile_all\n"
         "compile_all([(TEMPLATE, TileCopySpec(8))], 'sm_90a', 2, lambda spec, refusal: print(refusal))\n"
         "print(__import__('__main__').__file__)\n"
     )

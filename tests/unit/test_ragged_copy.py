@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels.ragged_copy import RaggedCopy, RaggedCopySpec, dump_specs, ragged_copy
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec, dump_specs, ragged_copy
 from cudatma.kernels.registry import kernel
 from cudatma.target import TARGETS, get_target
 

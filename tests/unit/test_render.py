@@ -1,4 +1,4 @@
-"""cudatma.render: delimiters, strictness, single inclusion, the opening comment, the files behind a template."""
+"""cudatma.build.render: delimiters, strictness, single inclusion, the opening comment, the files behind a template."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma import render as module
+from cudatma.build import render as module
+from cudatma.build.render import is_like_template, render, template_files, template_root, template_texts
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import TargetError, TemplateError
 from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.render import is_like_template, render, template_files, template_root, template_texts
-from cudatma.source_lines import lines_of
+from cudatma.runtime.source_lines import lines_of
 from cudatma.target import TARGETS
 
 TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in template_root().rglob("*.j2"))
@@ -327,7 +327,7 @@ def test_a_spec_value_without_a_stable_text_is_refused() -> None:
 
 def test_sets_are_shown_in_order_and_the_same_in_every_process() -> None:
     code = (
-        "from dataclasses import dataclass\nfrom cudatma.render import render\n"
+        "from dataclasses import dataclass\nfrom cudatma.build.render import render\n"
         "@dataclass(frozen=True)\nclass S:\n    v: frozenset = frozenset('abcdefgh')\n"
         "print(render('kernels/none', S(), 'sm_90a', is_source=True))"
     )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec, dump_specs
 from cudatma.kernels.registry import kernel
-from cudatma.kernels.tile_copy import TEMPLATE, TileCopySpec, dump_specs
 from cudatma.target import TARGETS, get_target
 
 

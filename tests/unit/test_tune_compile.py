@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fake_bench import FakeBench
 
-from cudatma import build
+from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from cudatma.build.render import render
+from cudatma.build.used_functions import without_unused
 from cudatma.kernels.registry import REGISTRY
-from cudatma.render import render
 from cudatma.target import get_target
-from cudatma.used_functions import without_unused
 
 SOURCE = """
 // The first.

@@ -13,9 +13,7 @@ from dataclasses import replace
 from cudatma import context
 from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import Plan, loaded
-from cudatma.kernels.marlin.workspace import MarlinWorkspace
-from cudatma.kernels.permute_columns import (
+from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
     TEMPLATE,
     PermuteColumnsSpec,
@@ -24,8 +22,10 @@ from cudatma.kernels.permute_columns import (
     permute_grid,
     result_pitch_bytes,
 )
-from cudatma.launch import Kernel
+from cudatma.kernels.marlin.plan import Plan, loaded
+from cudatma.kernels.marlin.workspace import MarlinWorkspace
 from cudatma.quantization import PackedWeight
+from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
 
 

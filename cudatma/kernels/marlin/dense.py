@@ -11,14 +11,14 @@ import weakref
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo
-from cudatma.device_memory import DeviceMemory
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, check
-from cudatma.kernels.dequantize import dense_pitch_bytes, dequantize_into
 from cudatma.kernels.marlin.cublas import choose_product
+from cudatma.kernels.marlin.dequantize import dense_pitch_bytes, dequantize_into
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.workspace import is_capturing, refuse_in_capture
 from cudatma.quantization import PackedWeight
+from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.target import Target
 
 #: Tokens from which the dense product is taken, where no row below says better. Not a measurement: from about there

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.build import default_target, load_kernel
+from cudatma.build.kernel import default_target, load_kernel
 from cudatma.emulator import EmulatedModule, Report
-from cudatma.hang.emulated import ListeningModule
-from cudatma.kernels.dequantize import check_dense, dense_pitch_bytes, emulate
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
+from cudatma.kernels.marlin.dequantize import check_dense, dense_pitch_bytes, emulate
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
+from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
-from cudatma.kernels.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.quantization import PackedWeight
+from cudatma.runtime.hang.emulated import ListeningModule
 from cudatma.target import Target
 
 #: The card that is imagined: an H200's multiprocessors, so that tiles are divided as they would be there.

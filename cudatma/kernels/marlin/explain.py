@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from cudatma import context
-from cudatma.build import default_target
+from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, counted
 from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card

@@ -9,7 +9,7 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import empty_like_library
 from cudatma.backend import backend_for, device_remedy
-from cudatma.build import debug_scope, debugging, wants_debug
+from cudatma.build.kernel import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
@@ -22,7 +22,7 @@ from cudatma.kernels.marlin.tuning import pinned_scope
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
-from cudatma.streams import order_after_producers
+from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
 #: Plans that a weight keeps: decoding meets a few hundred batch sizes, each plan takes some 5 KB.

@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cudatma import context, streams
-from cudatma.device_memory import DeviceMemory
+from cudatma import context
 from cudatma.kernels.marlin.workspace import ActivationRows, MarlinWorkspace, workspace_sizes
+from cudatma.runtime import streams
+from cudatma.runtime.device_memory import DeviceMemory
 
 #: Streams of a device that keep their workspaces, those that were used last. There is no asking whether a stream has
 #: been destroyed, so the workspace of one that has goes when so many others have come.

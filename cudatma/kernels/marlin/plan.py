@@ -8,7 +8,7 @@ from ctypes import addressof, c_uint64
 from typing import Any
 
 from cudatma import context
-from cudatma.build import known_kernel, load_kernel
+from cudatma.build.kernel import known_kernel, load_kernel
 from cudatma.descriptor import (
     TensorMap,
     create_activation_tma_desc,
@@ -27,8 +27,8 @@ from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
-from cudatma.launch import Kernel
 from cudatma.quantization import PackedWeight
+from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cudatma.build import load_kernel
+from cudatma.build.kernel import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted

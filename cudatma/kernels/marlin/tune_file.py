@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cudatma.build.filelock import locked
+from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
-from cudatma.filelock import locked
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
@@ -29,7 +30,6 @@ from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
-from cudatma.regular_file import read_regular
 from cudatma.target import Target
 
 SCHEMA = 2

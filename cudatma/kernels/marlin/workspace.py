@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cudatma import context
-from cudatma.device_memory import DeviceMemory
 from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.kernels.marlin.problem import Schedule
 from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.runtime.device_memory import DeviceMemory
 
 #: Most fp32 partial sums that the blocks of one multiprocessor leave: a tile of 128 tokens x 256 channels.
 _PARTIALS_PER_SM_BYTES = 128 * 256 * 4

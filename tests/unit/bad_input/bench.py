@@ -24,9 +24,9 @@ from cudatma import backend, context
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.descriptor.driver import has_driver
 from cudatma.errors import CudaTmaError
-from cudatma.launch_config import FunctionLimits
-from cudatma.loading import Function, Resources
 from cudatma.quantization import pack
+from cudatma.runtime.launch_config import FunctionLimits
+from cudatma.runtime.loading import Function, Resources
 from cudatma.target import _detect
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -7,8 +7,8 @@ import os
 import cudatma as c
 from bad_input.bench import KERNEL_PTX, SOURCE, Case, Interface, compile_text, device_weight, gemm, host_weight, tiled
 from cudatma import context
-from cudatma.cache import Cache
-from cudatma.compiler import compile_source
+from cudatma.build.cache import Cache
+from cudatma.build.nvrtc import compile_source
 from cudatma.errors import ArgumentError, CacheError, DriverError, LaunchError, TargetError
 from cudatma.target import detect, target_for
 

@@ -19,6 +19,7 @@ from bad_input.bench import (
     on_device,
     tiled,
 )
+from cudatma.build.render import render
 from cudatma.descriptor import check_load, check_reduce, check_store, codec
 from cudatma.errors import (
     ArgumentError,
@@ -29,9 +30,8 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
-from cudatma.launch_args import marshal
-from cudatma.render import render
-from cudatma.signature import Parameter
+from cudatma.runtime.launch_args import marshal
+from cudatma.runtime.signature import Parameter
 
 # One row a line, wrapped by hand: the table is read by columns.
 # fmt: off

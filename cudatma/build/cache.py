@@ -1,0 +1,396 @@
+"""The artifact cache: one private folder, one sub-folder for each key, safe for many processes at once.
+
+::
+
+    root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
+      entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt spec.json manifest.json
+      failed/<key>/          what a refused compilation left, the newest few
+      facts/<key>/           small things that are slow to find out
+      locks/<key>            exists while somebody builds the key
+      tmp/                   entries being written or thrown away
+
+An entry is written aside and renamed into place, so it is there as a whole or not at all; its manifest holds size and
+SHA-256 of each file, and an entry that differs from it is a miss. Locks are flock(2) locks: they end with the process.
+Where the folder cannot be written, the cache lives in the memory of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudatma.build.filelock import locked
+from cudatma.build.regular_file import read_regular
+from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
+
+SCHEMA = 1
+DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
+_DEFAULT_SIZE_MB = 1024
+_ROOMS = ("entries", "failed", "facts", "locks", "tmp")
+_MANIFEST, _FACT = "manifest.json", "fact.json"
+# A rename that meets another entry of the same name: a folder, or something that is none.
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_STORE_TURNS = 16
+_KEY = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+#: After this time what lies in tmp/ belongs to a process that was killed.
+_ABANDONED_SECONDS = 3600
+_FAILURES_KEPT = 16
+#: Pruning goes down to this share of the limit, so that it does not run at every put.
+_PRUNE_TO = 0.9
+
+
+def canonical(value: Any) -> Any:
+    """A value as JSON that is the same in every process: dataclasses by class and init fields, enums by name, sets
+    sorted, dtypes by name, bytes by digest. Raises ArgumentTypeError for a type with no stable text."""
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return {"enum": f"{type(value).__qualname__}.{value.name}"}
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {f.name: canonical(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"class": f"{type(value).__module__}.{type(value).__qualname__}", "fields": kept}
+    if isinstance(value, bytes):
+        return {"sha256": hashlib.sha256(value).hexdigest()}
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ArgumentTypeError("key", value, "mappings with string keys")
+        return {name: canonical(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(part) for part in value]
+    if isinstance(value, frozenset | set):
+        return {"set": sorted((canonical(part) for part in value), key=lambda part: json.dumps(part, sort_keys=True))}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, np.generic):
+        return canonical(value.item())
+    raise ArgumentTypeError(
+        "key", type(value).__name__, "numbers, strings, bytes, enums, dtypes, dataclasses and containers of them"
+    )
+
+
+def digest(parts: Mapping[str, Any]) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of ``parts``: the key of an entry."""
+    text = json.dumps(canonical(parts), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One entry: its key, the folder that holds it (None in memory) and its files as they were when verified."""
+
+    key: str
+    folder: Path | None
+    files: Mapping[str, bytes] = field(repr=False)
+
+    def text(self, name: str) -> str:
+        """A file as text; CacheError if the entry has no such file."""
+        return self.read(name).decode()
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; CacheError if the entry has no such file."""
+        if name not in self.files:
+            raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
+        return self.files[name]
+
+
+def default_root() -> Path:
+    """$CUDATMA_CACHE_DIR, else $XDG_CACHE_HOME/cudatma, else ~/.cache/cudatma. CacheError for a relative path."""
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named:
+        path = Path(os.path.expanduser(named))  # an unknown user's ~ stays, and is then no absolute path
+        if not path.is_absolute():
+            raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
+        return path
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification says to ignore relative paths.
+    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "cudatma"
+
+
+def size_limit_bytes() -> int:
+    """$CUDATMA_CACHE_SIZE_MB in bytes, 1024 MB unless set; CacheError unless it is a number from 0 up."""
+    text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
+    if not text.isdecimal() or len(text) > 12:
+        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: megabytes, 0 to 999999999999")
+    return int(text) * 1_000_000
+
+
+class Cache:
+    """The artifact folder at ``root`` (default_root() unless given).
+
+    Raises CacheError for a folder that belongs to another user or that others may write to, and for one below such a
+    folder: what lies in it is loaded onto the GPU. A folder that cannot be made or written is replaced by memory, with
+    one RuntimeWarning; ``folder`` is None then.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
+        self.root = default_root() if root is None else Path(root)
+        self.limit_bytes = size_limit_bytes() if limit_bytes is None else limit_bytes
+        self._memory: dict[str, Artifact] = {}
+        self.folder: Path | None = self.root
+        try:
+            own = [self.root, *(self.root / name for name in _ROOMS)]
+            for part in (*reversed(self.root.parents), *own):
+                if not part.is_dir():
+                    part.mkdir(mode=0o700, exist_ok=True)
+            for part in _holders(own):
+                _require_safe(part, self.root)
+            for part in own:
+                _require_private(part)
+            tempfile.TemporaryFile(dir=self.root / "tmp").close()
+        except OSError as error:
+            self._to_memory(error)
+
+    def _to_memory(self, error: OSError) -> None:
+        self.folder = None
+        warnings.warn(
+            f"cudatma keeps compiled kernels in memory only: {self.root} cannot be written ({error}); "
+            f"set {DIRECTORY_VARIABLE} to a folder of your own",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def get(self, key: str) -> Artifact | None:
+        """The entry of a key, every file checked against its manifest; None if it is absent or damaged."""
+        path = self._path("entries", key)
+        if self.folder is None:
+            return self._memory.get(key)
+        files = _read_verified(path)
+        if files is None:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the time of the last use, which pruning goes by
+        return Artifact(key, path, files)
+
+    def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
+        """Store an entry and prune the cache to its limit. A whole entry of that key stays, a damaged one is replaced.
+
+        Never fails for want of space or permission: the entry then lives in memory, with a RuntimeWarning.
+        """
+        path = self._path("entries", key)
+        _check_names(files)
+        if self.folder is not None:
+            try:
+                self._store(path, files)
+            except OSError as error:
+                self._to_memory(error)
+            else:
+                with contextlib.suppress(OSError):
+                    self._prune(spare=path)
+                return Artifact(key, path, dict(files))
+        return self._memory.setdefault(key, Artifact(key, None, dict(files)))
+
+    def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
+        """Keep what a refused compilation left for reading; the folder, or None where nothing can be written."""
+        path = self._path("failed", key)
+        _check_names(files)
+        if self.folder is None:
+            return None
+        try:
+            self._store(path, files)
+            for old in _oldest_first(self.root / "failed")[:-_FAILURES_KEPT]:
+                self._discard(old)
+        except OSError:
+            return None
+        return path
+
+    def recall(self, key: str) -> Any:
+        """What remember() was given for the key (JSON), None if nothing or if the cache is in memory."""
+        path = self._path("facts", key)
+        files = None if self.folder is None else _read_verified(path)
+        return None if files is None else json.loads(files[_FACT])
+
+    def remember(self, key: str, fact: Any) -> None:
+        """Keep a small fact that is slow to find out, if the folder can be written. ``fact`` is JSON."""
+        path = self._path("facts", key)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                self._store(path, {_FACT: json.dumps(fact).encode()})
+
+    @contextlib.contextmanager
+    def lock(self, key: str, *, timeout_s: float = 600.0) -> Iterator[None]:
+        """Hold a key among all processes and threads that use this folder, so that one of them builds it.
+
+        Ends with the process that holds it, however it ends. Raises CacheError after ``timeout_s``; does nothing where
+        the cache is in memory or the file system has no locks.
+        """
+        path = self._path("locks", key)
+        if self.folder is None:
+            yield
+            return
+        with locked(path, timeout_s):
+            yield
+
+    def _path(self, room: str, key: str) -> Path:
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ArgumentError("key", key, "64 hexadecimal digits, as digest() makes them")
+        return self.root / room / key
+
+    def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
+        """Write aside, then rename into place."""
+        aside = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+        try:
+            for name, data in files.items():
+                (aside / name).write_bytes(data)
+            (aside / _MANIFEST).write_bytes(_manifest(files))
+            # Others may store or discard the same key between any two of our steps: some turns settle it. The error
+            # says what stood in the way; a look afterwards may find it gone again.
+            for turn in range(_STORE_TURNS):
+                try:
+                    aside.rename(path)
+                    return
+                except OSError as error:
+                    if error.errno not in _TAKEN:
+                        raise
+                if _read_verified(path) is not None:
+                    return
+                self._discard(path)
+                time.sleep(0.001 * turn)
+            raise OSError(f"{path} is replaced faster than it can be read")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _discard(self, path: Path) -> None:
+        """Take an entry away as a whole: renamed first, so that nobody meets half of it."""
+        grave = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(grave / path.name)
+        shutil.rmtree(grave, ignore_errors=True)
+
+    def _prune(self, spare: Path) -> None:
+        """Discard the entries that were not used for longest until the rest fits, and what killed processes left."""
+        now = time.time()
+        for left in _oldest_first(self.root / "tmp"):
+            if now - _modified(left) > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        entries = [(path, _size(path)) for path in _oldest_first(self.root / "entries")]
+        total = sum(size for _, size in entries)
+        if total <= self.limit_bytes:
+            return
+        for path, size in entries:
+            if total <= self.limit_bytes * _PRUNE_TO:
+                return
+            if path != spare:
+                self._discard(path)
+                total -= size
+
+
+_REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
+
+
+def _holders(own: Sequence[Path]) -> Iterator[Path]:
+    """Every other folder in which somebody could put another folder in the place of one of ``own``: their parents, and
+    where one of these or of ``own`` is a symbolic link, those of what it points to."""
+    waiting = [path.absolute() for path in own]
+    known, seen = set(waiting), set[Path]()
+    while waiting:
+        parts = waiting.pop()
+        for part in (parts, *parts.parents):
+            if part in seen:
+                continue
+            seen.add(part)
+            if part != parts and part not in known:
+                yield part
+            if part.is_symlink():
+                waiting.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
+
+
+def _require_safe(folder: Path, root: Path) -> None:
+    """Owner root or this user; nobody else writes to it, or at least (sticky, as /tmp) to what belongs to others."""
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        owner = f"{folder}, in which {root} lies, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
+        raise CacheError(f"{owner}; {_REMEDY}")
+    is_open = status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))
+    if is_open and not status.st_mode & stat.S_ISVTX:
+        mode = f"{status.st_mode & 0o7777:04o}"
+        raise CacheError(
+            f"{folder}, in which {root} lies, can be written by others (mode {mode}); chmod go-w it, or {_REMEDY}"
+        )
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has one member, this user: what distributions that set the umask to 002 give everybody."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
+
+
+def _require_private(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {_REMEDY}")
+    if status.st_mode & 0o022:
+        mode = f"{status.st_mode & 0o777:04o}"
+        raise CacheError(f"{folder} can be written by others (mode {mode}); chmod 700 it, or {_REMEDY}")
+
+
+def _check_names(files: Mapping[str, bytes]) -> None:
+    for name in files:
+        if not _FILE_NAME.fullmatch(name) or name == _MANIFEST:
+            raise ArgumentError("files", name, f"plain file names other than {_MANIFEST}")
+
+
+def _manifest(files: Mapping[str, bytes]) -> bytes:
+    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return json.dumps({"schema": SCHEMA, "files": listed}, sort_keys=True, indent=1).encode()
+
+
+def _read_verified(path: Path) -> dict[str, bytes] | None:
+    """All files of an entry, or None unless each is what the manifest says."""
+    try:
+        manifest = json.loads(read_regular(path / _MANIFEST))
+        if manifest["schema"] != SCHEMA:
+            return None
+        files: dict[str, bytes] = {}
+        for name, facts in manifest["files"].items():
+            if not _FILE_NAME.fullmatch(name):
+                return None
+            data = read_regular(path / name)
+            if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+                return None
+            files[name] = data
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return files
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _oldest_first(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir(), key=_modified)
+
+
+def _size(path: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(path) as inside:
+        for item in inside:
+            with contextlib.suppress(OSError):
+                total += item.stat(follow_symlinks=False).st_size
+    return total

@@ -1,0 +1,382 @@
+"""From a template or a source to a Kernel: memory, then disk, then NVRTC. Concurrent callers compile once.
+
+The key of an artifact covers everything that decides it: the bytes of the template and of all it includes, the spec's
+class and init fields, the code that computes from them, target, NVRTC version and options. A warm load therefore
+renders nothing and creates no NVRTC program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cudatma import context
+from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
+from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
+from cudatma.build.render import is_like_template, render, template_texts
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CacheError,
+    CompileError,
+    DriverError,
+    LaunchError,
+    TargetError,
+    TemplateError,
+)
+from cudatma.runtime.launch import Kernel
+from cudatma.runtime.ptxas_log import performance_losses
+from cudatma.runtime.signature import entries
+from cudatma.target import Target, detect, get_target
+
+TARGET_VARIABLE = "CUDATMA_TARGET"
+DEBUG_VARIABLE = "CUDATMA_DEBUG"
+_TARGET_WITHOUT_CARD = "sm_90a"
+_SCHEMA = 1
+TEMPLATE_SUFFIX = ".j2"
+#: What specs compute from, and what makes text of templates.
+_COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target", "used_functions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one.
+    smem_layout: what the spec says of it. is_plain: whether the source is a caller's text that nothing rendered."""
+
+    facts: dict[str, Any]
+    source: Callable[[], str]
+    target: Target
+    entry: str | None
+    options: tuple[str, ...]
+    smem_layout: tuple[tuple[str, int, int], ...] = ()
+    is_plain: bool = False
+
+
+#: Of each compilation in this process.
+compile_seconds: list[float] = []
+#: What debugging() asks for, None outside of it.
+debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
+_lock = threading.Lock()
+_kernels: dict[Any, Kernel] = {}
+#: One lock for each key that is being built in this process.
+_building: dict[str, threading.Lock] = {}
+_caches: dict[Path, Cache] = {}
+
+
+def _renew_locks() -> None:
+    """In a forked child: the thread that held a lock does not exist there."""
+    global _lock
+    _lock = threading.Lock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+@contextmanager
+def debugging(debug: bool = True) -> Iterator[None]:
+    """Inside of it, this thread's (or task's) calls build their kernels with ``debug``, whatever $CUDATMA_DEBUG says.
+
+    Raises ArgumentTypeError unless it is a bool.
+    """
+    if not isinstance(debug, bool):
+        raise ArgumentTypeError("debug", type(debug).__name__, "bool")
+    token = debug_scope.set(debug)
+    try:
+        yield
+    finally:
+        debug_scope.reset(token)
+
+
+def wants_debug(debug: bool | None) -> bool:
+    """``debug``; None: what debugging() says, else whether $CUDATMA_DEBUG is 1.
+
+    Raises ArgumentTypeError, ArgumentError.
+    """
+    if debug is None:
+        debug = debug_scope.get()
+    if isinstance(debug, bool):
+        return debug
+    if debug is not None:
+        raise ArgumentTypeError("debug", type(debug).__name__, "bool, or None for $CUDATMA_DEBUG")
+    named = os.environ.get(DEBUG_VARIABLE, "")
+    if named not in ("", "0", "1"):
+        raise ArgumentError(DEBUG_VARIABLE, named, "0, 1")
+    return named == "1"
+
+
+def load_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
+    """The kernel of one of cudatma's templates for a spec and a target; ``spec.entry`` names it.
+
+    template: a name below ``ptx_templates/``. debug: as in compile(). Raises TemplateError, TargetError, CompileError,
+    CacheError, DriverError (no NVRTC).
+    """
+    chosen, debug = get_target(target), wants_debug(debug)
+    key = (template, spec, chosen.name, debug)
+    try:
+        # Reading the template's files again at every call would cost more than a launch.
+        known = _kernels.get(key)
+    except TypeError:  # a spec that cannot be hashed
+        return _have(_from_template(template, spec, chosen, spec.entry, (), debug))
+    if known is None:
+        known = _kernels[key] = _have(_from_template(template, spec, chosen, spec.entry, (), debug))
+    return known
+
+
+def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
+    """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
+    return _kernels.get((template, spec, get_target(target).name, wants_debug(debug)))
+
+
+def compile(
+    source_or_template: str,
+    spec: Any = None,
+    target: str | Target | None = None,
+    *,
+    entry: str | None = None,
+    template: bool = False,
+    options: Sequence[str] = (),
+    debug: bool | None = None,
+) -> Kernel:
+    """Compile a kernel of your own, or find it in the cache.
+
+    source_or_template: CUDA C++ text, or what ends in ".j2": the name of one of cudatma's templates or the path of
+    yours. spec: a frozen dataclass, or None.
+    template: whether the text is a template, as what ends in ".j2" always is: it is rendered first, so that
+    ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and ``${ spec.x }`` prints a field. Other text
+    is compiled as it is. Errors and hazards have the line numbers of your text either way.
+    target: default_target() unless named: $CUDATMA_TARGET, else the card's, else sm_90a.
+    entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
+    options: more NVRTC options.
+    debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2) and what they are asked for is checked;
+    a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
+
+    The result can be read (source, ptx, cubin, log) without a card. Raises ArgumentError, ArgumentTypeError,
+    TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).
+    """
+    if not isinstance(source_or_template, str):
+        raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
+    if not isinstance(template, bool):
+        raise ArgumentTypeError("template", type(template).__name__, "bool")
+    debug = wants_debug(debug)
+    chosen = default_target() if target is None else get_target(target)
+    compile_flags(chosen, options)
+    name = getattr(spec, "entry", None) if entry is None else entry
+    text, file = source_or_template, "kernel.cu"
+    if text.endswith(TEMPLATE_SUFFIX) and "\n" not in text:
+        try:
+            return _have(_from_template(text, spec, chosen, name, tuple(options), debug))
+        except TemplateError:
+            if not os.path.isfile(text):  # False, too, for what can be no path
+                raise
+            file, template = Path(text).name.removesuffix(TEMPLATE_SUFFIX), True
+            text = Path(text).read_text(encoding="utf-8", errors="backslashreplace")  # as ptx_source()
+    elif text.endswith((".cu", ".cuh")) and "\n" not in text:
+        remedy = "read the file: Path(name).read_text()"
+        raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
+    if template:
+        text = render(text, spec, chosen, is_source=True, name=file, debug=debug)
+    layout = _smem_layout(spec)
+    return _have(_Order({"source": text}, lambda: text, chosen, name, tuple(options), layout, not template))
+
+
+def default_target() -> Target:
+    """What kernels are for where nobody names a target: $CUDATMA_TARGET, else the target of the current device, else,
+    where there is no device that cudatma knows, sm_90a. Everything that compiles or emulates asks here.
+
+    Raises TargetError for an unknown name in the variable.
+    """
+    named = os.environ.get(TARGET_VARIABLE)
+    if named:
+        try:
+            return get_target(named)
+        except TargetError as error:
+            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the card") from None
+    try:
+        return detect(context.current_device())
+    except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: in a fork of a process that used CUDA
+        return get_target(_TARGET_WITHOUT_CARD)
+
+
+def _from_template(
+    template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
+) -> _Order:
+    files = _file_digests(template)
+    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
+    facts |= {"debug": True} if debug else {}  # keys stay what they were without
+    return _Order(
+        facts, lambda: render(template, spec, chosen, debug=debug), chosen, entry, options, _smem_layout(spec)
+    )
+
+
+def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
+    """What a spec says of shared memory; the ``barriers`` of a PipelineSpec ring as its full and its empty ones."""
+    layout = getattr(spec, "smem_layout", None)
+    parts: list[tuple[str, int, int]] = []
+    for name, offset, size in layout() if callable(layout) else ():
+        half = 8 * getattr(getattr(spec, "ring", None), "stages", 0)
+        if name == "barriers" and size == 2 * half:
+            parts += [("full_barriers", offset, half), ("empty_barriers", offset + half, half)]
+        else:
+            parts.append((name, offset, size))
+    return tuple(parts)
+
+
+def _file_digests(template: str) -> list[str]:
+    """Of all that it can include, as the files are now."""
+    return [_digest(text) for text in template_texts(template).values()]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _code_digests(spec_module: str) -> list[str]:
+    """Digests of the Python files that a spec's properties and the rendered text may depend on.
+
+    Init fields do not tell how a spec computes the numbers that it prints.
+    """
+    files = {Path(__file__).with_name(f"{name}.py") for name in _COMMON_CODE}
+    own = getattr(sys.modules.get(spec_module), "__file__", None)
+    if own is not None:
+        files |= set(Path(own).parent.glob("*.py")) if spec_module.startswith("cudatma.") else {Path(own)}
+    return sorted(_digest(path.read_bytes()) for path in files if path.is_file())
+
+
+def _have(order: _Order) -> Kernel:
+    """The kernel of an order: from memory, from disk, or compiled."""
+    flags = compile_flags(order.target, order.options)
+    version = _nvrtc_version(default_root())
+    facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
+    key = digest(facts | {"entry": order.entry})
+    known = _kernels.get(key)
+    if known is not None:
+        return known
+    with _lock:
+        building = _building.setdefault(key, threading.Lock())
+    try:
+        with building:
+            known = _kernels.get(key)
+            if known is None:
+                known = _kernels[key] = _load(key, facts, order)
+            return known
+    finally:
+        with _lock:
+            _building.pop(key, None)
+
+
+@lru_cache(maxsize=8)
+def _nvrtc_version(root: Path) -> tuple[int, int]:
+    """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
+    fingerprint = nvrtc_fingerprint()
+    major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
+    return int(major), int(minor)
+
+
+def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
+    """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON."""
+    key, cache = digest(facts), _cache(root)
+    known = cache.recall(key)
+    if known is None:
+        known = find()
+        cache.remember(key, known)
+    return known
+
+
+def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
+    cache = _cache(default_root())
+    artifact = cache.get(key)
+    if artifact is None:
+        with ExitStack() as held:
+            try:
+                held.enter_context(cache.lock(key))
+            except CacheError as error:
+                # Only somebody's second compilation is at stake, not the entry: that is renamed into place.
+                warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
+            artifact = cache.get(key)
+            if artifact is None:
+                artifact = cache.put(key, _compile(cache, key, facts, order))
+    return _kernel(artifact, order)
+
+
+def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
+    """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
+    source = order.source()
+    with hinting_at_template(source, not order.is_plain):
+        made = compile_source(
+            source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
+        )
+    compile_seconds.append(made.seconds)
+    losses = performance_losses(made.log)
+    if losses and "template" in order.facts and "debug" not in order.facts:
+        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
+        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
+        raise CompileError(message, made.log, source, None if folder is None else str(folder))
+    entry = _choose_entry(made.ptx, order.entry)
+    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(made.seconds, 3)}
+    record.pop("source", None)
+    return {
+        "kernel.cu": source.encode(),
+        "kernel.ptx": made.ptx.encode(),
+        "kernel.cubin": made.cubin,
+        "log.txt": made.log.encode(),
+        "spec.json": json.dumps(canonical(record), indent=1).encode(),
+    }
+
+
+@contextmanager
+def hinting_at_template(text: str, is_template: bool) -> Iterator[None]:
+    """A CompileError inside of it says first that the text may be meant as a template, where it looks like one."""
+    try:
+        yield
+    except CompileError as error:
+        if is_template or not is_like_template(text):
+            raise
+        hint = (
+            'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
+        )
+        hint += f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
+        raise CompileError(f"{hint}\n{error.message}", error.log, error.source, error.folder, error.excerpt) from None
+
+
+def _choose_entry(ptx: str, named: str | None) -> str:
+    known = list(entries(ptx))
+    if named is None and len(known) == 1:
+        return known[0]
+    if named not in known:
+        remedy = 'kernels are found by their extern "C" name' if known else 'write extern "C" __global__ void name(..)'
+        raise ArgumentError("entry", named, ", ".join(known) or "none: the source has no kernel", remedy)
+    return str(named)
+
+
+def _kernel(artifact: Artifact, order: _Order) -> Kernel:
+    return Kernel(
+        artifact.read("kernel.cubin"),
+        json.loads(artifact.read("spec.json"))["entry"],
+        order.target,
+        ptx=artifact.text("kernel.ptx"),
+        source=artifact.text("kernel.cu"),
+        log=artifact.text("log.txt"),
+        folder=artifact.folder,
+        smem_layout=order.smem_layout,
+    )
+
+
+def _cache(root: Path) -> Cache:
+    """One Cache for each folder that $CUDATMA_CACHE_DIR has named in this process."""
+    with _lock:
+        if root not in _caches:
+            _caches[root] = Cache(root)
+        return _caches[root]

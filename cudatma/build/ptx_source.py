@@ -1,0 +1,105 @@
+"""A kernel in whatever form somebody has it, as PTX for the emulator: PTX or CUDA text, a file of either, a Kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting_at_template
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.runtime.launch import Kernel
+from cudatma.runtime.source_lines import Lines, own_lines
+from cudatma.target import Target, get_target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Hazard
+
+_PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
+_CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
+#: More is no kernel that somebody wrote or a compiler made.
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PtxSource:
+    """PTX and what is known of it. entry: "" where the caller has named none. target: what it was compiled for, None
+    for PTX that came as PTX. lines: of the CUDA source, where there is one.
+    """
+
+    ptx: str
+    entry: str = ""
+    target: Target | None = None
+    lines: Lines = field(default_factory=dict)
+
+    def line(self, place: str) -> str:
+        """The text of a hazard's source, "name.cu:12" or "name.cu:12, inlined at name.cu:40": the innermost line of the
+        sources at hand; empty where there is none."""
+        for inner in place.split(", inlined at "):
+            name, _, number = inner.rpartition(":")
+            lines = self.lines.get(name, {})
+            if number.isdigit() and int(number) in lines:
+                return lines[int(number)].strip()
+        return ""
+
+    def describe(self, hazard: Hazard) -> list[str]:
+        """A hazard as a report shows it, with the text of its source line below its place."""
+        lines, text = str(hazard).splitlines(), self.line(hazard.source)
+        if text:
+            at = next(number for number, line in enumerate(lines) if line.startswith("  at PTX line"))
+            lines.insert(at + 1, f"  source: {text}")
+        return lines
+
+
+def ptx_source(
+    kernel: str | Path | Kernel,
+    *,
+    entry: str | None = None,
+    target: str | Target | None = None,
+    template: bool = False,
+    options: Sequence[str] = (),
+) -> PtxSource:
+    """PTX of a kernel.
+
+    kernel: PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel.
+    entry: name of the kernel, or a part of it that only one has. target: what CUDA is compiled for;
+    default_target() unless named. template: whether CUDA text is rendered first, as cudatma.compile() does; a .j2 file
+    always is. options: more NVRTC options.
+
+    Raises ArgumentError for a file that cannot be read, ArgumentTypeError, TemplateError, CompileError, DriverError (no
+    NVRTC).
+    """
+    if isinstance(kernel, Kernel):
+        return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, own_lines(kernel.source))
+    if not isinstance(kernel, str | Path):
+        raise ArgumentTypeError("kernel", type(kernel).__name__, "PTX or CUDA text, a path, or a cudatma.Kernel")
+    text, name = _read(kernel)
+    if _PTX.search(text) and not name.endswith(_CUDA_SUFFIXES):
+        return PtxSource(text, entry or "")
+    chosen = default_target() if target is None else get_target(target)
+    is_template = template or name.endswith(TEMPLATE_SUFFIX)
+    name = name.removesuffix(TEMPLATE_SUFFIX) or "kernel.cu"
+    source = render(text, None, chosen, is_source=True, name=name) if is_template else text
+    with hinting_at_template(text, is_template):
+        made = compile_source(source, chosen, name=name, options=options)
+    return PtxSource(made.ptx, entry or "", chosen, own_lines(source, name))
+
+
+def _read(kernel: str | Path) -> tuple[str, str]:
+    """(text, name of the file) of a path; of a text itself the name is empty."""
+    if isinstance(kernel, str) and ("\n" in kernel or not kernel.endswith(_CUDA_SUFFIXES + _PTX_SUFFIXES)):
+        return kernel, ""
+    path = Path(kernel)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ArgumentError("kernel", f"{path}, {path.stat().st_size} bytes", f"at most {MAX_BYTES} bytes")
+        # PTX is ASCII; other bytes stand in comments and in the names of files.
+        return path.read_text(encoding="utf-8", errors="backslashreplace"), path.name
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError("kernel", ascii(str(path)), "a file that can be read", str(error)) from error

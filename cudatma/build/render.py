@@ -1,0 +1,363 @@
+"""The only Jinja environment: (template, spec, target) -> CUDA source text.
+
+Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so these stand in their place:
+
+    ${ spec.stages }                                a value; only str and int may be printed
+    //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
+    //# why                                         a note that does not reach the output
+    /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
+
+The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. An include
+names its file in quotes and renders once an output: whoever needs a primitive includes it, and the second include of
+the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is an error,
+and the filters that would hide or scramble values (`default`, `random`) are not there.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from cudatma.build.used_functions import without_unused
+from cudatma.errors import TemplateError
+from cudatma.target import Target, get_target
+
+#: What a template may use; every filter keeps the order of its input and prints nothing that is not str or int.
+_FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
+_GLOBALS = ("range",)
+_SOURCE_NAME = "<source>"
+_IF_COMMENT = 'If it is a comment, write "// %", or compile the text without template=True (--template)'
+
+#: include, import, from .. import and extends, as a line statement or a block; the names are literals, see IncludeOnce.
+#: It begins with a literal character, which lets re skip most of a file.
+_REFERENCE = re.compile(
+    r"""/[/*]%[-+]?[ \t]*(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1""",
+)
+#: What no CUDA text has and a template often does; a ${ in a line's comment is no sign.
+_TEMPLATE_SYNTAX = re.compile(
+    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
+)
+
+#: Files that the running render() has included so far.
+_included: ContextVar[set[str]] = ContextVar("cudatma_included")
+
+
+class IncludeOnce(Extension):
+    """Jinja's include, restricted to a literal name and to the first use of that name in an output."""
+
+    tags = {"include_once"}  # noqa: RUF012  (jinja2 declares it this way)
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        """Rename the ``include`` keyword, which a parser extension may not take over, to this extension's tag."""
+        opened = False
+        for token in stream:
+            if opened and token.type == "name" and token.value == "include":
+                yield Token(token.lineno, "name", "include_once")
+            else:
+                yield token
+            opened = token.type == "block_begin"
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        if parser.stream.current.type != "string":
+            parser.fail(
+                f"include got no name in quotes; allowed: a path below {template_root()}. {_IF_COMMENT}", lineno
+            )
+        name = next(parser.stream).value
+        include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
+        first = self.call_method("first_use", [nodes.Const(name)], lineno=lineno)
+        return nodes.If(first, [include], [], [], lineno=lineno)
+
+    def first_use(self, name: str) -> bool:
+        """Whether the running render() includes ``name`` for the first time; from now on it has."""
+        included = _included.get()
+        known = name in included
+        included.add(name)
+        return not known
+
+
+class LineDirectives(Extension):
+    """#line directives wherever the output's lines stop following the template's, so that the compiler, and with it
+    PTX, hazards and hang reports, counts lines as the file that somebody wrote does.
+
+    A macro's body has none: it may be printed in the middle of a line.
+    """
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        name = line_name(stream.name or _SOURCE_NAME)
+        is_lost, at_line_start, expected = False, True, 1
+        statement: list[str] = []
+        bodies = 0
+        yield Token(1, "data", f'\n#line 1 "{name}"\n')
+        for token in stream:
+            if token.type == "data":
+                is_lost = is_lost or token.lineno != expected
+                expected = token.lineno + token.value.count("\n")
+                if is_lost and not bodies:
+                    value, is_lost = _with_line(token.value, token.lineno, name, at_line_start)
+                    token = Token(token.lineno, "data", value)
+                at_line_start = token.value.endswith("\n")
+            elif token.type in ("block_begin", "variable_begin"):
+                statement = []
+            elif token.type == "block_end":
+                bodies += _opens_body(statement)
+                is_lost, at_line_start = True, "\n" in token.value
+            elif token.type == "variable_end":
+                is_lost, at_line_start = is_lost or "(" in statement, False
+                expected = token.lineno
+            else:
+                statement.append(str(token.value))
+            yield token
+
+
+def _opens_body(statement: list[str]) -> int:
+    """1 for a statement that captures what follows it, -1 for one that ends that, else 0."""
+    if not statement:
+        return 0  # Jinja says what is wrong
+    if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
+        return 1
+    return -int(statement[0] in ("endmacro", "endcall", "endfilter", "endset"))
+
+
+def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[str, bool]:
+    """A text that begins at a template's line, with a directive at its first start of a line; whether it has none."""
+    if at_line_start:
+        return f'#line {number} "{name}"\n{text}', False
+    end = text.find("\n")
+    while text[:end].endswith("\\"):  # a directive would end what the backslash goes on with
+        end = text.find("\n", end + 1)
+    if end < 0:
+        return text, True
+    after = number + text.count("\n", 0, end + 1)
+    return f'{text[: end + 1]}#line {after} "{name}"\n{text[end + 1 :]}', False
+
+
+def line_name(name: str) -> str:
+    """A file's name as a #line directive has it. Absolute: NVRTC would put its working directory before any other."""
+    quoted = name.replace("\\", "/").replace('"', "'")
+    return f"/{quoted}"
+
+
+def _printable(value: Any) -> Any:
+    """Jinja's finalize: what ``${ }`` may print. Exact types: a bool or an IntEnum is an int that prints as a name."""
+    if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
+        return value  # an Undefined raises by itself, and names the variable
+    raise TypeError(f"${{ }} got {value!r} ({type(value).__name__}); allowed: str, int. Let the spec convert it")
+
+
+@lru_cache(maxsize=1)
+def template_root() -> Path:
+    """The folder of the templates: beside the package's modules in a wheel, beside the package in a checkout.
+
+    Raises TemplateError where neither exists.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
+        if (folder / "primitives").is_dir():
+            return folder
+    raise TemplateError(
+        f"template folder: got none beside {package}; allowed: an installed cudatma or a whole checkout."
+        " Reinstall cudatma"
+    )
+
+
+class _Loader(jinja2.FileSystemLoader):
+    """Templates of a folder. One that was parsed is used again while its text, not only its time, is the same."""
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        text, filename, _ = super().get_source(environment, template)
+
+        def is_the_same() -> bool:
+            try:
+                return Path(filename).read_text(encoding=self.encoding) == text
+            except OSError:
+                return False
+
+        return text, filename, is_the_same
+
+
+@lru_cache(maxsize=8)
+def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
+    """has_lines: with #line directives, see LineDirectives."""
+    environment = ImmutableSandboxedEnvironment(
+        block_start_string="/*%",
+        block_end_string="%*/",
+        variable_start_string="${",
+        variable_end_string="}",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+        line_statement_prefix="//%",
+        line_comment_prefix="//#",
+        trim_blocks=False,
+        keep_trailing_newline=True,
+        autoescape=False,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        extensions=[IncludeOnce, LineDirectives] if has_lines else [IncludeOnce],
+        loader=_Loader(root),
+    )
+    environment.filters = {name: environment.filters[name] for name in _FILTERS}
+    environment.globals = {name: environment.globals[name] for name in _GLOBALS}
+    return environment
+
+
+def render(
+    template: str,
+    spec: Any,
+    target: str | Target,
+    *,
+    is_source: bool = False,
+    name: str | None = None,
+    debug: bool = False,
+) -> str:
+    """The CUDA source of a template for a spec and a target.
+
+    template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
+    spec: a frozen dataclass, or None; the template sees it as ``spec``. If it has ``notes`` (an iterable of str), these
+    lines stand in the opening comment: what each stage holds.
+    name: of the file that the text is from; the source then has #line directives, which name it.
+    debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
+    see docs/debugging.md. Without it nothing of that is in the text.
+    The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
+    """
+    chosen, folder = get_target(target), template_root()
+    shown = (name or _SOURCE_NAME) if is_source else template
+    token = _included.set({shown})
+    try:
+        environment = _environment(folder, is_source and name is not None)
+        if is_source:
+            code = environment.compile(template, shown)
+            loaded = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        else:
+            loaded = environment.get_template(template)
+        body = loaded.render(spec=spec, target=chosen, debug=bool(debug))
+    except TemplateError:
+        raise
+    except Exception as error:  # whatever an expression of the template raised
+        raise TemplateError(_explain(shown, error, folder)) from error
+    finally:
+        _included.reset(token)
+    body = body.strip("\n")
+    if name is None:  # else the directives count the blank lines
+        body = re.sub(r"\n{3,}", "\n\n", body)
+    opening, body = _opening_comment(shown, spec, chosen, debug), f"\n{body}\n"
+    # A user's text stays as it is, line by line.
+    return opening + (body if is_source else without_unused(body))
+
+
+def is_like_template(text: str) -> bool:
+    """Whether a text holds what only a template means: an include or another statement, or a ``${`` or ``/*%``."""
+    return _TEMPLATE_SYNTAX.search(text) is not None
+
+
+def template_texts(*templates: str) -> dict[str, bytes]:
+    """Templates and every file that they can include, with what the files hold now: the templates first, the others by
+    name. The cache key digests them.
+
+    Nothing is parsed or rendered. Raises TemplateError for a name that has no file.
+    """
+    root, found = str(template_root()), dict[str, bytes]()
+    waiting = [(template, "") for template in reversed(templates)]
+    while waiting:
+        name, user = waiting.pop()
+        if name not in found:
+            found[name] = text = _template_text(root, name, user)
+            waiting.extend((other, name) for other in _references(text))
+    others = sorted(found.keys() - set(templates))
+    return {name: found[name] for name in (*templates, *others)}
+
+
+def template_files(template: str) -> tuple[Path, ...]:
+    """The files of template_texts()."""
+    return tuple(template_root() / name for name in template_texts(template))
+
+
+@lru_cache(maxsize=512)
+def _references(text: bytes) -> tuple[str, ...]:
+    """What a template can include."""
+    names = []
+    decoded = text.decode("utf-8")
+    for match in _REFERENCE.finditer(decoded):
+        begin = match.start()
+        is_block = decoded[begin + 1] == "*"
+        if is_block or not decoded[decoded.rfind("\n", 0, begin) + 1 : begin].strip():
+            names.append(match["name"])
+    return tuple(names)
+
+
+def _template_text(root: str, name: str, user: str) -> bytes:
+    if name and not any(part in ("", ".", "..") for part in name.split("/")):
+        with suppress(OSError, ValueError), open(f"{root}/{name}", "rb") as file:  # ValueError: a null character
+            return file.read()
+    where = f", included by {user}" if user else ""
+    raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {root}")
+
+
+def _explain(name: str, error: Exception, root: Path) -> str:
+    """``template:line: reason``; the line is that of the innermost template the error passed through."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        remedy = f" {_IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
+        return f"{error.name or name}:{error.lineno}: {error.message}{remedy}"
+    place = name
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(root):
+            place = f"{path.relative_to(root).as_posix()}:{frame.lineno}"
+        elif frame.filename in ("<template>", "<unknown>"):
+            place = f"{name}:{frame.lineno}"
+    if isinstance(error, jinja2.TemplateNotFound):
+        return f"{place}: got no template {error.name!r}; allowed: a path below {root}"
+    reason = "it prints or computes more than memory holds" if isinstance(error, MemoryError) else str(error)
+    return f"{place}: {reason}"
+
+
+def _opening_comment(name: str, spec: Any, target: Target, debug: bool = False) -> str:
+    lines = [f"cudatma: {name} for {target.name}"]
+    if debug:
+        lines.append("debug: every wait ends after a time and says what it waited for")
+    if spec is not None:
+        lines.append(f"spec: {type(spec).__name__}")
+        if is_dataclass(spec):
+            lines += [f"  {f.name} = {_shown(getattr(spec, f.name), f.name)}" for f in fields(spec) if f.init]
+        notes: Iterable[str] = getattr(spec, "notes", ())
+        lines += [line for note in notes for line in str(note).splitlines()]
+    # A backslash at the end of a // comment would swallow the next line.
+    return "".join(f"// {line.rstrip()}".rstrip("\\ ") + "\n" for line in lines)
+
+
+def _shown(value: Any, field: str) -> str:
+    """A spec's value as text that is the same in every process; TemplateError for what has none."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return repr(value)
+    if isinstance(value, (Enum, np.dtype)):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_shown(item, field) for item in value)})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(_shown(item, field) for item in value))}}}"
+    if is_dataclass(value) and not isinstance(value, type):
+        name = getattr(value, "name", None)
+        if isinstance(name, str):
+            return name
+        inner = (f"{f.name}={_shown(getattr(value, f.name), field)}" for f in fields(value) if f.init)
+        return f"{type(value).__name__}({', '.join(inner)})"
+    raise TemplateError(
+        f"spec.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or a"
+        " tuple or dataclass of them. A spec's text must not depend on the process"
+    )

@@ -1,0 +1,299 @@
+"""Float arithmetic as PTX rounds it, on NumPy vectors.
+
+Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), after which one more rounding
+to float32, float16 or bfloat16 is the correct one. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
+0x7FFF). Source: PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import runtime
+
+_TINY32 = np.float32(2.0**-126)
+_TINY16 = np.float16(2.0**-14)
+_NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
+_NAN16 = np.uint16(0x7FFF).view(np.float16)
+#: What TMA fills with outside of a tensor, as 16 bits: fma.oob takes it for a zero result.
+_OOB_NAN16 = 0x7FFF
+
+
+@lru_cache(maxsize=32)
+def _zeros(size: int, kind: str) -> Array:
+    return np.zeros(size, kind)
+
+
+@runtime
+def canon(a: Array) -> Array:
+    """float32 with canonical NaNs. The dot product with zeros is the cheapest test for a NaN (or an infinity)."""
+    if a.dot(_zeros(a.size, "f4")) == 0:
+        return a
+    return np.where(np.isnan(a), _NAN32, a)
+
+
+@runtime
+def canon16(a: Array) -> Array:
+    """float16 with canonical NaNs."""
+    if a.dot(_zeros(a.size, "f2")) == 0:
+        return a
+    return np.where(np.isnan(a), _NAN16, a)
+
+
+@runtime
+def halves(a: Array) -> Array:
+    """Both f16 of each 32-bit lane, or a 16-bit lane as f16: (n,) float16."""
+    return np.ascontiguousarray(a).view(np.float16)
+
+
+@runtime
+def singles(a: Array) -> Array:
+    """Both f32 of each 64-bit lane."""
+    return np.ascontiguousarray(a).view(np.float32)
+
+
+@runtime
+def pairs(a: Array, to: type) -> Array:
+    """Both 16-bit integers of each 32-bit lane."""
+    return np.ascontiguousarray(a).view(to)
+
+
+@runtime
+def brains(a: Array) -> Array:
+    """All bf16 of 16- or 32-bit lanes, as float32."""
+    return (np.ascontiguousarray(a).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+@runtime
+def to_bf16(a: Array) -> Array:
+    """float32 to the bits of bf16, to nearest even; NaN becomes 0x7FFF."""
+    bits = a.view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    result: Array = np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
+    return result
+
+
+@runtime
+def flush(a: Array) -> Array:
+    """Subnormal float32 or float16 become zeros of the same sign (.ftz)."""
+    tiny = _TINY32 if a.dtype.itemsize == 4 else _TINY16
+    return np.where(np.abs(a) < tiny, np.copysign(a.dtype.type(0), a), a)
+
+
+@runtime
+def clamp01(a: Array) -> Array:
+    """.sat: to +0..1, NaN to +0."""
+    zero = a.dtype.type(0)
+    found: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
+    return found
+
+
+@runtime
+def relu(a: Array) -> Array:
+    """.relu: what is not above 0 becomes +0, NaN stays."""
+    return np.where(a <= 0, a.dtype.type(0), a)
+
+
+def fma_odd(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c in float64 rounded to odd. The product of a and b must be exact in float64."""
+    product = a.astype(np.float64) * b.astype(np.float64)
+    c = c.astype(np.float64)
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    bits = total.view(np.int64)
+    nudge = (error != 0) & ((bits & 1) == 0) & np.isfinite(total) & ~np.isnan(error)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(nudge, bits + step, bits).view(np.float64)
+
+
+def round32(a: Array, mode: str) -> Array:
+    """float64 to float32: rn, rz, rm (down) or rp (up)."""
+    near = a.astype(np.float32)
+    if mode in ("rn", ""):
+        return near
+    wide = near.astype(np.float64)
+    down = np.nextafter(near, np.float32(-np.inf))
+    up = np.nextafter(near, np.float32(np.inf))
+    floor = np.where(wide > a, down, near)
+    ceiling = np.where(wide < a, up, near)
+    if mode == "rm":
+        return floor
+    return ceiling if mode == "rp" else np.where(a < 0, ceiling, floor)
+
+
+@lru_cache(maxsize=32)
+def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
+    """Vectors over float64 bits: the ``cut`` low ones, the half of that, everything but the sign, 1, 2**least."""
+    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + least) << 52)
+    return tuple(np.full(size, value, np.uint64) for value in values)
+
+
+def _fused(a: Array, b: Array, c: Array, to: type, cut: int, least: int) -> Array:
+    """a * b + c rounded once to a type that has ``cut`` bits less than float64 and normal numbers from 2**least on.
+
+    Rounding to float64 before is harmless unless the sum there lies halfway between two numbers of the type, or between
+    zero and the normal ones, where more bits are cut off.
+    """
+    total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, least)
+    bits = total.view(np.uint64)
+    if np.count_nonzero((bits & low) == half) or np.count_nonzero((bits & magnitude) - one < normal):
+        total = fma_odd(a, b, c)
+    return total.astype(to)
+
+
+@runtime
+def fma32(a: Array, b: Array, c: Array) -> Array:
+    return canon(_fused(a, b, c, np.float32, 29, -126))
+
+
+@runtime
+def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
+    """Rounded down, an exact zero sum of opposite terms is -0: the sum of the negated terms is negated."""
+    exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
+    return canon(round32(exact, mode))
+
+
+@runtime
+def add32_mode(a: Array, b: Array, mode: str) -> Array:
+    return fma32_mode(a, np.ones_like(a), b, mode)
+
+
+@runtime
+def mul32_mode(a: Array, b: Array, mode: str) -> Array:
+    return canon(round32(a.astype(np.float64) * b.astype(np.float64), mode))
+
+
+@runtime
+def div32_mode(a: Array, b: Array, mode: str) -> Array:
+    """A quotient of two float32 is one itself, or further from any than float64's rounding moves it."""
+    return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
+
+
+@runtime
+def sqrt32_mode(a: Array, mode: str) -> Array:
+    return canon(round32(np.sqrt(a.astype(np.float64)), mode))
+
+
+@runtime
+def div32_approx(a: Array, b: Array) -> Array:
+    """div.approx: a * (1 / b), where divisors above 2^126 count as infinite."""
+    return canon(np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b))
+
+
+@runtime
+def fma16(a: Array, b: Array, c: Array) -> Array:
+    """f16 fused multiply-add of float16 vectors."""
+    return canon16(_fused(a, b, c, np.float16, 42, -14))
+
+
+@runtime
+def fma_brain(a: Array, b: Array, c: Array) -> Array:
+    """bf16 fused multiply-add of float32 vectors that hold bf16; result as float32 that holds bf16."""
+    odd = fma_odd(a, b, c)
+    single = round32(odd, "rz")
+    inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
+    sticky = np.where(inexact, single.view(np.uint32) | np.uint32(1), single.view(np.uint32))
+    result: Array = brains(to_bf16(sticky.view(np.float32)))
+    return result
+
+
+@runtime
+def mul_brain(a: Array, b: Array) -> Array:
+    """bf16 product; a -0 is added, which changes no value."""
+    return fma_brain(a, b, np.full_like(a, -0.0))
+
+
+@runtime
+def oob_zero(result: Array, *operands: Array) -> Array:
+    """.oob: +0 where one of the 16-bit operands is the NaN that TMA fills with."""
+    special = np.zeros(result.shape, bool)
+    for operand in operands:
+        special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16
+    return np.where(special, result.dtype.type(0), result)
+
+
+@lru_cache(maxsize=1)
+def _libm() -> Any:
+    library = ctypes.CDLL(ctypes.util.find_library("m") or None)
+    library.fma.restype = ctypes.c_double
+    library.fma.argtypes = [ctypes.c_double] * 3
+    return library.fma
+
+
+@runtime
+def fma64(a: Array, b: Array, c: Array) -> Array:
+    """float64 fused multiply-add, by the C library's fma."""
+    fma = _libm()
+    return np.array([fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)])
+
+
+@runtime
+def smaller(a: Array, b: Array) -> Array:
+    """min: a NaN gives way to the other operand; -0 is below +0."""
+    raw = np.dtype(f"u{a.dtype.itemsize}")
+    return np.where(a == b, (a.view(raw) | b.view(raw)).view(a.dtype), np.fmin(a, b))
+
+
+@runtime
+def larger(a: Array, b: Array) -> Array:
+    """max: a NaN gives way to the other operand; +0 is above -0."""
+    raw = np.dtype(f"u{a.dtype.itemsize}")
+    return np.where(a == b, (a.view(raw) & b.view(raw)).view(a.dtype), np.fmax(a, b))
+
+
+@runtime
+def smaller_nan(a: Array, b: Array) -> Array:
+    result: Array = np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), smaller(a, b))
+    return result
+
+
+@runtime
+def larger_nan(a: Array, b: Array) -> Array:
+    result: Array = np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), larger(a, b))
+    return result
+
+
+@runtime
+def xor_sign(result: Array, a: Array, b: Array) -> Array:
+    """.xorsign: the sign of a result that is no NaN is that of a * b."""
+    magnitude = np.abs(result)
+    return np.where(np.signbit(a) != np.signbit(b), -magnitude, magnitude)
+
+
+@runtime
+def special_function(name: str, a: Array) -> Array:
+    """sin, cos, ex2, lg2, rcp, rsqrt, sqrt, tanh: computed in float64 and rounded once (within PTX's stated error)."""
+    wide = a.astype(np.float64)
+    if name == "rcp":
+        result = 1.0 / wide
+    elif name == "rsqrt":
+        result = 1.0 / np.sqrt(wide)
+    else:
+        functions = {"sin": np.sin, "cos": np.cos, "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh}
+        result = functions[name](wide)
+    return result.astype(a.dtype)
+
+
+@runtime
+def upper_word(name: str, a: Array) -> Array:
+    """rcp.approx.ftz.f64, rsqrt.approx.ftz.f64: of the upper 32 bits of a float64; the lower 32 of the result are 0.
+
+    Subnormal operands and results are zeros, NaN is 0x7FFFFFFF00000000.
+    """
+    high = np.uint64(0xFFFFFFFF00000000)
+    value = (a.view(np.uint64) & high).view(np.float64)
+    tiny = np.finfo(np.float64).smallest_normal
+    value = np.where(np.abs(value) < tiny, np.copysign(0.0, value), value)
+    result = 1.0 / (value if name == "rcp" else np.sqrt(value))
+    result = np.where(np.abs(result) < tiny, np.copysign(0.0, result), result)
+    bits = np.where(np.isnan(result), np.uint64(0x7FFFFFFF00000000), result.view(np.uint64) & high)
+    found: Array = bits.view(np.float64)
+    return found

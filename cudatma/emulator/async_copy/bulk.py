@@ -1,0 +1,197 @@
+"""cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
+
+Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudatma.emulator.async_copy import groups, tensor_values
+from cudatma.emulator.async_copy.mbarrier import find
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+
+CHUNK = 16
+
+
+def strip(address: int) -> int:
+    """A shared address from a generic one."""
+    return address - SHARED_WINDOW if address >> 60 == 1 else address
+
+
+def chunks_of(offset: int, size: int) -> Array:
+    """Offsets of the 16-byte chunks of a run of bytes."""
+    return np.arange(offset, offset + size, CHUNK, dtype=np.int64)
+
+
+def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
+    """(block, offset) of a run of shared bytes; traps where it leaves the memory."""
+    vector = np.array([strip(address)], np.uint64)
+    block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
+    return block, int(offsets[0])
+
+
+def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
+    """(region, offset) of a run of global bytes."""
+    region = access.global_region(w, at, np.array([address], np.uint64), size)
+    if region is None:
+        access.outside(w, at, address, size)
+    return region, address - region.base
+
+
+def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
+    """What a bulk copy really moves: whole chunks of 16 bytes (measured). Traps on addresses that are no multiples."""
+    if any(a % CHUNK for a in addresses):
+        shown = ", ".join(f"{strip(a):#x}" for a in addresses)
+        message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
+        access.trap(w, at, message, "MISALIGNED_ADDRESS")
+    moved = size // CHUNK * CHUNK
+    observer = w.block.cluster.observer
+    if moved != size and observer is not None:
+        message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes are multiples of {CHUNK}"
+        observer.report("byte_count", w, at, message)
+    return moved
+
+
+def check_cluster(w: Warp, at: int) -> None:
+    """Bulk copies between shared memories trap in a launch that names no cluster, of one block at least (measured)."""
+    if not w.launch.setup.extra.get("names_cluster", True):
+        access.trap(w, at, "a bulk copy between shared memories in a launch without a cluster")
+
+
+def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
+    """cp.async.bulk into shared memory, completing on an mbarrier; from global or another block's shared memory."""
+    size = check_run(w, at, size, to, source)
+    to = strip(to)
+    if from_shared:
+        check_cluster(w, at)
+        source_block, source_offset = shared_run(w, at, source, size, "source")
+        origin = source_block.shared.data
+    else:
+        region, source_offset = global_run(w, at, source, size)
+        origin = region.data
+    if size == 0:
+        return
+    targets = targets_of(w, at, to, strip(bar), multicast)
+    observer, trace = w.block.cluster.observer, w.launch.trace
+    if from_shared and observer is not None:
+        observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
+    for address, barrier_address in targets:
+        block, offset = shared_run(w, at, address, size, "destination")
+        barrier = find(w, at, barrier_address, "cp.async.bulk")
+        written = None
+        if observer is not None and not from_shared and region.shadow is not None:
+            until = observer.load_until(barrier)
+            observer.globals.async_read(w, at, region, chunks_of(source_offset, size), CHUNK, until)
+        if observer is not None:
+            written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
+        mark = trace.copy_begins(w, at, block, offset, size, barrier) if trace is not None else None
+
+        def complete(
+            block: Any = block, offset: int = offset, barrier: Any = barrier, written: Any = written, mark: Any = mark
+        ) -> None:
+            if mark is not None:
+                trace.ended(mark)
+            block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
+            if observer is not None:
+                observer.async_written(written, barrier, None)
+            barrier.complete_tx(size)
+
+        w.launch.scheduler.submit(complete)
+
+
+def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
+    """(destination, barrier) addresses: one pair, or one a block of a multicast at the same offsets."""
+    if multicast is None:
+        return [(to, bar)]
+    low = (1 << RANK_SHIFT) - 1
+    blocks = len(w.block.cluster.blocks)
+    if multicast >> blocks:
+        access.trap(w, at, f"multicast mask {multicast:#x} in a cluster of {blocks} blocks")
+    ranks = [rank for rank in range(blocks) if multicast >> rank & 1]
+    return [((to & low) | rank << RANK_SHIFT, (bar & low) | rank << RANK_SHIFT) for rank in ranks]
+
+
+def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operation: str, kind: str) -> None:
+    """cp.async.bulk and cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
+    size = check_run(w, at, size, to, source)
+    block, offset = shared_run(w, at, source, size, "source")
+    region, target = global_run(w, at, to, size)
+    if not region.is_writable:
+        access.trap(w, at, f"a bulk store into {region.name}, which is read-only")
+    if size == 0:
+        return
+    group = groups.queue(w, lane).open
+    chunks = chunks_of(offset, size)
+
+    def write(data: Array) -> None:
+        place = region.data[target : target + size]
+        reduce_into(place, data, operation, kind)
+
+    observer = w.block.cluster.observer
+    if observer is not None:
+        until = observer.store_until(w, lane, group)
+        observer.globals.async_write(w, at, region, chunks_of(target, size), CHUNK, until, bool(operation))
+    store_later(w, at, lane, block, chunks, lambda: block.shared.data[offset : offset + size].copy(), write, group)
+
+
+def store_later(
+    w: Warp, at: int, lane: int, block: Any, chunks: Array, read: Any, write: Any, group: groups.Group
+) -> None:
+    """Submit the two halves of a store: reading shared memory, then writing global memory."""
+    group.reading += 1
+    group.writing += 1
+    group.issued_at = at
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.async_read(w, at, block, chunks, (lane, group))
+    scheduler, trace = w.launch.scheduler, w.launch.trace
+    mark = trace.store_begins(w, at, block, int(chunks.min()), chunks.size * CHUNK) if trace is not None else None
+
+    def finish(data: Any) -> None:
+        write(data)
+        if mark is not None:
+            trace.ended(mark)
+        groups.done(w, group, 0, 1)
+
+    def begin() -> None:
+        data = read()
+        groups.done(w, group, 1, 0)
+        scheduler.submit(lambda: finish(data))
+
+    scheduler.submit(begin)
+
+
+_TYPES: dict[str, Any] = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b32": np.uint32,
+    "b64": np.uint64,
+}
+
+
+def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
+    """Copy or reduce a run of bytes into another."""
+    if not operation:
+        place[:] = data
+        return
+    dtype = np.dtype(_TYPES[kind])
+    old = np.frombuffer(place.tobytes(), dtype)
+    place[:] = tensor_values.combine(operation, old, data.view(dtype)).view(np.uint8)
+
+
+RUNTIME["bulk"] = sys.modules[__name__]

@@ -1,0 +1,151 @@
+"""cp.async: copies of 4 to 16 bytes by each thread, counted in groups of its own or on an mbarrier.
+
+Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group", "cp.async.mbarrier.arrive".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.async_copy import groups
+from cudatma.emulator.async_copy.bulk import global_run, strip
+from cudatma.emulator.async_copy.mbarrier import MBarrier, find
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+from cudatma.errors import counted
+
+
+def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
+    """Each lane copies ``size`` bytes (4, 8, 16), the first ``take`` of them from memory and zeros after."""
+    active = np.asarray(groups.lanes(mask))
+    if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
+        access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of it")
+    for part in groups.copy_queues(w, groups.bits(mask)):
+        lanes = active if part.lanes == groups.ALL else active[(part.lanes >> active & 1).astype(bool)]
+        counts = np.full(len(lanes), size) if take is None else np.minimum(take[lanes].astype(np.int64), size)
+        _copy_lanes(w, at, to[lanes], source[lanes], size, counts, part.open, lanes)
+
+
+def _copy_lanes(
+    w: Warp, at: int, to: Array, source: Array, size: int, counts: Array, group: groups.Group, lanes: Array
+) -> None:
+    """The copies of lanes that count their groups together."""
+    if int(to[0]) >> 60:
+        to = np.array([strip(int(a)) for a in to.tolist()], np.uint64)
+    block, offsets = access.shared_offsets(w, at, to, size, False)
+    token = group.begin(lanes)
+    group.issued_at = at
+    observer = w.block.cluster.observer
+    handle = None
+    if observer is not None:
+        handle = observer.async_write(w, at, block, offsets, size, "cp.async", lanes=lanes)
+        _watch_sources(w, at, source, counts, observer.copies_until(w, group))
+    move = _mover(w, at, block.shared.data, offsets, source, size, counts)
+
+    def complete() -> None:
+        move()
+        if observer is not None:
+            observer.async_written(handle, None, ("cp", w, group))
+        for each in token:
+            groups.done(w, each, 0, 1)
+
+    w.launch.scheduler.submit(complete)
+
+
+def _mover(
+    w: Warp, at: int, data: Array, offsets: Array, source: Array, size: int, counts: Array
+) -> Callable[[], None]:
+    """What moves the bytes when the time has come; addresses are checked at once."""
+    whole = access.global_region(w, at, source, size) if int(counts.min()) == size else None
+    if whole is not None:
+        steps = np.arange(size, dtype=np.int64)
+        begins = (source - np.uint64(whole.base)).view(np.int64)
+
+        def move_all() -> None:
+            data[offsets[:, None] + steps] = whole.data[begins[:, None] + steps]
+
+        return move_all
+    regions = [
+        global_run(w, at, int(a), int(n)) if n else None for a, n in zip(source.tolist(), counts.tolist(), strict=True)
+    ]
+
+    def move_each() -> None:
+        for offset, found, n in zip(offsets.tolist(), regions, counts.tolist(), strict=True):
+            data[offset + n : offset + size] = 0
+            if found is not None:
+                data[offset : offset + n] = found[0].data[found[1] : found[1] + n]
+
+    return move_each
+
+
+def _watch_sources(w: Warp, at: int, addresses: Array, counts: Array, until: tuple[int, int]) -> None:
+    """Tell the hazard layer what is read of buffers that the kernel writes: no more than each lane takes of its source,
+    for the last one may end with the buffer."""
+    for size in np.unique(counts[counts > 0]).tolist():
+        used = addresses[counts == size]
+        whole = access.global_region(w, at, used, 1)
+        parts = access.regions_of(w, at, used, 1) if whole is None else [(whole, np.arange(used.size))]
+        for region, lanes in parts:
+            if region.shadow is not None:
+                offsets = (used[lanes] - np.uint64(region.base)).view(np.int64)
+                w.block.cluster.observer.globals.async_read(w, at, region, offsets, size, until, proxy=False)
+
+
+def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
+    """cp.async.mbarrier.arrive{.noinc}: an arrival for each thread when its own copies so far have landed."""
+    observer = w.block.cluster.observer
+    active = groups.bits(mask)
+    queues = groups.copy_queues(w, active)
+    for part in queues:
+        lanes = part.lanes & active
+        waiting = [g for g in (*part.closed, part.open) if g.writing and g.lanes & lanes]
+        targets: dict[int, int] = {}
+        for lane in range(lanes.bit_length()):
+            if lanes >> lane & 1:
+                targets[int(addresses[lane])] = targets.get(int(addresses[lane]), 0) + 1
+        for address, count in targets.items():
+            barrier = find(w, at, address, "cp.async.mbarrier.arrive")
+            if not counts_itself:
+                barrier.pending += count
+            Arrival(w, at, barrier, count, waiting, observer).start()
+    for part in queues:
+        part.seal()
+
+
+class Arrival:
+    """Arrivals at a barrier that happen when cp.async groups have landed."""
+
+    def __init__(
+        self, w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group], observer: Any
+    ) -> None:
+        self.w, self.at, self.barrier, self.count = w, at, barrier, count
+        self.waiting, self.observer = waiting, observer
+        self.snapshot = observer.cp_snapshot(w) if observer is not None else None
+
+    def start(self) -> None:
+        self.w.launch.scheduler.submit(self._try)
+
+    def _try(self) -> None:
+        if any(group.writing for group in self.waiting):
+            self.w.launch.scheduler.pending.append(self._try)
+            return
+        if self.count > self.barrier.pending and self.observer is not None:
+            self.observer.report(
+                "arrival_overflow",
+                self.w,
+                self.at,
+                f"{counted(self.count, 'arrival')} where {self.barrier.pending} are pending; {self.barrier.describe()}",
+                barrier=self.barrier,
+            )
+        if self.observer is not None:
+            self.observer.cp_arrived(self.w, self.barrier, self.snapshot)
+        self.barrier.arrive(min(self.count, self.barrier.pending))
+
+
+RUNTIME["cp_async"] = sys.modules[__name__]

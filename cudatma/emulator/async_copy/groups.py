@@ -1,0 +1,214 @@
+"""Bulk groups and cp.async groups: what a thread has started and what it may wait for.
+
+Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
+"cp.async.wait_group".
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.writer import RUNTIME
+from cudatma.errors import counted
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Operations that are waited for together. reading: sources yet to be read; writing: results yet to be written."""
+
+    number: int
+    reading: int = 0
+    writing: int = 0
+    waiters: list[Split] = field(default_factory=list)
+    waited: int = 0
+    issued_at: int = -1
+    #: Lanes that have issued a cp.async into it, as bits, and whose agent the hazard layer counts it for.
+    lanes: int = 0
+    owner: int = 0
+    tokens: list[list[Group]] = field(default_factory=list)
+    #: An mbarrier's arrival stands behind it: a part of the group that the next commit closes.
+    is_part: bool = False
+
+    def begin(self, lanes: Array) -> list[Group]:
+        """A cp.async of these lanes is under way: the groups that it completes, one unless the lanes part."""
+        self.writing += 1
+        for lane in lanes.tolist():
+            self.lanes |= 1 << lane
+        self.tokens = [token for token in self.tokens if token[0].writing]
+        self.tokens.append([self])
+        return self.tokens[-1]
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Groups in order, of one thread (bulk) or of lanes that have committed alike (cp.async).
+
+    ``open`` collects until the next commit. lanes: of a cp.async queue, as bits.
+    """
+
+    open: Group = field(default_factory=lambda: Group(0))
+    closed: list[Group] = field(default_factory=list)
+    count: int = 0
+    lanes: int = 0xFFFFFFFF
+    owner: int = 0
+
+    def commit(self) -> None:
+        """Close the open group."""
+        group = self.open
+        group.number = self.count
+        self.count += 1
+        self.closed.append(group)
+        self.open = Group(self.count, owner=self.owner)
+
+    def seal(self) -> None:
+        """An arrival covers the copies so far: those that follow in the same group are told apart from them."""
+        if self.open.issued_at >= 0:
+            self.open.is_part = True
+            self.commit()
+            self.closed = [group for group in self.closed if group.writing or not group.is_part]
+
+    def committed(self, newest: int) -> list[Group]:
+        """The committed groups but the ``newest`` ones, with their parts."""
+        ends = [place for place, group in enumerate(self.closed) if not group.is_part]
+        last = len(ends) - newest
+        return self.closed[: ends[last - 1] + 1] if last > 0 else []
+
+    def split(self, lanes: int, owner: int) -> Queue:
+        """Some of the lanes go their own way: their queue, which keeps what was committed together."""
+        mine, rest = self.open, Group(self.count, owner=self.owner)
+        if not mine.lanes & lanes:
+            mine, rest = rest, mine
+        elif mine.lanes & ~lanes:
+            rest.lanes, mine.lanes = mine.lanes & ~lanes, mine.lanes & lanes
+            for token in [token for token in mine.tokens if mine in token]:
+                token.append(rest)
+            rest.writing, rest.tokens = mine.writing, list(mine.tokens)
+        self.open, self.lanes = rest, self.lanes & ~lanes
+        return Queue(mine, list(self.closed), self.count, lanes, owner)
+
+
+@dataclass(slots=True)
+class GroupWait:
+    """A split that waits for groups."""
+
+    group: Group
+    at: int
+    what: str
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        left = f"{counted(self.group.reading, 'read')} and {counted(self.group.writing, 'write')} left"
+        return f"{self.what}: group {self.group.number} has {left}"
+
+
+def queue(w: Warp, lane: int) -> Queue:
+    """The bulk groups of a thread."""
+    queues: dict[int, Queue] = w.async_state.setdefault("bulk", {})
+    found = queues.get(lane)
+    if found is None:
+        found = queues[lane] = Queue()
+    return found
+
+
+def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
+    """The cp.async queues of lanes: one for the warp until a part of its lanes commits or waits alone.
+
+    parts: a queue that other lanes share is divided, so that the ones given are of the active lanes only.
+    """
+    queues: list[Queue] | None = w.async_state.get("cp")
+    if queues is None:
+        queues = w.async_state["cp"] = [Queue(lanes=alive_bits(w))]
+    found = []
+    for each in list(queues):
+        inside = each.lanes & active
+        if parts and inside and inside != each.lanes:
+            w.async_state["cp_owners"] = owner = w.async_state.get("cp_owners", 0) + 1
+            each = each.split(inside, owner)
+            queues.append(each)
+        if inside:
+            found.append(each)
+    return found
+
+
+def _reunite(w: Warp) -> None:
+    """Lanes of which none has a group left count together again."""
+    queues: list[Queue] = w.async_state["cp"]
+    if len(queues) > 1 and not any(each.closed or each.open.tokens for each in queues):
+        count = max(each.count for each in queues)
+        w.async_state["cp"] = [Queue(Group(count), [], count, alive_bits(w))]
+
+
+ALL = 0xFFFFFFFF
+
+
+def alive_bits(w: Warp) -> int:
+    return bits(w.alive)
+
+
+def bits(mask: Array | None) -> int:
+    """A lane mask as an integer."""
+    return ALL if mask is None else int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def lanes(mask: Array | None) -> list[int]:
+    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+
+
+def commit(w: Warp, kind: str, mask: Array | None) -> None:
+    """cp.async.bulk.commit_group and cp.async.commit_group, for each active thread."""
+    for _, found in _queues(w, kind, mask):
+        found.commit()
+
+
+def _queues(w: Warp, kind: str, mask: Array | None) -> list[tuple[int, Queue]]:
+    """(lane, queue) of the active threads; cp.async has one for all lanes that have committed alike."""
+    if kind == "bulk":
+        return [(lane, queue(w, lane)) for lane in lanes(mask)]
+    return [(0, found) for found in copy_queues(w, bits(mask), parts=True)]
+
+
+def wait(
+    w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False
+) -> bool:
+    """Wait until at most ``newest`` groups are pending; True while the split has to wait.
+
+    everything: cp.async.wait_all, which also waits for operations of no group yet.
+    """
+    for lane, found in _queues(w, kind, mask):
+        if everything and found.open.issued_at >= 0:
+            found.commit()
+        waited = list(found.closed) if everything else found.committed(newest)
+        for group in waited:
+            if group.reading or (group.writing and not reads_only):
+                group.waiters.append(w.split)
+                name = "cp.async.bulk.wait_group" if kind == "bulk" else "cp.async.wait_group"
+                w.launch.scheduler.block(w.split, GroupWait(group, at, name + (".read" if reads_only else "")))
+                return True
+        for group in waited:
+            group.waited = max(group.waited, 1 if reads_only else 2)
+        observer = w.block.cluster.observer
+        if observer is not None and waited:
+            observer.groups_waited(w, at, kind, lane, waited, reads_only)
+        if not reads_only:
+            del found.closed[: len(waited)]
+        else:
+            found.closed[: len(waited)] = [g for g in waited if g.writing]
+    if kind == "cp":
+        _reunite(w)
+    return False
+
+
+def done(w: Warp, group: Group, reads: int, writes: int) -> None:
+    """A part of a group's work is finished."""
+    group.reading -= reads
+    group.writing -= writes
+    if group.waiters:
+        w.launch.scheduler.wake(group.waiters)
+
+
+RUNTIME["groups"] = sys.modules[__name__]

@@ -1,0 +1,309 @@
+"""mbarrier objects in shared memory: phases, pending arrivals, pending bytes.
+
+A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. Source: PTX ISA, "mbarrier".
+As on an H200, shared memory keeps what it held before mbarrier.init; the state comes there with mbarrier.inval.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
+from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.writer import RUNTIME, runtime
+from cudatma.errors import counted
+from cudatma.mbarrier_bits import BarrierBits, encode
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Block
+
+MAX_COUNT = (1 << 20) - 1
+#: A token holds the phase above the pending arrivals.
+_TOKEN_SHIFT = 20
+
+
+@dataclass(slots=True, eq=False)
+class MBarrier:
+    """One barrier. phase: how many phases have ended; tx: bytes still to come (negative: more came than was said)."""
+
+    block: Block
+    offset: int
+    count: int
+    pending: int = 0
+    tx: int = 0
+    phase: int = 0
+    next_count: int = 0
+    waiters: list[Split] = field(default_factory=list)
+    clocks: Any = None
+    arrived_by: set[tuple[int, int]] = field(default_factory=set)
+    expected_by: tuple[Warp, int] | None = None
+    expected_before: tuple[Warp, int] | None = None
+    initialised_by: Warp | None = None
+    #: Copies under way that complete on it; the phase that the last one to land completes, and the last phase that a
+    #: wait has seen end, both counted from 1; (warp, program, instruction) of the copy that was issued last.
+    loads: int = 0
+    loaded: int = 0
+    awaited: int = 0
+    load_from: tuple[Warp, Any, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.pending = self.next_count = self.count
+
+    def write_back(self) -> None:
+        """Leave the state in shared memory, where a kernel that looks at the opaque bytes finds them."""
+        state = BarrierBits(self.next_count, self.pending, self.tx, self.phase & 1)
+        raw = encode(state).to_bytes(8, "little")
+        self.block.shared.data[self.offset : self.offset + 8] = np.frombuffer(raw, np.uint8)
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """What tells it from others of its cluster."""
+        return "mbarrier", self.block.rank, self.offset
+
+    @property
+    def name(self) -> str:
+        """The barrier's shared address and block."""
+        return f"mbarrier at {self.offset + (self.block.shared_base & 0xFFFFFF):#x} of block {self.block.index}"
+
+    def describe(self) -> str:
+        return (
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals and "
+            f"{self.tx} bytes pending"
+        )
+
+    def missing_bytes(self) -> str:
+        """What is wrong with its bytes, for messages."""
+        return f"{self.tx} bytes never came" if self.tx > 0 else f"{-self.tx} bytes too many came"
+
+    def arrive(self, count: int) -> None:
+        self.pending -= count
+        self.settle()
+
+    def complete_tx(self, size: int) -> None:
+        self.tx -= size
+        self.settle()
+        observer = self.block.cluster.observer
+        if observer is not None and self.tx < 0 and (self.pending == 0 or self.block.is_done):
+            observer.bytes_over(self)
+
+    def settle(self) -> None:
+        """End the phase where nothing is pending."""
+        if self.pending or self.tx:
+            return
+        self.phase += 1
+        self.pending = self.count = self.next_count
+        self.arrived_by.clear()
+        self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
+        observer = self.block.cluster.observer
+        if observer is not None:
+            observer.phase_ended(self)
+        launch = self.block.launch
+        if launch.trace is not None:
+            launch.trace.phase(self)
+        launch.scheduler.wake(self.waiters)
+
+
+@dataclass(slots=True)
+class BarrierWait:
+    """A split that waits for a phase. parity: -1 where a token named the phase."""
+
+    barrier: MBarrier
+    at: int
+    parity: int
+    may_time_out: bool = True
+
+    def describe(self) -> str:
+        asked = f"parity {self.parity}" if self.parity >= 0 else "a token's phase"
+        return f"{self.barrier.describe()}; waited for: {asked}"
+
+
+def _place(w: Warp, at: int, address: int) -> tuple[Block, int]:
+    """(block, offset) of a barrier's address, generic or shared."""
+    if address >> 60:
+        address -= SHARED_WINDOW
+    block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, True)
+    return block, int(offsets[0])
+
+
+def find(w: Warp, at: int, address: int, what: str) -> MBarrier:
+    """The barrier at an address; reported and trapped where there is none."""
+    block, offset = _place(w, at, address)
+    barrier = block.mbarriers.get(offset)
+    observer = w.block.cluster.observer
+    if barrier is None:
+        shown = address & ((1 << RANK_SHIFT) - 1)
+        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
+        if observer is not None:
+            kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
+            observer.report(kind, w, at, message, places=[("mbarrier", block.rank, offset)])
+        access.trap(w, at, message)
+    if observer is not None:
+        observer.barrier_used(w, at, barrier, what)
+    result: MBarrier = barrier
+    return result
+
+
+def _lanes(mask: Array | None) -> list[int]:
+    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+
+
+def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
+    """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
+    observer = w.block.cluster.observer
+    doers: dict[tuple[int, int], int] = {}
+    for lane in _lanes(mask):
+        key = int(addresses[lane]), int(count[lane])
+        doers[key] = doers.get(key, 0) | 1 << lane
+    for (address, number), lanes in doers.items():
+        block, offset = _place(w, at, address)
+        if address % 8:
+            if observer is not None:
+                observer.report(
+                    "barrier_misaligned", w, at, f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8"
+                )
+            access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is needed")
+        if not 1 <= number <= MAX_COUNT:
+            access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
+        old = block.mbarriers.get(offset)
+        barrier = MBarrier(block, offset, number, initialised_by=w)
+        if observer is not None:
+            observer.barrier_init(w, at, barrier, old, lanes)
+        block.mbarriers[offset] = barrier
+
+
+def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
+    """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.inval")
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.barrier_inval(w, at, barrier)
+        barrier.write_back()
+        del barrier.block.mbarriers[barrier.offset]
+
+
+def arrive(
+    w: Warp,
+    at: int,
+    addresses: Array,
+    count: Array | None,
+    expect: Array | None,
+    mask: Array | None,
+    drop: bool,
+    release: bool,
+) -> Array:
+    """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the state before it as a token for each lane."""
+    token = np.zeros(LANES, np.uint64)
+    w.launch.scheduler.progress += 1
+    lanes = _lanes(mask)
+    alone = len(lanes) == 1 and int(w.alive.sum()) > 1
+    for lane in lanes:
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.arrive")
+        token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
+        number = 1 if count is None else int(count[lane])
+        _expect(w, at, barrier, None if expect is None else int(expect[lane]))
+        observer = w.block.cluster.observer
+        if number > barrier.pending:
+            if observer is not None:
+                observer.report(
+                    "arrival_overflow",
+                    w,
+                    at,
+                    f"{counted(number, 'arrival')} where {barrier.pending} are pending; {barrier.describe()}",
+                    places=[barrier.place],
+                )
+            number = barrier.pending
+        barrier.arrived_by.add((w.agent, lane))
+        if drop:
+            barrier.next_count -= number
+        if observer is not None:
+            observer.barrier_release(w, at, barrier, release, alone)
+        barrier.arrive(number)
+    return token
+
+
+def _expect(w: Warp, at: int, barrier: MBarrier, size: int | None) -> None:
+    if size is None:
+        return
+    if not 0 <= size <= MAX_COUNT:
+        access.trap(w, at, f"expect_tx of {size} bytes; at most {MAX_COUNT} are allowed")
+    barrier.tx += size
+    barrier.expected_by = (w, at)
+
+
+def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+    """mbarrier.expect_tx: more bytes to wait for, no arrival."""
+    w.launch.scheduler.progress += 1
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx")
+        _expect(w, at, barrier, int(size[lane]))
+        barrier.settle()
+
+
+def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+    """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
+    w.launch.scheduler.progress += 1
+    for lane in _lanes(mask):
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx")
+        barrier.complete_tx(int(size[lane]))
+
+
+def wait(
+    w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, acquire: bool
+) -> Array | None:
+    """test_wait, try_wait: which lanes' phases have ended; None where the split has to wait first.
+
+    A try_wait times out when the schedule says so, or when nobody can end its phase.
+    """
+    split = w.split
+    result = np.zeros(LANES, bool)
+    lanes = _lanes(mask)
+    first: tuple[MBarrier, int] | None = None
+    observer = w.block.cluster.observer
+    answers: dict[tuple[int, int], bool] = {}
+    for lane in lanes:
+        asked = int(phase[lane])
+        key = (int(addresses[lane]), asked & 1 if by_parity else asked >> _TOKEN_SHIFT)
+        if key not in answers:
+            barrier = find(w, at, key[0], "a wait")
+            done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
+            answers[key] = done
+            if done and observer is not None:
+                observer.barrier_acquire(w, at, barrier, acquire)
+            if done and w.launch.trace is not None:
+                w.launch.trace.acquired(w, at, barrier)
+            if not done and first is None:
+                first = barrier, key[1] if by_parity else -1
+        result[lane] = answers[key]
+    if first is None or result.any():
+        split.timed_out = False
+        split.polls = 0
+        return result
+    barrier, parity = first
+    if split.timed_out:
+        split.timed_out = False
+        return result
+    if suspends and not w.launch.scheduler.retries.times_out(split, at):
+        barrier.waiters.append(split)
+        w.launch.scheduler.block(split, BarrierWait(barrier, at, parity))
+        return None
+    split.token = None
+    split.last_poll = BarrierWait(barrier, at, parity)
+    w.launch.scheduler.poll(split)
+    return result
+
+
+@runtime
+def pending_count(state: Array) -> Array:
+    """mbarrier.pending_count: the arrivals that were pending when the token was made."""
+    low: Array = (state & np.uint64(MAX_COUNT)).astype(np.uint32)
+    return low
+
+
+RUNTIME["mbarrier"] = sys.modules[__name__]

@@ -1,0 +1,134 @@
+"""st.async, red.async, reductions between the shared memories of a cluster, and fences.
+
+Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.async_copy.mbarrier import MBarrier, find
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import NUMPY, Array
+from cudatma.emulator.ptx.writer import RUNTIME
+
+
+def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any) -> None:
+    """Submit a write of a few bytes that completes on a barrier."""
+    observer = w.block.cluster.observer
+    handle = None
+    if observer is not None:
+        handle = observer.async_write(w, at, block, np.array([offset]), size, "st.async", barrier, generic=True)
+
+    def complete() -> None:
+        action(block.shared.data[offset : offset + size])
+        if observer is not None:
+            observer.async_written(handle, barrier, None)
+        barrier.complete_tx(size)
+
+    w.launch.scheduler.submit(complete)
+
+
+def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
+    """st.async: one vector of elements a lane."""
+    for lane in groups.lanes(mask):
+        data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
+        block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
+        barrier = find(w, at, bulk.strip(int(bar[lane])), "st.async")
+
+        def write(place: Array, data: Array = data) -> None:
+            place[:] = data
+
+        _later(w, at, block, offset, data.size, barrier, write)
+
+
+def reduce(
+    w: Warp, at: int, to: Array, operation: str, kind: str, value: Array, bar: Array, mask: Array | None
+) -> None:
+    """red.async: one element a lane."""
+    for lane in groups.lanes(mask):
+        data = value[lane : lane + 1].view(np.uint8)
+        block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
+        barrier = find(w, at, bulk.strip(int(bar[lane])), "red.async")
+
+        def write(place: Array, data: Array = data) -> None:
+            bulk.reduce_into(place, data, operation, kind)
+
+        _later(w, at, block, offset, data.size, barrier, write)
+
+
+def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
+    """cp.reduce.async.bulk between shared memories of a cluster."""
+    size = bulk.check_run(w, at, size, to, source)
+    bulk.check_cluster(w, at)
+    origin, source_offset = bulk.shared_run(w, at, source, size, "source")
+    block, offset = bulk.shared_run(w, at, to, size, "destination")
+    barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")
+    observer = w.block.cluster.observer
+    written = None
+    if observer is not None:
+        observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
+        written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
+
+    def complete() -> None:
+        data = origin.shared.data[source_offset : source_offset + size].copy()
+        bulk.reduce_into(block.shared.data[offset : offset + size], data, operation, kind)
+        if observer is not None:
+            observer.async_written(written, barrier, None)
+        barrier.complete_tx(size)
+
+    w.launch.scheduler.submit(complete)
+
+
+def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
+    """st.bulk: zeros in shared memory, multiples of 8 bytes; an ordinary store otherwise."""
+    for lane in groups.lanes(mask):
+        count = int(size[lane])
+        if count % 8 or int(to[lane]) % 8:
+            access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
+        if not count:
+            continue
+        block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "")
+        block.shared.data[offset : offset + count] = 0
+
+
+RESPONSE_BYTES = 16
+
+
+def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
+    """clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not begun.
+
+    The answer, 16 bytes in shared memory of the block or of all blocks of the cluster: the first block's index, and
+    whether there was a cluster left.
+    """
+    for lane in groups.lanes(mask):
+        origin = w.launch.take_cluster()
+        answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
+        addresses = bulk.strip(int(to[lane])), bulk.strip(int(bar[lane]))
+        everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
+        for address, barrier_address in bulk.targets_of(w, at, *addresses, everybody):
+            block, offset = bulk.shared_run(w, at, address, RESPONSE_BYTES, "destination")
+            barrier = find(w, at, barrier_address, "clusterlaunchcontrol.try_cancel")
+
+            def write(place: Array, answer: Array = answer) -> None:
+                place[:] = answer
+
+            _later(w, at, block, offset, RESPONSE_BYTES, barrier, write)
+
+
+def fence(w: Warp, at: int, kind: str) -> None:
+    """Fences order nothing that this machine would reorder; the hazard layer keeps account of them."""
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.fence(w, at, kind)
+
+
+RUNTIME["remote"] = sys.modules[__name__]

@@ -1,0 +1,268 @@
+"""cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions through tensor maps.
+
+Source: PTX ISA, "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "cp.async.bulk.prefetch.tensor".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cudatma.descriptor.spec import TiledSpec
+from cudatma.emulator.async_copy import bulk, groups, tensor_values
+from cudatma.emulator.async_copy.mbarrier import find
+from cudatma.emulator.async_copy.tensor_box import (
+    CHUNK,
+    Box,
+    BoxError,
+    MapSpec,
+    gather_box,
+    im2col_box,
+    read_map,
+    tiled_box,
+)
+from cudatma.emulator.async_copy.tensor_rules import FOUR_ROWS, check_load, check_store
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.memory import RANK_SHIFT, Region
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+
+LOW = (1 << RANK_SHIFT) - 1
+_SMEM_ALIGNMENT = 128
+_NOTHING = np.zeros(0, np.uint8)
+
+
+def _map_at(w: Warp, at: int, address: int) -> MapSpec:
+    """The tensor map at a generic address."""
+    if address % 64:
+        access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is needed")
+    region: Region | None = None
+    if address >> 60 == 1:
+        block, offset = bulk.shared_run(w, at, address, 128, "tensor map")
+        data: Array = block.shared.data[offset : offset + 128]
+    else:
+        region = w.launch.memory.find(address)
+        if region is None or address + 128 > region.end:
+            access.outside(w, at, address, 128)
+        data = region.data[address - region.base : address - region.base + 128]
+    raw = data.tobytes()
+    cache = w.launch.decoded_maps
+    spec = cache.get(raw)
+    if spec is None:
+        try:
+            spec = cache[raw] = read_map(raw, w.launch.setup.extra.get("target"))
+        except BoxError as error:
+            access.trap(w, at, str(error), error.error)
+    observer = w.block.cluster.observer
+    if observer is not None and region is not None:
+        observer.globals.map_read(w, at, region, address - region.base)
+    return spec
+
+
+def _map_in_use(w: Warp, address: int, until: tuple[int, int]) -> None:
+    """Tell the hazard layer how long a copy uses a tensor map that lies in global memory."""
+    region = w.launch.memory.find(address)
+    if region is not None:
+        w.block.cluster.observer.globals.map_in_use(w, region, address - region.base, until)
+
+
+def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
+    """Lay out the copy of a box that the rules allow."""
+    if (to & LOW) % _SMEM_ALIGNMENT:
+        message = f"shared address {to & LOW:#x} of a tensor copy: {_SMEM_ALIGNMENT}-byte alignment is needed"
+        access.trap(w, at, message, "MISALIGNED_ADDRESS")
+    if isinstance(spec, TiledSpec):
+        if mode in FOUR_ROWS:
+            return gather_box(spec, coords, to & LOW)
+        return tiled_box(spec, coords, to & LOW)
+    return im2col_box(spec, coords, offsets, to & LOW)
+
+
+def _region(w: Warp, at: int, box: Box) -> Region | None:
+    """The memory that the box's part of the tensor lies in, None where no part does; traps outside of memory."""
+    if not box.valid.any():
+        return None
+    inside, spec = box.valid > 0, box.spec
+    region = w.launch.memory.find(spec.address)
+    low = spec.address + int(box.gmem[inside].min())
+    high = spec.address + int((box.gmem + box.valid)[inside].max())
+    if region is None or low < region.base or high > region.end:
+        access.outside(w, at, high - 1 if region is not None and low >= region.base else low, 1)
+    return region
+
+
+def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
+    """Numbers of the chunks in the block's shared memory; a footprint that leaves it traps."""
+    offsets = box.smem - (block.shared_base & LOW)
+    past = int(offsets.max()) + CHUNK - block.shared.size
+    if past > 0:
+        size, first = box.smem.size * CHUNK, int(box.smem.min())
+        message = f"a tensor box of {size} bytes at {first:#x} ends {past} bytes past the block's shared memory"
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.report("out_of_bounds", w, at, message)
+        access.trap(w, at, message, "ILLEGAL_ADDRESS")
+    result: Array = offsets // CHUNK
+    return result
+
+
+def load(
+    w: Warp,
+    at: int,
+    map_address: int,
+    coords: Sequence[int],
+    offsets: Sequence[int],
+    to: int,
+    bar: int,
+    multicast: int | None,
+    mode: str,
+) -> None:
+    """Global to shared memory; each destination's barrier gets the box's own bytes."""
+    spec = _map_at(w, at, map_address)
+    to, bar = bulk.strip(to), bulk.strip(bar)
+    try:
+        check_load(spec, coords, mode)
+    except BoxError as error:
+        access.trap(w, at, str(error), error.error)
+    box = _box(w, at, spec, coords, offsets, to, mode)
+    region = _region(w, at, box)
+    observer = w.block.cluster.observer
+    trace = w.launch.trace
+    for address, barrier_address in bulk.targets_of(w, at, to, bar, multicast):
+        block, offset = bulk.shared_run(w, at, address, 16, "destination")
+        index = _smem_index(w, at, box, block)
+        barrier = find(w, at, barrier_address, "cp.async.bulk.tensor")
+        written = None
+        if observer is not None:
+            chunks = index * CHUNK
+            written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
+            observer.swizzled(block, chunks, spec.swizzle, address & LOW)
+            _map_in_use(w, map_address, observer.load_until(barrier))
+            if region is not None and region.shadow is not None:
+                until = observer.load_until(barrier)
+                for offsets_in, size in _runs(box, region):
+                    observer.globals.async_read(w, at, region, offsets_in, size, until)
+        mark = None
+        if trace is not None:
+            mark = trace.copy_begins(w, at, block, offset, box.expected_bytes, barrier)
+
+        def complete(
+            block: Any = block, index: Array = index, barrier: Any = barrier, written: Any = written, mark: Any = mark
+        ) -> None:
+            words = tensor_values.loaded(box, *_origin(region, spec))
+            tensor_values.shared_chunks(block.shared.data)[index] = words
+            if observer is not None:
+                observer.async_written(written, barrier, None)
+            if mark is not None:
+                trace.ended(mark)
+            barrier.complete_tx(box.expected_bytes)
+
+        w.launch.scheduler.submit(complete)
+
+
+def store(
+    w: Warp, at: int, lane: int, map_address: int, coords: Sequence[int], source: int, operation: str, mode: str
+) -> None:
+    """Shared to global memory, plain or with a reduction, in the thread's bulk group."""
+    spec = _map_at(w, at, map_address)
+    source = bulk.strip(source)
+    try:
+        check_store(spec, coords, mode, operation)
+    except BoxError as error:
+        access.trap(w, at, str(error), error.error)
+    box = _box(w, at, spec, coords, (), source, mode)
+    mask = tensor_values.stored(box)
+    block, _ = bulk.shared_run(w, at, source, 16, "source")
+    index = _smem_index(w, at, box, block)
+
+    def read() -> Array:
+        found: Array = tensor_values.shared_chunks(block.shared.data)[index]
+        return found
+
+    def write(words: Array) -> None:
+        if not mask.any():
+            return
+        region = _clipped(w, at, box, mask)
+        if not region.is_writable:
+            access.trap(w, at, f"a tensor store into {region.name}, which is read-only")
+        offsets = box.gmem[mask] + (spec.address - region.base)
+        if operation:
+            tensor_values.reduce(region.data, offsets, words[mask], spec, operation)
+        else:
+            tensor_values.write(region.data, offsets, words[mask], box.unit_bytes)
+
+    group = groups.queue(w, lane).open
+    _watch_store(w, at, lane, box, mask, bool(operation), group)
+    chunks = (index * CHUNK).reshape(-1)
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.box_stored(w, at, block, chunks, spec.swizzle)
+        _map_in_use(w, map_address, observer.read_until(w, lane, group))
+    # What lies outside the tensor goes nowhere: a box's padding in shared memory may hold anything.
+    used = chunks[mask.reshape(-1)] if mask.any() else chunks
+    bulk.store_later(w, at, lane, block, used, read, write, group)
+
+
+def _watch_store(w: Warp, at: int, lane: int, box: Box, mask: Array, is_reduction: bool, group: groups.Group) -> None:
+    """Tell the hazard layer which bytes of the tensor's buffer a store will write."""
+    observer = w.block.cluster.observer
+    if observer is None or not mask.any():
+        return
+    region = w.launch.memory.find(box.spec.address)
+    if region is None:
+        return
+    offsets = box.gmem[mask] + (box.spec.address - region.base)
+    inside = offsets[(offsets >= 0) & (offsets + CHUNK <= region.size)]
+    if inside.size:
+        until = observer.store_until(w, lane, group)
+        observer.globals.async_write(w, at, region, inside, CHUNK, until, is_reduction)
+
+
+def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
+    """The memory that a store goes to. What 16-byte clipping writes past its last byte is reported: it is not the
+    array's."""
+    spec, written = box.spec, box.gmem[mask]
+    region = w.launch.memory.find(spec.address)
+    if region is None:
+        access.outside(w, at, spec.address, CHUNK)
+    low, high = spec.address + int(written.min()), spec.address + int(written.max()) + CHUNK
+    past = high - region.end
+    if low < region.base or past >= CHUNK:
+        access.outside(w, at, low if low < region.base else high - CHUNK, CHUNK)
+    observer = w.block.cluster.observer
+    if past > 0 and observer is not None:
+        observer.report(
+            "out_of_bounds",
+            w,
+            at,
+            f"a tensor store overwrites {past} bytes past the end of {region.name}: "
+            "stores clip at 16 bytes in the innermost dimension",
+        )
+    return region
+
+
+def _runs(box: Box, region: Region) -> list[tuple[Array, int]]:
+    """(offsets in a region, bytes) of the parts of chunks that lie in the tensor, by their length."""
+    moved = box.gmem + (box.spec.address - region.base)
+    lengths = np.unique(box.valid).tolist()
+    return [(moved[box.valid == length], length) for length in lengths if length]
+
+
+def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
+    """The bytes that hold the tensor, and where it begins in them; nothing where a box lies all outside."""
+    return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
+
+
+def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
+    """cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
+    try:
+        check_load(_map_at(w, at, map_address), coords, mode)
+    except BoxError as error:
+        access.trap(w, at, str(error), error.error)
+
+
+RUNTIME["tensor"] = sys.modules[__name__]

@@ -1,0 +1,186 @@
+"""Which global bytes and which shared bytes a tensor copy touches: the geometry of TMA, bit-exact with an H200.
+
+Sources: PTX ISA 5.5 "Tensors" (tiled mode, im2col mode, bounding box, traversal strides); CUDA driver API,
+cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; measured: padding of narrow rows to the swizzle span, boxes of
+interleaved maps, the walk over im2col's bounding box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudatma.descriptor import rules
+from cudatma.descriptor.access import bounding_box, first_pixel_dim
+from cudatma.descriptor.codec import FIELDS, decode
+from cudatma.descriptor.spec import Im2colSpec, TiledSpec
+from cudatma.emulator.ptx.types import Array
+from cudatma.errors import DescriptorError
+from cudatma.layout import Interleave, Swizzle, swizzle, traversed
+from cudatma.target import Target
+
+CHUNK = 16
+MapSpec = TiledSpec | Im2colSpec
+
+
+class BoxError(ValueError):
+    """What the hardware stops. error: the CUresult, without ``CUDA_ERROR_``."""
+
+    def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION") -> None:
+        self.error = error
+        super().__init__(message)
+
+
+@dataclass(slots=True)
+class Box:
+    """One tensor copy laid out, in chunks of 16 bytes of shared memory: rows of chunks, all arrays (rows, chunks).
+
+    gmem: int64 byte offsets from the tensor's base. valid: int64, how many bytes of a chunk, from its first on, lie in
+    the tensor. smem: int64 absolute shared addresses (without rank), swizzled. flipped: bool, whether the swizzle swaps
+    a chunk's halves; None where none does. unit_bytes: what a chunk takes from global memory, less than 16 for packed
+    types with gaps. expected_bytes: what the mbarrier counts.
+    """
+
+    spec: MapSpec
+    gmem: Array
+    valid: Array
+    smem: Array
+    flipped: Array | None
+    unit_bytes: int
+    expected_bytes: int
+
+
+def read_map(data: bytes, target: Target | None = None) -> MapSpec:
+    """Decode 128 bytes; BoxError where they are no tensor map that the hardware takes.
+
+    target: whose hardware. Without swizzle atoms the bits of the atomicity are not looked at (measured on an H200).
+    """
+    if target is not None and not target.has("swizzle_atoms"):
+        first, bits = FIELDS["tiled"]["swizzle_atomicity"]
+        value = int.from_bytes(data, "little") & ~(((1 << bits) - 1) << first)
+        data = value.to_bytes(len(data), "little")
+    try:
+        spec = decode(data).spec
+        if target is not None and spec.dtype.packed and not target.has("packed_types"):
+            raise BoxError(f"element type {spec.dtype.name} on {target.name}")
+        return spec
+    except DescriptorError as error:
+        trap = "MISALIGNED_ADDRESS" if error.field == "address" else "ILLEGAL_INSTRUCTION"
+        raise BoxError(f"the tensor map is not valid ({error})", trap) from error
+
+
+def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
+    """Lay out a box at coordinates (innermost first) against shared address ``destination``."""
+    counts, steps = list(traversed(spec.box, spec.element_strides, spec.interleave)), spec.element_strides
+    if spec.interleave is not Interleave.NONE:
+        counts[-2] = 1  # one slice of channels, whatever the box says
+    rows, rows_inside = np.zeros(1, np.int64), np.ones(1, bool)
+    for axis in range(1, spec.rank):
+        index = coords[axis] + steps[axis] * np.arange(counts[axis], dtype=np.int64)
+        inside = (index >= 0) & (index < spec.dims[axis])
+        rows = ((index * spec.strides_bytes[axis - 1])[:, None] + rows).reshape(-1)
+        rows_inside = (inside[:, None] & rows_inside).reshape(-1)
+    if spec.interleave is not Interleave.NONE:
+        return _slices(spec, rows, rows_inside, coords[0] + steps[0] * np.arange(counts[0]), destination)
+    return _elements(spec, rows, rows_inside, coords[0], counts[0], destination)
+
+
+def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
+    """Lay out the four rows of tile::gather4 and tile::scatter4: coords are (column, row, row, row, row)."""
+    index = np.array(coords[1:], np.int64)
+    inside = (index >= 0) & (index < spec.dims[1])
+    return _elements(spec, index * spec.strides_bytes[0], inside, coords[0], spec.box[0], destination)
+
+
+def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
+    """Lay out the pixels of an im2col copy: coords are (c, w, (h, (d,)) n), with interleave (w, (h, (d,)) c, n);
+    offsets the filter's position, w first."""
+    spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
+    first = first_pixel_dim(spec)
+    dims = spec.dims[first : first + spatial]
+    size = spec.dtype.element_bytes
+    strides = (spec.interleave.slice_bytes if interleaved else size, *spec.strides_bytes)
+    place = im2col_pixels(spec, coords)
+    image = place[:, spatial]
+    rows = image * strides[-1]
+    inside = (image >= 0) & (image < spec.dims[-1])
+    for axis in range(spatial):
+        position = place[:, axis] + (offsets[axis] if offsets else 0)
+        rows = rows + position * strides[first + axis]
+        inside &= (position >= 0) & (position < dims[axis])
+    if interleaved:
+        channel = coords[-2]
+        # An array: it wraps around where the product is more than 64 bits.
+        rows = rows + np.array([channel], np.int64) * strides[-2]
+        inside &= 0 <= channel < spec.dims[-2]
+        return _slices(spec, rows, inside, None, destination)
+    return _elements(spec, rows, inside, coords[0], spec.channels_per_pixel, destination)
+
+
+def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
+    """(pixels, spatial + 1): the position of each pixel of a column, W first, before the filter's offset is added, and
+    its image. coords as in im2col_box()."""
+    spatial, first = spec.rank - 2, first_pixel_dim(spec)
+    steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
+    low, high = bounding_box(spec)
+    start = [c - lowest for c, lowest in zip(coords[first : first + spatial], low, strict=True)]
+    extents = [top - lowest + 1 for top, lowest in zip(high, low, strict=True)]
+    return _walk(start, steps, extents, coords[-1], spec.pixels_per_column) + np.array([*low, 0], np.int64)
+
+
+def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int, pixels: int) -> Array:
+    """(pixels, spatial + 1): distances from the lower corner and the image, one pixel after the other.
+
+    The walk is a mixed-radix counter over the bounding box, W fastest, and the image last; a position that leaves the
+    box goes back to its lower corner, wherever it began. steps: one a spatial dimension, and the images'.
+    """
+    spatial = len(start)
+    out = np.zeros((pixels, spatial + 1), np.int64)
+    at = list(start)
+    for pixel in range(pixels):
+        out[pixel, :spatial] = at
+        out[pixel, spatial] = image
+        for k in range(spatial):
+            at[k] += steps[k]
+            if at[k] < extents[k]:
+                break
+            at[k] = 0
+        else:
+            image += steps[-1]
+    return out
+
+
+def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count: int, destination: int) -> Box:
+    """``count`` elements from index ``first`` on in each row; rows narrower than the swizzle span are padded to it."""
+    bits = spec.dtype.element_bits
+    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # bytes of 16 packed values
+    chunks = count * bits // (8 * unit)
+    offsets = first * bits // 8 + unit * np.arange(chunks, dtype=np.int64)
+    valid = np.clip(spec.dims[0] * bits // 8 - offsets, 0, unit) * (offsets >= 0)
+    pitch_bytes = max(chunks * CHUNK, spec.swizzle.span_bytes)
+    return _finish(spec, rows[:, None] + offsets, rows_inside[:, None] * valid, destination, pitch_bytes, unit)
+
+
+def _slices(spec: MapSpec, rows: Array, rows_inside: Array, pixels: Array | None, destination: int) -> Box:
+    """Slices of channels: those of ``pixels`` (indices) in each row, or one a row; they follow without gaps."""
+    width = spec.interleave.slice_bytes
+    parts = CHUNK * np.arange(width // CHUNK, dtype=np.int64)
+    if pixels is None:
+        offsets, within = parts, np.ones(len(parts), bool)
+    else:
+        offsets = ((pixels * width)[:, None] + parts).reshape(-1)
+        within = np.repeat((pixels >= 0) & (pixels < spec.dims[0]), len(parts))
+    valid = CHUNK * (rows_inside[:, None] & within)
+    return _finish(spec, rows[:, None] + offsets, valid, destination, len(offsets) * CHUNK, CHUNK)
+
+
+def _finish(spec: MapSpec, gmem: Array, valid: Array, destination: int, pitch_bytes: int, unit: int) -> Box:
+    rows, chunks = gmem.shape
+    start = destination + pitch_bytes * np.arange(rows, dtype=np.int64)[:, None]
+    smem = swizzle(start + CHUNK * np.arange(chunks, dtype=np.int64), spec.swizzle)
+    flipped = None
+    if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
+        flipped, smem = (smem & 8) != 0, smem & ~np.int64(8)
+    return Box(spec, gmem, valid, smem, flipped, unit, rows * chunks * CHUNK)

@@ -1,0 +1,111 @@
+"""tensormap.replace and tensormap.cp_fenceproxy: editing the 128 bytes on the device.
+
+Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+
+MAP_BYTES = 128
+#: Field -> (first bit, bits, what is subtracted, right shift, bits from one ordinal to the next).
+_FIELDS: dict[str, tuple[int, int, int, int, int]] = {
+    "global_address": (0, 64, 0, 0, 0),
+    "rank": (68, 3, 0, 0, 0),
+    "box_dim": (440, 8, 1, 0, 8),
+    "global_dim": (256, 32, 1, 0, 32),
+    "element_stride": (416, 3, 1, 0, 3),
+    "interleave_layout": (75, 2, 0, 0, 0),
+    "swizzle_mode": (77, 2, 0, 0, 0),
+    "fill_mode": (79, 1, 0, 0, 0),
+    "swizzle_atomicity": (83, 2, 0, 0, 0),
+}
+
+
+def _set(value: int, first: int, bits: int, new: int) -> int:
+    mask = ((1 << bits) - 1) << first
+    return (value & ~mask) | ((new << first) & mask)
+
+
+def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
+    """The 128 bytes with one field replaced by a value in PTX's numbering."""
+    value = int.from_bytes(raw, "little")
+    if field == "global_stride":
+        value = _set(value, 96 + 32 * ordinal, 32, new >> 4)
+        value = _set(value, 224 + 4 * ordinal, 4, new >> 36)
+    elif field == "elemtype":
+        # PTX numbers tf32 11 and 12; the descriptor says f32 and sets bit 80. 13 and up are the packed types.
+        value = _set(value, 80, 1, 1) if new in (11, 12) else value  # the other types leave the bit as it is (measured)
+        value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
+    else:
+        first, bits, minus, shift, step = _FIELDS[field]
+        value = _set(value, first + step * ordinal, bits, (new - minus) >> shift)
+    return value.to_bytes(MAP_BYTES, "little")
+
+
+def _is_shared(address: int) -> bool:
+    return address >> 60 == 1 or address < 1 << 32
+
+
+def _place(w: Warp, at: int, address: int) -> Array:
+    if _is_shared(address):
+        block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
+        found: Array = block.shared.data[offset : offset + MAP_BYTES]
+        return found
+    region, offset = bulk.global_run(w, at, address, MAP_BYTES)
+    return region.data[offset : offset + MAP_BYTES]
+
+
+def _watch(w: Warp, at: int, address: int, together: bool) -> None:
+    """Tell the hazard layer that a tensor map is edited. together: by several lanes in one instruction."""
+    observer = w.block.cluster.observer
+    if observer is None:
+        return
+    if _is_shared(address):
+        block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
+        observer.generic_write(w, at, block, np.array([offset]), MAP_BYTES, "", together)
+        return
+    region = w.launch.memory.find(address)
+    if region is not None:
+        observer.globals.map_edited(w, at, region, address - region.base, together)
+
+
+def replace(
+    w: Warp, at: int, addresses: Array, field: str, ordinal: int | None, value: Array, mask: Array | None
+) -> None:
+    """tensormap.replace.tile.FIELD."""
+    if field not in _FIELDS and field not in ("global_stride", "elemtype"):
+        access.trap(w, at, f"tensormap.replace of `{field}`")
+    lanes = groups.lanes(mask)
+    for lane in lanes:
+        place = _place(w, at, int(addresses[lane]))
+        _watch(w, at, int(addresses[lane]), len(lanes) > 1)
+        new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
+        place[:] = bytearray(new)
+
+
+def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
+    """tensormap.cp_fenceproxy: a warp copies 128 bytes from shared to global memory and releases them."""
+    w.meetings += 1
+    lane = groups.lanes(mask)[0]
+    for address in (int(to[lane]), int(source[lane])):
+        if address % MAP_BYTES:
+            access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
+    if w.block.cluster.observer is not None and _is_shared(int(source[lane])):
+        block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
+        w.block.cluster.observer.generic_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
+    data = _place(w, at, int(source[lane])).copy()
+    region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
+    _watch(w, at, int(to[lane]), True)
+    region.data[offset : offset + MAP_BYTES] = data
+
+
+RUNTIME["tensor_map"] = sys.modules[__name__]

@@ -1,0 +1,161 @@
+"""What a tensor copy moves: fills and conversions of loads, clipping of stores, reductions; bit-exact with an H200.
+
+Memories are uint8 arrays; ``origin`` is the tensor's base in the global one. Nothing here knows warps or time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudatma.emulator.async_copy.tensor_box import CHUNK, Box, MapSpec
+from cudatma.emulator.machine import atomics
+from cudatma.emulator.ptx.types import NUMPY, Array
+
+_NUMPY_OF: dict[str, Any] = {
+    "float32_ftz": np.float32,
+    "tfloat32": np.float32,
+    "tfloat32_ftz": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+#: What NaN fill writes, in 16-bit units whatever the element type is (measured).
+_NAN_FILL = 0x7FF77FF77FF77FF7
+_TF32_NAN = np.uint32(0x7FFFE000)
+
+
+def raw_type(size: int) -> np.dtype[Any]:
+    """The unsigned type of a number of bytes."""
+    return NUMPY[f"u{8 * size}"]
+
+
+def fill_word(spec: MapSpec) -> int:
+    """64 bits of what loads put where the box leaves the tensor."""
+    return _NAN_FILL if int(spec.oob_fill) else 0
+
+
+def round_to_tf32(bits: Array) -> Array:
+    """fp32 to tf32: 10 bits of mantissa, to nearest even; NaN is canonical. Subnormals stay, with .ftz types too."""
+    exponent, low = np.uint32(0x7F800000), np.uint32(0x1FFF)
+    rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))) & ~low
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > exponent
+    result: Array = np.where(is_nan, _TF32_NAN, rounded)
+    return result
+
+
+def _chunks(memory: Array, at: int) -> Array:
+    """(n, 2) words: a memory as chunks of 16 bytes, the first of which begins ``at`` bytes after its start."""
+    size = (memory.size - at) // CHUNK * CHUNK
+    return memory[at : at + size].view(np.uint64).reshape(-1, 2)
+
+
+def loaded(box: Box, memory: Array, origin: int) -> Array:
+    """(rows, chunks, 2) words: what a load delivers."""
+    words = np.full((*box.gmem.shape, 2), fill_word(box.spec), np.uint64)
+    whole = box.valid == CHUNK
+    if whole.all():
+        words[...] = np.take(_chunks(memory, origin % CHUNK), (box.gmem + origin) // CHUNK, axis=0)
+    elif whole.any():
+        words[whole] = np.take(_chunks(memory, origin % CHUNK), (box.gmem[whole] + origin) // CHUNK, axis=0)
+    for length in np.unique(box.valid[~whole & (box.valid > 0)]).tolist():
+        here = box.valid == length
+        part = words[here].view(np.uint8)
+        part[:, :length] = memory[(box.gmem[here] + origin)[:, None] + np.arange(length)]
+        words[here] = part.view(np.uint64)
+    if box.spec.dtype.name.startswith("tfloat32"):
+        bits = words.view(np.uint32)
+        inside = 4 * np.arange(CHUNK // 4) < box.valid[..., None]
+        bits[inside] = round_to_tf32(bits[inside])
+    if box.flipped is not None:
+        words[box.flipped] = words[box.flipped][:, ::-1]
+    return words
+
+
+def shared_chunks(memory: Array) -> Array:
+    """(n, 2) words: a block's shared memory as chunks."""
+    return _chunks(memory, 0)
+
+
+def stored(box: Box) -> Array:
+    """(rows, chunks) bool: which chunks a store or reduction writes: those that begin in the tensor, all 16 bytes."""
+    return box.valid > 0
+
+
+def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) -> None:
+    """Write chunks (n, 2) at byte offsets of a memory; what lies past its end is dropped.
+
+    unit_bytes: how many of a chunk's bytes are written, the first ones.
+    """
+    if unit_bytes < CHUNK:
+        memory[offsets[:, None] + np.arange(unit_bytes)] = words.view(np.uint8).reshape(-1, CHUNK)[:, :unit_bytes]
+        return
+    fits = offsets + CHUNK <= memory.size
+    if fits.all():
+        _chunks(memory, int(offsets[0]) % CHUNK)[offsets // CHUNK] = words
+        return
+    for offset, word in zip(offsets[~fits].tolist(), words[~fits], strict=True):
+        memory[offset:] = word.view(np.uint8)[: memory.size - offset]
+    if fits.any():
+        write(memory, offsets[fits], words[fits])
+
+
+def read(memory: Array, offsets: Array) -> Array:
+    """Chunks (n, 2) at byte offsets of a memory; zeros for what lies past its end."""
+    fits = offsets + CHUNK <= memory.size
+    if fits.all():
+        result: Array = np.take(_chunks(memory, int(offsets[0]) % CHUNK), offsets // CHUNK, axis=0)
+        return result
+    words = np.zeros((len(offsets), 2), np.uint64)
+    for row, offset in zip(words[~fits], offsets[~fits].tolist(), strict=True):
+        row.view(np.uint8)[: memory.size - offset] = memory[offset:]
+    if fits.any():
+        words[fits] = read(memory, offsets[fits])
+    return words
+
+
+def combine(operation: str, old: Array, new: Array) -> Array:
+    """The result of a bulk or tensor reduction, element by element.
+
+    Floats: sums are rounded once, to nearest even, with subnormals; a NaN result is canonical, all bits but the sign;
+    min and max take the number where one operand is NaN, and -0 is less than +0.
+    """
+    with np.errstate(all="ignore"):
+        result = atomics.apply(operation, old, new)
+        return result if old.dtype.kind in "iu" else _float_result(operation, old, new, result)
+
+
+def _float_result(operation: str, old: Array, new: Array, result: Array) -> Array:
+    bits = raw_type(old.dtype.itemsize)
+    if operation in ("min", "max"):
+        signs = (old.view(bits) & new.view(bits)) if operation == "max" else (old.view(bits) | new.view(bits))
+        result = np.where((old == 0) & (new == 0), signs.view(old.dtype), result)
+    if bits.itemsize == 8 and operation == "add":  # a NaN operand as it is, the new one first
+        result = np.where(np.isnan(new), new, np.where(np.isnan(old), old, result))
+        invalid = np.isnan(result) & ~np.isnan(old) & ~np.isnan(new)
+        return np.where(invalid, np.array([0xFFF8 << 48], bits).view(old.dtype), result)
+    canonical = np.array([(1 << (8 * old.dtype.itemsize - 1)) - 1], bits).view(old.dtype)
+    return np.where(np.isnan(result), canonical, result)
+
+
+def flushed(values: Array) -> Array:
+    """fp32 with zeros of the same sign in place of subnormals."""
+    bits = values.view(np.uint32)
+    result: Array = np.where((bits & np.uint32(0x7F800000)) == 0, bits & np.uint32(0x80000000), bits).view(np.float32)
+    return result
+
+
+def reduce(memory: Array, offsets: Array, words: Array, spec: MapSpec, operation: str) -> None:
+    """Reduce chunks into a memory; places that a stride of 0 makes coincide are reduced one after the other."""
+    dtype = np.dtype(_NUMPY_OF.get(spec.dtype.name) or spec.dtype.numpy)
+    while len(offsets):
+        _, first = np.unique(offsets, return_index=True)
+        old, taken = read(memory, offsets[first]).view(dtype), words[first].view(dtype)
+        if spec.dtype.name.endswith("_ftz"):
+            new = flushed(combine(operation, flushed(old), flushed(taken)))
+        else:
+            new = combine(operation, old, taken)
+        write(memory, offsets[first], np.ascontiguousarray(new).view(np.uint64))
+        rest = np.ones(len(offsets), bool)
+        rest[first] = False
+        offsets, words = offsets[rest], words[rest]

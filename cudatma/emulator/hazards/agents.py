@@ -1,0 +1,296 @@
+"""Who touches memory in a cluster, numbered, and what each warp, and each of its lanes, knows of the others.
+
+Source: PTX ISA, "Memory Consistency Model": causality order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator.async_copy.groups import Group
+from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, joined, lane_bits
+from cudatma.emulator.hazards.lane_groups import LaneGroups, names_parts, refine
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import LANES, Array
+
+if TYPE_CHECKING:
+    from cudatma.emulator.hazards.lane_races import LaneRaces
+    from cudatma.emulator.machine.cluster import Cluster
+    from cudatma.emulator.machine.launch import Launch
+
+_SPARE_AGENTS = 512
+#: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where
+#: parts of a warp meet, its groups of lanes, too.
+_OWN_AGENTS = 5
+#: (agent, clock, positions among the granules) of an access, or a part of one.
+Stamp = tuple[int, int, Array | slice]
+
+
+def lanes_now(w: Warp) -> int:
+    """The lanes that execute the running instruction, as bits."""
+    return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
+
+
+def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
+    """Of the granules of a load by so many lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    mask = w.split.frame.program.function.used_bytes.get(at)
+    if mask is None:
+        return indices
+    count = len(indices) // lanes
+    each = max(1, size // count)
+    wanted = [bool(mask >> each * k & (1 << each) - 1) for k in range(count)]
+    found: Array = indices.reshape(lanes, count)[:, wanted].reshape(-1)
+    return found
+
+
+class Agents:
+    """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
+
+    lanes: LaneRaces
+
+    def __init__(self, launch: Launch, cluster: Cluster) -> None:
+        self.launch, self.cluster = launch, cluster
+        blocks = len(cluster.blocks)
+        self.warps = blocks * (-(-launch.threads // LANES))
+        extra = launch.setup.extra
+        if "has_groups" not in extra:
+            names = launch.image.reachable(launch.program.function.name)
+            extra["has_groups"] = any(names_parts(i) for n in names for i in launch.image.module.functions[n].body)
+            if extra["has_groups"] and extra.get("track_all"):
+                extra["groups"] = np.arange(LANES)  # a replay has no schedule before it that could tell them
+        self._own: int = self.warps * (_OWN_AGENTS + LANES * extra["has_groups"])
+        self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
+        self.clocks = [Clock(self.size) for _ in range(self.warps)]
+        for agent, clock in enumerate(self.clocks):
+            clock.order[[agent, 3 * self.warps + agent]] = 1
+        self._parted: dict[int, LaneClocks] = {}
+        self._groups: dict[int, LaneGroups] = {}
+        self._agents: dict[Any, int] = {}
+        self._agent_names: dict[int, str] = {}
+        self._met: dict[int, int] = {}
+        self._unmet_from: dict[int, int] = {}
+
+    # ---- agents
+
+    def agent(self, key: Any, name: str) -> int:
+        """The number of an agent that is no warp; made when it is first asked for."""
+        found = self._agents.get(key)
+        if found is None:
+            found = self._own + len(self._agents) % (self.size - self._own)
+            self._agents[key] = found
+            self._agent_names[found] = name
+        return found
+
+    def barrier_agent(self, barrier: MBarrier) -> int:
+        return self.agent(("barrier", barrier.block.rank, barrier.offset), "barrier")
+
+    def wgmma_agent(self, w: Warp) -> int:
+        return self.warps + w.agent
+
+    def cp_agent(self, w: Warp) -> int:
+        return 2 * self.warps + w.agent
+
+    def leader_agent(self, w: Warp) -> int:
+        """What single lanes of a warp do, and what its lanes do together in one instruction."""
+        return 3 * self.warps + w.agent
+
+    # what waiting for a copy makes known: (agent, clock)
+
+    def store_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
+        """(agent, clock) that wait_group gives for what the bulk stores of a group write."""
+        return self.agent(("bulk writes", w.agent, lane), "bulk"), group.number + 1
+
+    def read_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
+        """The same that wait_group.read gives for what they read."""
+        return self.agent(("bulk", w.agent, lane), "bulk"), group.number + 1
+
+    def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """The same of a cp.async group."""
+        agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
+        return agent, group.number + 1
+
+    def load_until(self, barrier: MBarrier) -> tuple[int, int]:
+        """The same of what completes in the barrier's running phase."""
+        return self.barrier_agent(barrier), barrier.phase + 1
+
+    def flag_agent(self, w: Warp) -> int:
+        """The warp's strong writes to global memory: what it publishes there is known apart from what comes before."""
+        return 4 * self.warps + w.agent
+
+    def is_own(self, agent: int) -> bool:
+        """Whether the agent is a warp, or one kind of its accesses."""
+        return agent < self._own
+
+    def is_copy(self, agents: Array) -> Array:
+        """Of each agent, whether it is no warp but a copy: an mbarrier's, or a group's."""
+        found: Array = (agents >= self._own) | (agents // self.warps == 2)
+        return found
+
+    def advance(self, w: Warp) -> None:
+        """What the warp does from here on is not covered by what it has published."""
+        own = [w.agent, self.leader_agent(w)]
+        for clock in self.every_clock(w):
+            clock.order[own] += 1
+        groups = self.groups(w)
+        if groups is not None:
+            groups.now += 1
+            self._stamped(w, groups)
+
+    def every_clock(self, w: Warp) -> list[Clock]:
+        """What all lanes of a warp know, and what some know beyond it; of its own accesses all know the same."""
+        parted = self._parted.get(w.agent)
+        if parted is None:
+            return [self.clocks[w.agent]]
+        return [self.clocks[w.agent], *(clock for _, clock in parted.parts)]
+
+    # ---- groups of lanes
+
+    def groups(self, w: Warp) -> LaneGroups | None:
+        """The groups of a warp's lanes, None while no part of a warp has met without the others."""
+        first = self.launch.setup.extra.get("groups")
+        if first is None:
+            return None
+        epoch = self.lanes.epoch(w)
+        found = self._groups.get(w.agent)
+        if found is None:
+            found = self._groups[w.agent] = LaneGroups(first, epoch)
+            self._stamped(w, found)
+        elif found.catch_up(first, epoch):
+            self._stamped(w, found)
+        return found
+
+    def _stamped(self, w: Warp, groups: LaneGroups) -> None:
+        for clock in self.every_clock(w):
+            clock.order[self._group_agents(w)] = groups.now
+
+    def _group_agents(self, w: Warp) -> slice:
+        return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
+
+    # ---- what the lanes of a warp know
+
+    def known(self, w: Warp) -> Clock:
+        """What all lanes that execute the instruction know: what accesses of theirs are checked against."""
+        parted = self._parted.get(w.agent)
+        if parted is None:
+            return self.clocks[w.agent]
+        if parted.meetings != w.meetings:
+            del self._parted[w.agent]
+            return parted.merge()
+        return parted.known(lanes_now(w))
+
+    def told(self, w: Warp) -> Clock:
+        """What any of the executing lanes knows: what they publish by arriving."""
+        known = self.known(w)
+        parted = self._parted.get(w.agent)
+        for _, clock in parted.groups(lanes_now(w)) if parted is not None else ():
+            if clock is not known:
+                known = joined(known, clock)
+        return known
+
+    def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
+        """(clock, granules) of an access: each lane's part of it is checked against what that lane knows."""
+        known = self.known(w)
+        parted = self._parted.get(w.agent)
+        groups = parted.groups(lanes_now(w)) if parted is not None else ()
+        if parted is None or len(groups) < 2:
+            return [(known, indices)]
+        lanes = np.flatnonzero([lanes_now(w) >> lane & 1 for lane in range(32)])
+        each = lanes.repeat(len(indices) // len(lanes))
+        if len(each) != len(indices):
+            return [(known, indices)]
+        return [(clock, indices[(bits >> each & 1).astype(bool)]) for bits, clock in groups]
+
+    def learners(self, w: Warp) -> list[Clock]:
+        """The clocks that take what the executing lanes acquire; lanes elsewhere learn it when the warp meets."""
+        parted = self._parted.get(w.agent)
+        if parted is not None and parted.meetings != w.meetings:
+            del self._parted[w.agent]
+            parted.merge()
+            parted = None
+        if parted is None:
+            if w.split.is_full and w.guard is None:
+                return [self.clocks[w.agent]]
+            lanes, alive = lanes_now(w), lane_bits(w.alive)
+            if lanes & alive == alive:
+                return [self.clocks[w.agent]]
+            parted = self._parted[w.agent] = LaneClocks(self.clocks[w.agent], w.meetings)
+            return parted.learners(lanes, alive)
+        return parted.learners(lanes_now(w), lane_bits(w.alive))
+
+    def some_know(self, w: Warp, groups: set[int]) -> None:
+        """The lanes of each group, as bits, have met: they share what they have acquired."""
+        parted = self._parted.get(w.agent)
+        if parted is not None and parted.meetings == w.meetings:
+            for bits in groups:
+                parted.meet(bits)
+        refine(self.launch.setup.extra, groups)
+        known = self.groups(w)
+        if known is not None:
+            known.meet(groups)
+            self._stamped(w, known)
+
+    def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
+        """(agent, clock) of an access by so many lanes.
+
+        What several lanes do on their own is published by one of them only after the lanes have met; what one lane
+        does, or all do in one warp-wide instruction (together), at once.
+        """
+        clock = self.clocks[w.agent]
+        if lanes == 1 or together:
+            agent = self.leader_agent(w)
+            return agent, int(clock.order[agent])
+        meetings = w.meetings + w.part_meetings
+        if self._met.get(w.agent) != meetings:
+            self._met[w.agent] = meetings
+            self.advance(w)
+            self._unmet_from[w.agent] = int(clock.order[w.agent])
+        return w.agent, int(clock.order[w.agent])
+
+    def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
+        """(agent, clock, positions) of an access by so many lanes: as ``stamp``, of each group of the lanes."""
+        groups = self.groups(w) if lanes > 1 and not together else None
+        if groups is not None:
+            here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
+            if len(here) == lanes:  # not where their addresses lie in several memories
+                each = len(indices) // lanes
+                agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
+                return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]
+        return [(*self.stamp(w, lanes, together), slice(None))]
+
+    def published(self, w: Warp, alone: bool) -> Clock:
+        """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
+        known = self.without_unmet(w, self.told(w).copy(), alone)
+        self.advance(w)
+        return known
+
+    def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
+        """Take back what lanes did that have not met since: a single lane does not publish it."""
+        if alone and self._met.get(w.agent) == w.meetings + w.part_meetings:
+            least = self._unmet_from[w.agent] - 1
+            known.order[w.agent] = min(int(known.order[w.agent]), least)
+            known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)
+        groups = self.groups(w)
+        if groups is not None:
+            here = w.split.mask if w.guard is None else w.split.mask & w.guard
+            agents, most = self._group_agents(w), groups.publishable(here, alone)
+            np.minimum(known.order[agents], most, out=known.order[agents])
+            np.minimum(known.proxy[agents], most, out=known.proxy[agents])
+        return known
+
+    def kind_of(self, agent: int) -> str:
+        """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
+        if self.is_own(agent):
+            return {1: "wgmma", 2: "cp"}.get(agent // self.warps, "warp")
+        return self._agent_names[agent]
+
+    def who(self, agent: int) -> str:
+        kind = self.kind_of(agent)
+        if not self.is_own(agent):
+            return {"bulk": "a bulk store", "cp": "a cp.async of some lanes"}.get(kind, "an asynchronous copy")
+        per = self.warps // len(self.cluster.blocks)
+        number = agent % self.warps
+        text = f"warp {number % per}" + (f" of block rank {number // per}" if len(self.cluster.blocks) > 1 else "")
+        return {"warp": text, "wgmma": f"a wgmma of {text}", "cp": f"a cp.async of {text}"}[kind]

@@ -1,0 +1,275 @@
+"""Barriers and fences as the hazard layer sees them: who publishes what to whom.
+
+Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "membar, fence", "barrier.cluster".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.hazards.agents import lanes_now
+from cudatma.emulator.hazards.checks import Checks, phase_name
+from cudatma.emulator.hazards.clocks import INITS, SCOPES, Clock, joined
+from cudatma.emulator.hazards.findings import Findings
+from cudatma.emulator.machine.machine import Warp
+
+if TYPE_CHECKING:
+    from cudatma.emulator.hazards.global_watch import GlobalWatch
+    from cudatma.emulator.machine.cluster import Cluster, NamedBarrier
+    from cudatma.emulator.machine.launch import Launch
+
+
+@dataclass(slots=True)
+class Init:
+    """An mbarrier.init: its place in the order of things, and which threads of the warp did it.
+
+    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these
+    threads' inits alone, whose entry in ``Clock.proxy`` says that a fence of theirs, or one ordered after them, covers
+    it. epoch: the warp's, when it last met.
+    """
+
+    barrier: MBarrier
+    agent: int
+    clock: int
+    at: int
+    own_agent: int
+    own_clock: int
+    lanes: int
+    epoch: int
+    is_fenced: bool = False
+
+
+class BarrierEvents(Checks):
+    """Clocks that travel through bar, barrier.cluster and mbarrier, and what fences add to them."""
+
+    globals: GlobalWatch
+
+    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+        super().__init__(launch, cluster, findings)
+        self._named: dict[int, Clock] = {}
+        self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
+        self._barriers: dict[int, tuple[Clock, Clock]] = {}
+        self._inits: dict[int, Init] = {}
+        #: Of each barrier, the clock of every warp that has used it.
+        self._uses: dict[int, dict[int, int]] = {}
+        #: Of each warp, what its threads have initialised and not fenced yet.
+        self._unfenced: dict[int, list[Init]] = {}
+
+    # ---- barriers of a block and cluster
+
+    def barrier_arrive(self, w: Warp, barrier: NamedBarrier) -> None:
+        known = self._named.get(id(barrier))
+        if known is None:
+            known = self._named[id(barrier)] = Clock(self.size)
+        known.join(self.published(w, False))
+
+    def barrier_complete(self, barrier: NamedBarrier, warps: list[Warp]) -> None:
+        known = self._named.pop(id(barrier), None)
+        if known is not None:
+            for warp in warps:
+                self.clocks[warp.agent].join(known)
+
+    def cluster_arrive(self, w: Warp, release: bool) -> None:
+        """barrier.cluster.arrive; a relaxed one publishes what a fence of cluster scope before it covers."""
+        if release:
+            self._cluster_pending.join(self.published(w, False))
+            return
+        far = self.told(w).far
+        for scope, clock in far.fenced.items() if far is not None else ():
+            if scope >= SCOPES["cluster"]:
+                self._cluster_pending.join(clock)
+            elif scope == INITS:
+                fenced = self._cluster_pending.beyond().fenced
+                fenced[INITS] = joined(fenced[INITS], clock) if INITS in fenced else clock
+
+    def cluster_complete(self) -> None:
+        self._cluster_done = self._cluster_pending.copy()
+
+    def cluster_acquire(self, w: Warp) -> None:
+        for clock in self.learners(w):
+            clock.join(self._cluster_done)
+        self.lanes.acquired(w)
+
+    # ---- mbarriers
+
+    def _pending(self, barrier: MBarrier) -> tuple[Clock, Clock]:
+        known = self._barriers.get(id(barrier))
+        if known is None:
+            known = self._barriers[id(barrier)] = (Clock(self.size), Clock(self.size))
+        return known
+
+    def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
+        """lanes: the threads of the warp that initialise this barrier, as bits."""
+        if old is not None:
+            message = f"mbarrier.init of a live barrier: {old.describe()}"
+            self.report("barrier_reinitialised", w, at, message, places=[old.place])
+        shadow = self.shadows[barrier.block.rank]
+        indices = shadow.granules(np.array([barrier.offset]), 8)
+        shadow.is_barrier[indices] = False
+        self._check_write(w, at, shadow, indices, self.known(w), False)
+        shadow.is_barrier[indices] = True
+        agent, clock = self.stamp(w, 1)
+        shadow.written(indices, agent, clock, at, False)
+        own = self.agent(("init", w.agent, lanes), "init")
+        clocks = self.every_clock(w)
+        now = int(clocks[0].order[own]) + 1
+        for known in clocks:
+            known.order[own] = now
+        made = Init(barrier, agent, clock, at, own, now, lanes, self.lanes.epoch(w))
+        self._inits[id(barrier)] = made
+        self._unfenced.setdefault(w.agent, []).append(made)
+
+    def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        """Whoever has used the barrier must be known to have done so; later it is bytes like any others."""
+        order = self.known(w).order
+        for agent, clock in self._uses.pop(id(barrier), {}).items():
+            if clock > order[agent]:
+                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
+                self.report("barrier_uninitialised", w, at, message, places=[barrier.place])
+        self.check_loads(barrier, f"{barrier.name} is invalidated", w, at)
+        shadow = self.shadows[barrier.block.rank]
+        indices = shadow.granules(np.array([barrier.offset]), 8)
+        shadow.is_barrier[indices] = False
+        shadow.written(indices, *self.stamp(w, 1), at, False)
+
+    def barrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
+        """Whoever uses a barrier must be ordered after its init, and before its end."""
+        made = self._inits.get(id(barrier))
+        known = self.known(w)
+        agent = self.leader_agent(w)
+        self._uses.setdefault(id(barrier), {})[agent] = int(known.order[agent])
+        if made is not None and made.clock > known.order[made.agent]:
+            inits = known.far.fenced.get(INITS) if known.far is not None else None
+            if inits is not None and made.clock <= inits.order[made.agent]:
+                return
+            self.report(
+                "missing_init_sync",
+                w,
+                at,
+                f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {self.who(made.agent)}",
+                places=[barrier.place],
+            )
+
+    def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
+        made = self._inits.get(id(barrier))
+        if made is None or made.is_fenced or made.own_clock <= clock.proxy[made.own_agent]:
+            return
+        self.findings.add(
+            "missing_init_fence",
+            f"a copy completes on {barrier.name}, whose mbarrier.init here was not fenced for the asynchronous proxy",
+            self.launch,
+            self.launch.program,
+            made.at,
+            w,
+            places=[barrier.place],
+        )
+
+    def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
+        if release:
+            self._pending(barrier)[0].join(self.published(w, alone))
+
+    def phase_ended(self, barrier: MBarrier) -> None:
+        pending, _ = self._pending(barrier)
+        pending.order[self.barrier_agent(barrier)] = barrier.phase
+        self._barriers[id(barrier)] = (pending, pending.copy())
+
+    def bytes_over(self, barrier: MBarrier) -> None:
+        """More bytes came in a phase than anybody expects, or fewer, and nobody is left who could change that."""
+        made = self._inits.get(id(barrier))
+        asked = barrier.expected_by or barrier.expected_before
+        owner, at = asked or (barrier.initialised_by, made.at if made is not None else -1)
+        if owner is not None:
+            self.findings.add(
+                "byte_count",
+                f"{barrier.missing_bytes()} at {barrier.describe()}",
+                self.launch,
+                self.launch.program,
+                at,
+                owner,
+                places=[barrier.place],
+            )
+
+    def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
+        """The barrier is used no more: of the copies that complete on it nobody knows whether they have landed, unless
+        somebody has waited for the last one. w, at: who ends it, where that is an instruction.
+
+        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not told.
+        """
+        if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
+            return
+        if self.findings.has(barrier.place, "read_before_load", "wrong_parity", "byte_count"):
+            return
+        warp, program, issued = barrier.load_from
+        phase = phase_name(barrier.block, barrier.offset, (barrier.phase if barrier.loads else barrier.loaded - 1))
+        line = program.instruction(issued).line
+        message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
+        if w is not None:
+            self.report("exit_with_pending_load", w, at, message)
+        else:
+            self.findings.add("exit_with_pending_load", message, self.launch, program, issued, warp)
+
+    def check_bytes(self) -> None:
+        """Nobody can do anything any more: phases that wait for bytes which no copy under way will bring."""
+        coming = {id(operation.barrier) for operation in self._operations.values()}
+        for block in self.cluster.blocks:
+            for barrier in block.mbarriers.values():
+                if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
+                    self.bytes_over(barrier)
+
+    def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
+        barrier.awaited = barrier.phase
+        agent = self.barrier_agent(barrier)
+        lanes = lanes_now(w)
+        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
+        if last != barrier.phase:
+            before, repeated = 0, barrier.phase == 0
+        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
+        if acquire:
+            for clock in self.learners(w):
+                clock.join(self._pending(barrier)[1])
+                clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
+            self.lanes.acquired(w)
+
+    # ---- fences
+
+    def fence(self, w: Warp, at: int, kind: str) -> None:
+        """membar and fence; kind: the opcode behind its root."""
+        if kind.startswith("proxy.async"):
+            uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.lanes.epoch(w))
+            for clock in self.learners(w):
+                if not kind.endswith("global"):
+                    before = clock.proxy[uncovered]
+                    np.maximum(clock.proxy, clock.order, out=clock.proxy)
+                    clock.proxy[uncovered] = before
+                if "shared" not in kind:
+                    clock.fence_proxy_global()
+            self.advance(w)
+        elif kind.startswith("mbarrier_init"):
+            self._fence_inits(w)
+            for clock in self.learners(w):
+                clock.beyond().fenced[INITS] = clock.bare()
+            self.advance(w)
+        elif kind.startswith("proxy.tensormap"):
+            if "release" not in kind:
+                self.globals.fence_tensormap(w)
+        elif not kind.startswith("proxy"):
+            self.globals.order.fence(w, kind)
+
+    def _fence_inits(self, w: Warp, epoch: int = -1) -> list[int]:
+        """A fence covers what its own threads have initialised, and what was before the warp last met, at ``epoch``.
+
+        Returns the agents of inits by threads of the warp that it does not cover.
+        """
+        lanes = lanes_now(w)
+        left = []
+        for made in self._unfenced.pop(w.agent, []):
+            made.is_fenced = bool(made.lanes & lanes) or made.epoch < epoch
+            if not made.is_fenced:
+                left.append(made)
+        if left:
+            self._unfenced[w.agent] = left
+        return [made.own_agent for made in left]

@@ -1,0 +1,284 @@
+"""What breaks happens-before: the checks that every access to shared memory goes through.
+
+Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator.hazards.agents import Agents
+from cudatma.emulator.hazards.causes import Place
+from cudatma.emulator.hazards.clocks import Clock
+from cudatma.emulator.hazards.findings import Findings
+from cudatma.emulator.hazards.lane_races import LaneRaces
+from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow, narrowest
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.ptx.types import Array
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Block, Cluster
+    from cudatma.emulator.machine.launch import Launch
+    from cudatma.emulator.machine.program import Program
+
+
+#: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
+_MOST_UNWRITTEN = 256
+#: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
+COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier of those that read (__syncthreads)"
+REFILL_WAIT = (
+    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
+    "mbarrier; a pipeline's producer_acquire), or __syncthreads between the last read and the copy"
+)
+
+#: The same where a slot is refilled and nobody is known to have waited for what it held.
+LAP_WAIT = (
+    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
+    "mbarrier; a pipeline's producer_acquire), or a reader's wait for the copy before (consumer_wait) ahead of its "
+    "arrival"
+)
+
+
+def phase_name(block: Block, offset: int, phase: int) -> str:
+    """A barrier's phase, for messages."""
+    address = offset + SHARED_START
+    return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
+
+
+def phase_of(block: Block, offset: int, phase: int) -> Awaited:
+    """A barrier's phase, and the call that waits for it."""
+    name = phase_name(block, offset, phase)
+    call = "mbarrier.try_wait.parity in a loop (mbarrier_wait_parity; a pipeline's consumer_wait)"
+    advice = f"before the read a wait for {name}: {call}"
+    return Awaited(name, advice, (("mbarrier", block.rank, offset),))
+
+
+class Checks(Agents):
+    """The shadows of one cluster's shared memories, and the rules for reads and writes."""
+
+    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+        super().__init__(launch, cluster)
+        self.findings = findings
+        self.lanes = LaneRaces(self, cluster.number)
+        granule = launch.setup.extra.get("granule")
+        if granule is None:
+            names = launch.image.reachable(launch.program.function.name)
+            granule = narrowest([launch.image.program(n) for n in names if launch.image.module.functions[n].is_defined])
+            launch.setup.extra["granule"] = granule
+        self.shadows = [Shadow(block.shared.size, granule) for block in cluster.blocks]
+        if launch.reserved_bytes:
+            for shadow in self.shadows:
+                shadow.writer[launch.reserved_start // granule :] = 0  # the system's part is initialised
+        self._operations: dict[int, AsyncWrite] = {}
+        self._count = 0
+        #: (warp, barrier) -> the last phase that its wait passed, by which lanes, whether they knew it already.
+        self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
+        self._astray: set[int] = set()
+        #: (warp, program, instruction, shadow, granules, kind) of reads of bytes that nobody had written.
+        self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
+
+    def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> bool:
+        """Record a hazard at an instruction of the running function. more: as of Findings.add."""
+        self.findings.add(kind, message, self.launch, w.split.frame.program, at, w, **more)
+        return True
+
+    def written_at(self, origin: int) -> str:
+        """Where an instruction of the kernel stands, for messages; nothing for one of a called function."""
+        body = self.launch.program.function.body
+        if not 0 <= origin < len(body):
+            return ""
+        source = self.launch.program.module.source_of(body[origin])
+        return f"; last written at PTX line {body[origin].line}" + (f" ({source})" if source else "")
+
+    def tell(
+        self, kind: str, w: Warp, at: int, text: str, shadow: Shadow, place: int, indices: Array, **more: Any
+    ) -> None:
+        """Record a hazard that concerns shared bytes, with who wrote them where. indices: all that is accessed."""
+        address = place * shadow.granule + SHARED_START
+        origin = int(shadow.writer_at[place])
+        more["places"] = [self._bytes(shadow, indices), *more.get("places", ())]
+        self.report(kind, w, at, f"{text} (shared address {address:#x}{self.written_at(origin)})", **more)
+
+    def _bytes(self, shadow: Shadow, indices: Array) -> Place:
+        return "bytes", self.shadows.index(shadow), int(indices.min()), int(indices.max())
+
+    def _check_read(
+        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: bool = False
+    ) -> None:
+        """strong: a volatile, relaxed or acquiring read: it does not race with other threads, but with copies."""
+        flying = shadow.in_flight[indices]
+        if np.count_nonzero(flying):
+            place = int(indices[int((flying != 0).argmax())])
+            operation = self._operations.get(int(shadow.in_flight[place]))
+            awaited = operation.awaited if operation is not None else Awaited()
+            self._early(w, at, shadow, place, indices, "is still under way", awaited)
+            return
+        writers = shadow.writer[indices]
+        if np.count_nonzero(writers < 0):
+            place = int(indices[int((writers < 0).argmax())])
+            if not shadow.is_barrier[place]:
+                text = "bytes are read that nobody has written"
+                self.tell("uninitialised_shared", w, at, text, shadow, place, indices)
+                self._read_unwritten(w, at, shadow, indices)
+        if strong:
+            indices = indices[self.is_copy(writers)]
+        late = shadow.unordered_writer(indices, clock, proxy)
+        if late is None:
+            return
+        agent, place, is_proxy = late
+        kind = self.kind_of(agent)
+        if is_proxy:
+            self.tell(
+                "missing_proxy_fence",
+                w,
+                at,
+                f"the asynchronous proxy reads what {self.who(agent)} stored with no proxy fence since",
+                shadow,
+                place,
+                indices,
+            )
+        elif kind in ("barrier", "cp"):
+            awaited = self._awaited(agent, int(shadow.writer_clock[place]))
+            self._early(w, at, shadow, place, indices, "was not waited for", awaited)
+        else:
+            self.tell(
+                "data_race",
+                w,
+                at,
+                f"{self.who(agent)} wrote these bytes and nothing orders this read after it",
+                shadow,
+                place,
+                indices,
+            )
+
+    def _awaited(self, agent: int, clock: int) -> Awaited:
+        """What a read of a landed copy had to wait for."""
+        key = next((key for key, number in self._agents.items() if number == agent), None)
+        if key is None or key[0] != "barrier":
+            return Awaited(f"cp.async group {clock - 1}", COPY_WAIT)
+        return phase_of(self.cluster.blocks[key[1]], key[2], clock - 1)
+
+    def _early(
+        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, state: str, awaited: Awaited
+    ) -> None:
+        """A read of bytes whose copy has not been waited for: which of the two usual mistakes it was."""
+        self._astray.add(w.agent)
+        ends = f": it ends {awaited.name}" if awaited.name else ""
+        text = f"bytes are read whose copy {state}{ends}"
+        kind, more = self._early_kind(w), {"places": awaited.places, "advice": awaited.advice}
+        self.tell(kind, w, at, text, shadow, place, indices, **more)
+
+    def _early_kind(self, w: Warp) -> str:
+        repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
+        return "wrong_parity" if repeated else "read_before_load"
+
+    def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
+        """Note who reads bytes that nobody has written: perhaps the copy that was to fill them is yet to be issued."""
+        self._astray.add(w.agent)
+        if len(self._unwritten) < _MOST_UNWRITTEN:
+            self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
+
+    def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
+        """A copy is issued into bytes that an agent has read before: True where it read them when they were empty."""
+        found = False
+        for w, program, at, where, read, kind in self._unwritten:
+            if where is shadow and w.agent == agent % self.warps and np.isin(indices, read).any():
+                text = f"bytes are read before the copy that fills them is issued: it ends {awaited.name}"
+                places = [self._bytes(shadow, indices), *awaited.places]
+                self.findings.add(kind, text, self.launch, program, at, w, places=places, advice=awaited.advice)
+                found = True
+        return found
+
+    def _check_write(
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        clock: Clock,
+        proxy: bool,
+        same: Callable[[], bool] | None = None,
+        is_copy: bool = False,
+        strong: bool = False,
+        awaited: Awaited | None = None,
+    ) -> None:
+        """same: whether the bytes are what they are to become; plain writers of one value do not race.
+
+        proxy: through the asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are. strong: a
+        volatile, relaxed or releasing store: it does not race with other threads, but with copies. awaited: what a copy
+        ends.
+        """
+        if np.count_nonzero(shadow.is_barrier[indices]):
+            place = int(indices[int(shadow.is_barrier[indices].argmax())])
+            self.tell("barrier_overwritten", w, at, "a live mbarrier is overwritten", shadow, place, indices)
+        flying = shadow.in_flight[indices]
+        if np.count_nonzero(flying):
+            place = int(indices[int((flying != 0).argmax())])
+            text = "bytes are written while a copy into them is under way"
+            self.tell("write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray))
+            return
+        seen = indices[self.is_copy(shadow.writer[indices])] if strong else indices
+        late = shadow.unordered_writer(seen, clock, proxy)
+        if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
+            late = None
+        if late is not None:
+            agent, place, is_proxy = late
+            if is_proxy:
+                self.tell(
+                    "missing_proxy_fence",
+                    w,
+                    at,
+                    f"the asynchronous proxy overwrites what {self.who(agent)} stored with no proxy fence since",
+                    shadow,
+                    place,
+                    indices,
+                )
+            else:
+                writer = self.kind_of(agent)
+                kind = "data_race" if writer == "warp" and not (proxy or is_copy) else "write_race"
+                text = f"{self.who(agent)} wrote these bytes and nothing orders this write after it"
+                advice = ""
+                if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
+                    kind, advice = "overwritten_while_read", LAP_WAIT
+                    text += ": the slot is refilled though nobody is known to have read it"
+                self.tell(kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice)
+            return
+        reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
+        if reader is not None and not (strong and self.kind_of(reader[0]) == "warp"):
+            agent, place = reader
+            if (
+                awaited is not None
+                and shadow.writer[place] < 0
+                and self._read_before_issue(shadow, indices, agent, awaited)
+            ):
+                return
+            reader_kind = self.kind_of(agent)
+            kind, advice = "overwritten_while_read", REFILL_WAIT
+            if reader_kind == "bulk":
+                kind, advice = "store_source_reused", ""
+            elif reader_kind == "warp" and not (proxy or is_copy):
+                kind, advice = "data_race", ""
+            text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
+            astray = self._is_astray(agent, awaited)
+            self.tell(kind, w, at, text, shadow, place, indices, is_derived=astray, advice=advice)
+
+    def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
+        """Whether a copy is ordered after the issue of the one that wrote these bytes, though not after its landing."""
+        copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
+        return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
+
+    def _is_astray(self, agent: int, awaited: Awaited | None) -> bool:
+        """Whether a reader has read too early before, or waits for phases of the copy's mbarrier that it knows."""
+        if not self.is_own(agent):
+            return False
+        warp = agent % self.warps
+        barriers = (
+            [self._agents.get(("barrier", *place[1:])) for place in awaited.places] if awaited is not None else []
+        )
+        repeats = any(self._passes.get((warp, b), (0, 0, False))[2] for b in barriers if b is not None)
+        return repeats or warp in self._astray

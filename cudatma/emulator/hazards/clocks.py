@@ -1,0 +1,222 @@
+"""Vector clocks: what a warp, or some of its lanes, has seen of everybody who touches memory.
+
+Inside a cluster agents are numbered and a clock is one vector. What is known of other clusters, of fences and of flags
+that were read but not acquired yet is rare: it lives in ``far``, which most clocks never get.
+Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudatma.emulator.ptx.types import Array
+
+#: Scopes of fences and strong accesses. sys is no wider than gpu here: there is one device.
+SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}
+#: Key in Far.fenced of what fence.proxy.tensormap has made visible.
+TENSORMAP = -1
+#: The same of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it tells of barriers.
+INITS = -2
+
+
+class Far:
+    """What goes beyond plain order inside a cluster; every vector in it is replaced, never changed.
+
+    proxy: what a proxy fence has made visible to the asynchronous proxy in global memory. others: of another cluster,
+    by its number, (order, such a proxy vector). fenced: by scope, what fences have made ready to be published by a
+    strong write. seen: by the scope that a fence needs, what relaxed reads have observed and nothing has acquired yet.
+    """
+
+    __slots__ = ("fenced", "others", "proxy", "seen")
+
+    def __init__(self) -> None:
+        self.proxy: Array | None = None
+        self.others: dict[int, tuple[Array, Array]] = {}
+        self.fenced: dict[int, Clock] = {}
+        self.seen: dict[int, Clock] = {}
+
+    def copy(self) -> Far:
+        result = Far()
+        result.proxy, result.others = self.proxy, dict(self.others)
+        result.fenced, result.seen = dict(self.fenced), dict(self.seen)
+        return result
+
+    def join(self, other: Far) -> None:
+        if other.proxy is not None:
+            self.proxy = other.proxy if self.proxy is None else np.maximum(self.proxy, other.proxy)
+        for number, (order, proxy) in other.others.items():
+            self.learn(number, order, proxy)
+        for mine, theirs in ((self.fenced, other.fenced), (self.seen, other.seen)):
+            for scope, clock in theirs.items():
+                known = mine.get(scope)
+                mine[scope] = clock if known is None else known if known is clock else joined(known, clock)
+
+    def learn(self, number: int, order: Array, proxy: Array) -> None:
+        """Know at least this much of another cluster."""
+        known = self.others.get(number)
+        if known is not None:
+            if known[0] is order and known[1] is proxy:
+                return
+            order, proxy = np.maximum(known[0], order), np.maximum(known[1], proxy)
+        self.others[number] = order, proxy
+
+
+class Clock:
+    """What somebody has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
+    asynchronous proxy in shared memory as well."""
+
+    __slots__ = ("far", "order", "proxy")
+
+    def __init__(self, size: int) -> None:
+        self.order: Array = np.zeros(size, np.int32)
+        self.proxy: Array = np.zeros(size, np.int32)
+        self.far: Far | None = None
+
+    def join(self, other: Clock) -> None:
+        np.maximum(self.order, other.order, out=self.order)
+        np.maximum(self.proxy, other.proxy, out=self.proxy)
+        if other.far is not None:
+            self.beyond().join(other.far)
+
+    def copy(self) -> Clock:
+        result = Clock(0)
+        result.order, result.proxy = self.order.copy(), self.proxy.copy()
+        if self.far is not None:
+            result.far = self.far.copy()
+        return result
+
+    def bare(self) -> Clock:
+        """A copy without what fences and relaxed reads have prepared: what a release makes known."""
+        result = self.copy()
+        if result.far is not None:
+            result.far.fenced, result.far.seen = {}, {}
+        return result
+
+    def beyond(self) -> Far:
+        """``far``, made when it is first needed."""
+        if self.far is None:
+            self.far = Far()
+        return self.far
+
+    def absorb(self, number: int, clock: Clock, own: int) -> None:
+        """Join what a warp of cluster ``number`` has released; ``own`` is the cluster of this clock."""
+        if number == own:
+            self.join(clock)
+            return
+        far = clock.far
+        proxy = None if far is None else far.proxy
+        mine = self.beyond()
+        mine.learn(number, clock.order, np.zeros_like(clock.order) if proxy is None else proxy)
+        for other, (order, fenced) in far.others.items() if far is not None else ():
+            if other != own:
+                mine.learn(other, order, fenced)
+                continue
+            np.maximum(self.order, order, out=self.order)
+            mine.proxy = fenced if mine.proxy is None else np.maximum(mine.proxy, fenced)
+
+    def fence_proxy_global(self) -> None:
+        """All that is ordered before now is visible to the asynchronous proxy in global memory."""
+        far = self.beyond()
+        far.proxy = self.order.copy()
+        far.others = {number: (order, order) for number, (order, _) in far.others.items()}
+
+    def of(self, who: Array, size: int, own: int, through_proxy: bool = False) -> Array:
+        """The clock known of each agent. who: cluster number * size + agent. through_proxy: for the async proxy."""
+        number, agent = np.divmod(who, size)
+        far = self.far
+        near = self.order if not through_proxy else (far.proxy if far is not None else None)
+        result: Array = np.zeros(who.shape, np.int32) if near is None else near[agent]
+        foreign = number != own
+        if foreign.any():
+            result[foreign] = 0
+            for other, pair in far.others.items() if far is not None else ():
+                here = number == other
+                result[here] = pair[through_proxy][agent[here]]
+        return result
+
+
+def joined(one: Clock, other: Clock) -> Clock:
+    """A new clock that knows what both know."""
+    result = one.copy()
+    result.join(other)
+    return result
+
+
+class LaneClocks:
+    """The clocks of a warp's lanes from the moment at which some have acquired more than the others until they meet.
+
+    meetings: the warp's count when they parted. parts: (lane bits, clock); lanes of no part know what all know.
+    """
+
+    __slots__ = ("meetings", "parts", "whole")
+
+    def __init__(self, whole: Clock, meetings: int) -> None:
+        self.whole, self.meetings = whole, meetings
+        self.parts: list[tuple[int, Clock]] = []
+
+    def learners(self, lanes: int, alive: int) -> list[Clock]:
+        """The clocks that take what these lanes learn."""
+        if lanes & alive == alive:
+            return [self.whole, *(clock for _, clock in self.parts)]
+        kept: list[tuple[int, Clock]] = []
+        result: list[Clock] = []
+        rest = lanes
+        for bits, clock in self.parts:
+            inside = bits & lanes
+            rest &= ~bits
+            if inside and inside != bits:
+                kept.append((bits & ~lanes, clock))
+                clock = clock.copy()
+            kept.append((inside or bits, clock))
+            if inside:
+                result.append(clock)
+        if rest:
+            result.append(self.whole.copy())
+            kept.append((rest, result[-1]))
+        self.parts = kept
+        return result
+
+    def known(self, lanes: int) -> Clock:
+        """What all of these lanes know."""
+        found = [(bits, clock) for bits, clock in self.parts if bits & lanes]
+        for bits, _ in found:
+            lanes &= ~bits
+        if lanes or not found:
+            return self.whole
+        if len(found) == 1:
+            return found[0][1]
+        result = found[0][1].copy()
+        for _, clock in found[1:]:
+            np.minimum(result.order, clock.order, out=result.order)
+            np.minimum(result.proxy, clock.proxy, out=result.proxy)
+        result.far = self.whole.far
+        return result
+
+    def groups(self, lanes: int) -> list[tuple[int, Clock]]:
+        """(lane bits, clock) of those of the lanes that know the same."""
+        found = [(bits & lanes, clock) for bits, clock in self.parts if bits & lanes]
+        for bits, _ in found:
+            lanes &= ~bits
+        return [*found, (lanes, self.whole)] if lanes else found
+
+    def meet(self, lanes: int) -> None:
+        """These lanes have met: each of them knows what any of them knew."""
+        inside = [clock for bits, clock in self.parts if bits & lanes]
+        if not inside:
+            return
+        together = self.whole.copy()
+        for clock in inside:
+            together.join(clock)
+        rest = [(bits & ~lanes, clock) for bits, clock in self.parts if bits & ~lanes]
+        self.parts = [*rest, (lanes, together)]
+
+    def merge(self) -> Clock:
+        """The lanes have met: each knows what any of them knew."""
+        for _, clock in self.parts:
+            self.whole.join(clock)
+        return self.whole
+
+
+def lane_bits(mask: Array) -> int:
+    """A lane mask as an integer."""
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])

@@ -1,0 +1,287 @@
+"""The hazard layer: told of every access, fence and barrier of a cluster, it keeps happens-before and reports what
+breaks it.
+
+Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrier", "Async proxy", "wgmma.fence".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.emulator.async_copy.groups import Group, Queue, copy_queues
+from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.hazards.agents import lanes_now, used
+from cudatma.emulator.hazards.checks import COPY_WAIT, phase_of
+from cudatma.emulator.hazards.clocks import Clock
+from cudatma.emulator.hazards.findings import Findings, report_deadlock
+from cudatma.emulator.hazards.global_watch import GlobalWatch
+from cudatma.emulator.hazards.memory_order import releases
+from cudatma.emulator.hazards.register_watch import RegisterWatch
+from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited
+from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import Array
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Block, Cluster
+    from cudatma.emulator.machine.launch import Launch
+
+__all__ = ["Findings", "Observer", "report_deadlock"]
+
+
+class Observer(SwizzleChecks):
+    """One cluster's hazard layer: told of every access, fence and barrier."""
+
+    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+        super().__init__(launch, cluster, findings)
+        self.registers = RegisterWatch(self)
+        self.globals = GlobalWatch(self, cluster.number)
+
+    def some_met(self, w: Warp, groups: set[int]) -> None:
+        """Some lanes of a warp have met, and not all: the lanes of each group, as bits, among themselves."""
+        self.some_know(w, groups)
+        self.lanes.some_met(w, groups)
+
+    # ---- generic accesses
+
+    def generic_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool = False
+    ) -> None:
+        """ld, ldmatrix and the like, before the read."""
+        shadow = self.shadows[block.rank]
+        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+        if order:
+            for place in set(indices.tolist()):
+                published = shadow.sync_clocks.get(place)
+                if published is not None:
+                    for clock in self.learners(w):
+                        clock.join(published)
+                    self.lanes.acquired(w)
+        for clock, known in self.knowers(w, indices):
+            self._check_read(w, at, shadow, known, clock, False, bool(order))
+        if not (together or order):
+            self.lanes.read(w, at, shadow, indices)
+        if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
+            self.report(
+                "swizzle_alignment", w, at, "plain code reads a swizzled tile that does not begin on its pattern"
+            )
+        elif shadow.has_swizzled and not together:
+            self.plain_read(w, at, shadow, offsets)
+        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+            shadow.row(agent, bool(order))[indices[part]] = now
+
+    def generic_write(
+        self,
+        w: Warp,
+        at: int,
+        block: Block,
+        offsets: Array,
+        size: int,
+        order: str,
+        together: bool = False,
+        same: Callable[[], bool] | None = None,
+    ) -> None:
+        """st, stmatrix and the like, before the write."""
+        shadow = self.shadows[block.rank]
+        indices = shadow.granules(offsets, size)
+        if order:
+            clock_copy = self.without_unmet(w, self.known(w).copy(), False)
+            for place in set(indices.tolist()):
+                shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
+            self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=True)
+        else:
+            for clock, known in self.knowers(w, indices):
+                self._check_write(w, at, shadow, known, clock, False, same)
+            self.lanes.write(w, at, shadow, indices, together, same)
+        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+            shadow.written(indices[part], agent, now, at, False)
+        shadow.is_strong[indices] = bool(order)
+        if shadow.has_boxes:
+            if self._linear:
+                self.plain_write(w, offsets)
+            shadow.mode[offsets // 16] = 0
+            shadow.box_column[offsets // 16] = -1
+        if releases(order):
+            self.advance(w)
+
+    def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+        """One lane's atomic operation: it does not race with atomics and strong stores."""
+        shadow = self.shadows[block.rank]
+        indices = shadow.granules(offsets, size)
+        clock = self.known(w)
+        if not shadow.is_strong[indices].all():
+            self._check_read(w, at, shadow, indices, clock, False)
+            self._check_write(w, at, shadow, indices, clock, False)
+        for place in indices.tolist():
+            known = shadow.sync_clocks.setdefault(place, Clock(self.size))
+            for learner in self.learners(w):
+                learner.join(known)
+            known.join(self.known(w))
+        agent, now = self.stamp(w, 1)
+        shadow.written(indices, agent, now, at, False)
+        shadow.is_strong[indices] = True
+
+    def atomic_order(self, w: Warp, at: int, order: str) -> None:
+        """An atomic's own order: what it publishes ends here."""
+        if releases(order):
+            self.advance(w)
+
+    # ---- asynchronous copies
+
+    def async_write(
+        self,
+        w: Warp,
+        at: int,
+        block: Block,
+        offsets: Array,
+        size: int,
+        what: str,
+        barrier: MBarrier | None = None,
+        generic: bool = False,
+        lanes: Array | None = None,
+    ) -> AsyncWrite:
+        """A copy into shared memory is issued; its bytes are nobody's until it has landed and was waited for."""
+        shadow = self.shadows[block.rank]
+        indices = shadow.granules(np.asarray(offsets), size)
+        clock = self.known(w)
+        if barrier is not None:
+            awaited = phase_of(barrier.block, barrier.offset, barrier.phase)
+        else:
+            awaited = Awaited("a cp.async group", COPY_WAIT)
+        is_proxy = not generic and what != "cp.async"
+        if what == "cp.async":
+            for clock, part in self.knowers(w, indices):
+                self._check_write(w, at, shadow, part, clock, False, is_copy=True, awaited=awaited)
+        else:
+            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True, awaited=awaited)
+            self.lanes.copy(w, at, shadow, indices, True)
+        if barrier is not None and is_proxy:
+            self._check_init_fence(w, at, barrier, clock)
+        self._count += 1
+        if barrier is not None:
+            barrier.loads += 1
+            barrier.load_from = (w, w.split.frame.program, at)
+        operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier, self.stamp(w, 1))
+        self._operations[self._count] = operation
+        shadow.in_flight[indices] = self._count
+        shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
+        shadow.mode[np.asarray(offsets) // 16] = 0
+        shadow.box_column[np.asarray(offsets) // 16] = -1
+        return operation
+
+    def async_written(self, operation: AsyncWrite, barrier: MBarrier | None, group: Any) -> None:
+        """The copy has landed: whoever waits for the barrier's phase, or the group, may look."""
+        shadow, indices = operation.shadow, operation.indices
+        self._operations.pop(operation.number, None)
+        mine = indices[shadow.in_flight[indices] == operation.number]
+        shadow.in_flight[mine] = 0
+        is_proxy = operation.what not in ("cp.async", "st.async")
+        if barrier is not None:
+            agent, clock = self.barrier_agent(barrier), barrier.phase + 1
+            barrier.loads, barrier.loaded = barrier.loads - 1, clock
+            ends = int(indices.min()), int(indices.max())
+            shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
+        elif group is not None:
+            agent, clock = self.copies_until(group[1], group[2])
+        else:
+            return
+        shadow.written(mine, agent, clock, operation.at, is_proxy)
+
+    def async_read(self, w: Warp, at: int, block: Block, offsets: Array, owner: tuple[int, Group] | None) -> None:
+        """A bulk store (or copy to another block) is issued: its source must be complete and fenced."""
+        shadow = self.shadows[block.rank]
+        indices = shadow.granules(offsets, 16)
+        self._check_read(w, at, shadow, indices, self.known(w), True)
+        self.lanes.copy(w, at, shadow, indices, False)
+        if owner is not None:
+            agent, number = self.read_until(w, *owner)
+            shadow.row(agent)[indices] = number
+
+    # ---- groups
+
+    def groups_waited(self, w: Warp, at: int, kind: str, lane: int, waited: list[Group], reads_only: bool) -> None:
+        """Groups are complete, for bulk stores perhaps their reads only."""
+        last = waited[-1]
+        if kind == "bulk":
+            until = [self.read_until(w, lane, last)]
+            if not reads_only:
+                until.append(self.store_until(w, lane, last))
+        else:
+            until = [self.copies_until(w, group) for group in {g.owner: g for g in waited}.values()]
+            self.lanes.copies_waited(w, int(self.clocks[w.agent].order[self.cp_agent(w)]), self.cp_agent(w))
+        for clock in self.learners(w):
+            for agent, number in until:
+                clock.order[agent] = max(int(clock.order[agent]), number)
+
+    def cp_snapshot(self, w: Warp) -> Clock:
+        """What a cp.async.mbarrier.arrive of this warp will publish."""
+        clock = self.told(w).copy()
+        for found in copy_queues(w, lanes_now(w)):
+            agent, number = self.copies_until(w, found.open)
+            clock.order[agent] = number
+            if found.owner:
+                clock.order[self.cp_agent(w)] = max([0, *(g.number + 1 for g in found.closed if not g.owner)])
+        return clock
+
+    def cp_arrived(self, w: Warp, barrier: MBarrier, snapshot: Clock) -> None:
+        self._pending(barrier)[0].join(snapshot)
+
+    # ---- wgmma
+
+    def wgmma_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
+        """A wgmma reads 16-byte chunks of its block's shared memory through the asynchronous proxy."""
+        shadow = self.shadows[w.block.rank]
+        indices = shadow.granules(offsets, 16)
+        self._check_read(w, at, shadow, indices, self.known(w), True)
+        shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
+        self.descriptor_read(w, at, offsets, descriptor)
+
+    def wgmma_issued(self, w: Warp, at: int) -> None:
+        self.registers.issued(w, at)
+
+    def wgmma_fence(self, w: Warp, at: int) -> None:
+        self.registers.fenced(w)
+
+    def wgmma_commit(self, w: Warp, at: int) -> None:
+        self.registers.committed(w)
+
+    def wgmma_wait(self, w: Warp, at: int, newest: int, group: list[Warp]) -> None:
+        """Groups of the warpgroup are complete: their reads of shared memory, by all four warps, are over."""
+        done = self.registers.waited(w, at, newest)
+        for clock in self.learners(w):
+            for other in group:
+                agent = self.wgmma_agent(other)
+                clock.order[agent] = max(int(clock.order[agent]), done)
+
+    # ---- ends
+
+    def warp_ended(self, w: Warp) -> None:
+        """When a warp leaves: bulk stores not waited for, or not committed; with the block's last one, loads that
+        nobody has waited for, and bytes too many."""
+        if self.cluster.is_done:
+            self.check_bytes()
+            self.warn_of_linear_reads()
+        for barrier in w.block.mbarriers.values() if w.block.is_done else ():
+            if barrier.tx < 0:
+                self.bytes_over(barrier)
+            else:
+                self.check_loads(barrier, f"block {w.block.index} ends")
+        queues: dict[int, Queue] = w.async_state.get("bulk", {})
+        for found in queues.values():
+            if found.open.issued_at >= 0:
+                self._late_store("uncommitted_group", "bulk stores were never committed to a group", w, found.open)
+            for group in found.closed:
+                if group.waited == 0 and group.issued_at >= 0:
+                    self._late_store(
+                        "exit_with_pending_store",
+                        "the warp leaves without having waited for its bulk stores to read their source",
+                        w,
+                        group,
+                    )
+                    break
+
+    def _late_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
+        self.findings.add(kind, message, self.launch, self.launch.program, group.issued_at, w)

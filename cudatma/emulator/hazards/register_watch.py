@@ -1,0 +1,155 @@
+"""wgmma's register rules: accumulators and A fragments belong to the tensor core until wgmma.wait_group.
+
+Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": accessing registers before the wait is undefined.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.ptx.flow import bit_set, registers_of
+from cudatma.emulator.ptx.model import Instruction, Reg, Vec
+
+if TYPE_CHECKING:
+    from cudatma.emulator.hazards.observer import Observer
+
+
+class _State:
+    """One warp: committed groups, those waited for, and who owns which registers (bit sets)."""
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.waited = 0
+        self.is_fenced = False
+        self.has_open = False
+        self.owned: list[tuple[int, int, int]] = []
+
+
+class RegisterWatch:
+    """Follows the registers of every warp of a cluster that has wgmmas in flight."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._states: dict[int, _State] = {}
+        self._operands: dict[int, tuple[int, int]] = {}
+
+    def _state(self, w: Warp) -> _State:
+        found = self._states.get(w.agent)
+        if found is None:
+            found = self._states[w.agent] = _State()
+        return found
+
+    def group_of(self, w: Warp) -> int:
+        """The number of the group that the next wgmma belongs to."""
+        return self._state(w).committed
+
+    def issued(self, w: Warp, at: int) -> None:
+        """A wgmma was issued: from now on its registers are watched."""
+        state = self._state(w)
+        if not state.is_fenced:
+            self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence stands before this warp's first wgmma")
+            state.is_fenced = True
+        self._check_fenced(w, at)
+        instruction = w.split.frame.program.instruction(at)
+        known = self._operands.get(id(instruction))
+        if known is None:
+            fragment = instruction.operands[1]
+            known = _bits(instruction.operands[0]), _bits(fragment) if isinstance(fragment, Vec) else 0
+            self._operands[id(instruction)] = known
+        accumulators, fragment_bits = known
+        state.owned.append((state.committed, accumulators, fragment_bits))
+        state.has_open = True
+        w.launch.watch = watch
+        w.launch.scheduler.is_polling = True
+
+    def _check_fenced(self, w: Warp, at: int) -> None:
+        program = w.split.frame.program
+        late = program.unfenced.get(at, 0)
+        if late:
+            name = program.function.register_names[late.bit_length() - 1]
+            message = f"{name} and perhaps others are written by other instructions, and no wgmma.fence stands behind"
+            self.observer.report("wgmma_missing_fence", w, at, message)
+
+    def fenced(self, w: Warp) -> None:
+        self._state(w).is_fenced = True
+
+    def committed(self, w: Warp) -> None:
+        state = self._state(w)
+        state.committed += 1
+        state.has_open = False
+
+    def waited(self, w: Warp, at: int, newest: int) -> int:
+        """Give registers back; the number of groups that are done."""
+        state = self._state(w)
+        if state.has_open:
+            self.observer.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
+        done = max(state.waited, state.committed - newest)
+        state.waited = done
+        state.owned = [entry for entry in state.owned if entry[0] >= done]
+        return done
+
+    def check(self, split: Split, pc: int) -> None:
+        """Before a segment runs: does it read what nobody wrote, or touch what the tensor core owns?"""
+        for at, register in split.frame.program.unwritten.get(pc, ()):
+            name = split.frame.program.function.register_names[register]
+            self.observer.report(
+                "uninitialised_register", split.warp, at, f"{name} is read, and no path has written it"
+            )
+        state = self._states.get(split.warp.agent)
+        if state is None or not state.owned:
+            return
+        owned = 0
+        for _, accumulators, fragment in state.owned:
+            owned |= accumulators | fragment
+        program = split.frame.program
+        if not program.touched[pc] & owned:
+            return
+        segment = program.flow.segments[pc]
+        for at in range(segment.start, segment.stop):
+            self._check_one(split, state, at, program.function.body[at])
+
+    def _check_one(self, split: Split, state: _State, at: int, instruction: Instruction) -> None:
+        if instruction.parts[0] == "wgmma":
+            return
+        if instruction.parts[0] == "mov" and _is_copy(instruction):
+            source, target = instruction.operands[1], instruction.operands[0]
+            if isinstance(source, Reg) and isinstance(target, Reg):
+                self._copied(state, source.index, target.index)
+                return
+        reads, writes = split.frame.program.accesses(at)
+        for _, accumulators, fragment in state.owned:
+            if (reads | writes) & accumulators or writes & fragment:
+                what = "an accumulator" if (reads | writes) & accumulators else "a fragment"
+                warp = split.warp
+                self.observer.report(
+                    "wgmma_registers", warp, at, f"{what} of a wgmma that was not waited for is touched"
+                )
+                return
+
+    @staticmethod
+    def _copied(state: _State, source: int, target: int) -> None:
+        """Copies that compilers write between wgmmas are renamings: the copy is owned as its source is."""
+        for position, (group, accumulators, fragment) in enumerate(state.owned):
+            keep = ~(1 << target)
+            new_a, new_f = accumulators & keep, fragment & keep
+            if accumulators >> source & 1:
+                new_a |= 1 << target
+            if fragment >> source & 1:
+                new_f |= 1 << target
+            state.owned[position] = (group, new_a, new_f)
+
+
+def _is_copy(instruction: Instruction) -> bool:
+    return len(instruction.operands) == 2 and instruction.guard is None
+
+
+def _bits(operand: Any) -> int:
+    return bit_set(registers_of(operand))
+
+
+def watch(split: Split, pc: int) -> None:
+    """What the scheduler calls before each segment of kernels with suspicious reads, and once a wgmma was issued."""
+    observer = split.warp.block.cluster.observer
+    if observer is not None:
+        observer.registers.check(split, pc)

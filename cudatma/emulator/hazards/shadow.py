@@ -1,0 +1,162 @@
+"""What is known of every few bytes of a block's shared memory: who wrote them last, who has read them since.
+
+Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
+its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.hazards.causes import Place
+from cudatma.emulator.hazards.clocks import Clock
+from cudatma.emulator.machine.memory import in_units
+from cudatma.emulator.ptx.types import Array
+
+
+class Shadow:
+    """Per granule: writer agent (-1 nobody), its clock, flags; a row of read clocks for each agent that has read.
+
+    granule: bytes of one entry; the narrowest access that the kernel makes to shared memory, at most 4.
+    """
+
+    def __init__(self, size: int, granule: int) -> None:
+        self.granule = granule
+        self._shift = granule.bit_length() - 1
+        count = -(-size // granule) + 16
+        self.writer: Array = np.full(count, -1, np.int32)
+        self.writer_clock: Array = np.zeros(count, np.int32)
+        self.writer_at: Array = np.full(count, -1, np.int32)
+        self.is_async: Array = np.zeros(count, bool)
+        #: Whether an atomic or a strong store wrote last: an atomic does not race with it.
+        self.is_strong: Array = np.zeros(count, bool)
+        self.is_barrier: Array = np.zeros(count, bool)
+        self.in_flight: Array = np.zeros(count, np.int32)
+        #: Whether tensor boxes have been laid down here, swizzled ones, and ones that begin off their pattern.
+        self.has_boxes = self.has_swizzled = self.has_crooked = False
+        self.mode: Array = np.zeros(-(-size // 16) + 16, np.int8)
+        #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
+        self.box_row: Array = np.full(len(self.mode), -1, np.int32)
+        self.box_column: Array = np.full(len(self.mode), -1, np.int32)
+        self.row_agents: list[int] = []
+        #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.
+        self.row_strong: list[bool] = []
+        self._rows: dict[tuple[int, bool], int] = {}
+        self.reads: Array = np.zeros((0, count), np.int32)
+        self.sync_clocks: dict[int, Clock] = {}
+        #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.
+        self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self._steps: dict[int, Array] = {}
+        #: (warp + 1, how often its lanes have met, lane) of the last plain write and read, packed by LaneRaces.
+        self.lane_writes: Array = np.zeros(count, np.int64)
+        self.lane_reads: Array = np.zeros(count, np.int64)
+
+    def granules(self, offsets: Array, size: int) -> Array:
+        """Indices of the granules of accesses of ``size`` bytes at byte offsets: flat, perhaps with repetitions."""
+        first = in_units(offsets, self._shift)
+        count = max(1, size // self.granule)
+        if count == 1:
+            return np.asarray(first)
+        steps = self._steps.get(count)
+        if steps is None:
+            steps = self._steps[count] = np.arange(count, dtype=np.int64)
+        return (first[:, None] + steps).reshape(-1)
+
+    def row(self, agent: int, strong: bool = False) -> Array:
+        """The read clocks of an agent. strong: of its volatile, relaxed and acquiring reads."""
+        number = self._rows.get((agent, strong))
+        if number is None:
+            number = self._rows[agent, strong] = len(self.row_agents)
+            self.row_agents.append(agent)
+            self.row_strong.append(strong)
+            if number >= len(self.reads):
+                grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int32)
+                grown[:number] = self.reads
+                self.reads = grown
+        found: Array = self.reads[number]
+        return found
+
+    def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int] | None:
+        """(agent, granule) of a read that the clock has not seen, or None. by_copy: strong reads count too."""
+        count = len(self.row_agents)
+        if not count:
+            return None
+        seen = clock.order[self.row_agents]
+        late = self.reads[:count, indices] > seen[:, None]
+        if not by_copy and True in self.row_strong:
+            late[self.row_strong] = False
+        if not np.count_nonzero(late):
+            return None
+        row, place = (int(x[0]) for x in np.nonzero(late))
+        return self.row_agents[row], int(indices[place])
+
+    def written(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
+        """Record a write."""
+        self.writer[indices] = agent
+        self.writer_clock[indices] = clock
+        self.writer_at[indices] = at
+        self.is_async[indices] = is_async
+        self.is_strong[indices] = False
+
+    def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
+        """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""
+        writers = self.writer[indices]
+        # Where nobody has written the clock is 0, which everybody has seen.
+        late = self.writer_clock[indices] > clock.order[writers]
+        if np.count_nonzero(late):
+            place = int(late.argmax())
+            return int(writers[place]), int(indices[place]), False
+        if proxy:
+            unfenced = (self.writer_clock[indices] > clock.proxy[writers]) & ~self.is_async[indices]
+            if np.count_nonzero(unfenced):
+                place = int(unfenced.argmax())
+                return int(writers[place]), int(indices[place]), True
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a copy ends, and what has to be waited for before its bytes are read. advice: the call that does so."""
+
+    name: str = ""
+    advice: str = ""
+    places: tuple[Place, ...] = ()
+
+
+class AsyncWrite:
+    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
+    barrier: the mbarrier that its bytes complete on, None for a cp.async; issuer: the agent and clock of its issue."""
+
+    __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "shadow", "what")
+
+    def __init__(
+        self,
+        number: int,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        what: str,
+        awaited: Awaited,
+        barrier: Any,
+        issuer: tuple[int, int],
+    ) -> None:
+        self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
+        self.awaited, self.barrier, self.issuer = awaited, barrier, issuer
+
+
+def narrowest(programs: Any) -> int:
+    """The least width in bytes of a shared or generic access in these functions, 1, 2 or 4."""
+    least = 4
+    for program in programs:
+        for instruction in program.function.body:
+            parts = instruction.parts
+            if parts[0] in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(parts):
+                kind = parts[-1]
+                if kind[-1:] == "8" and kind[-2:] != "28":
+                    least = 1
+                elif kind[-2:] == "16" and least > 2 and not any(p in ("v2", "v4", "v8") for p in parts):
+                    least = 2
+    return least

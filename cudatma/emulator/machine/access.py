@@ -1,0 +1,313 @@
+"""Loads and stores of warps: lane addresses to regions, alignment, bounds, and what the hazard layer is told.
+
+Every function takes the warp, the instruction's index in the body, lane addresses and the active mask (None: all).
+Source: PTX ISA, "ld", "st", "Generic Addressing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cudatma.emulator.errors import TrapError
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, Region
+from cudatma.emulator.ptx.types import BYTES, LANES, NUMPY, Array
+from cudatma.emulator.ptx.writer import runtime
+from cudatma.errors import counted
+
+_union = np.bitwise_or.reduce
+
+
+def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
+    """Raise what the hardware would stop with; the launch adds instruction, source line, block and warp. error: its
+    CUresult."""
+    raise TrapError(message, error, at)
+
+
+def lanes_of(addresses: Array, mask: Array | None) -> Array:
+    return addresses if mask is None else addresses[mask]
+
+
+def spread(values: Array, mask: Array | None) -> Array:
+    """(count, active) values to (count, 32)."""
+    if mask is None:
+        return values
+    out = np.zeros((values.shape[0], LANES), values.dtype)
+    out[:, mask] = values
+    return out
+
+
+def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
+    if int(_union(addresses)) & (size - 1):
+        bad = int(addresses[(addresses & (size - 1)) != 0][0])
+        trap(w, at, f"misaligned address {bad:#x}: {size} bytes are accessed at once", "MISALIGNED_ADDRESS")
+
+
+def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
+    """The active lanes' values of each vector."""
+    return values if mask is None else tuple(value[mask] for value in values)
+
+
+# ---- global
+
+
+def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | None:
+    """The one region that holds all lanes' bytes, or None where lanes lie in several."""
+    memory = w.launch.memory
+    region = memory.recent.get(at)
+    if region is not None and region.inside(addresses, size) is not None:
+        return region
+    low, high = int(addresses.min()), int(addresses.max()) + size
+    region = memory.find(low)
+    if region is None:
+        outside(w, at, low, size)
+    if high > region.end:
+        return None
+    memory.recent[at] = region
+    return region
+
+
+def _place(w: Warp, at: int, addresses: Array, size: int) -> tuple[Region, Array] | None:
+    """(region, byte offsets) of lanes that lie in one region, None where they lie in several."""
+    region = w.launch.memory.recent.get(at)
+    offsets = region.inside(addresses, size) if region is not None else None
+    if region is not None and offsets is not None:
+        return region, offsets
+    check_aligned(w, at, addresses, size)
+    region = global_region(w, at, addresses, size)
+    return None if region is None else (region, _offsets(region, addresses))
+
+
+def _offsets(region: Region, addresses: Array) -> Array:
+    result: Array = (addresses - region.base_word[: addresses.size]).view(np.int64)
+    return result
+
+
+def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
+    """Report an access to bytes that nobody mapped and stop."""
+    message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.report("out_of_bounds", w, at, message)
+    trap(w, at, message, "ILLEGAL_ADDRESS")
+
+
+def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
+    """(region, indices of lanes) for lanes that lie in several regions."""
+    found: dict[int, tuple[Region, list[int]]] = {}
+    for lane, address in enumerate(addresses.tolist()):
+        region = w.launch.memory.find(address)
+        if region is None or address + size > region.end:
+            outside(w, at, address, size)
+        found.setdefault(region.base, (region, []))[1].append(lane)
+    return [(region, np.array(lanes)) for region, lanes in found.values()]
+
+
+@runtime
+def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, order: str = "") -> Array:
+    """(count, 32) elements from global, const or kernel parameter memory."""
+    active = lanes_of(addresses, mask)
+    size = BYTES[code] * count
+    one = _place(w, at, active, size)
+    if one is not None:
+        region, offsets = one
+        if region.shadow is not None:
+            w.block.cluster.observer.globals.read(w, at, region, offsets, size, order)
+        found = _gather(region, offsets, code, count)
+        if order:
+            look(w, at, found, order)
+        return spread(found, mask)
+    values = np.zeros((count, len(active)), NUMPY[code])
+    for part, lanes in regions_of(w, at, active, size):
+        offsets = _offsets(part, active[lanes])
+        if part.shadow is not None:
+            w.block.cluster.observer.globals.read(w, at, part, offsets, size, order)
+        values[:, lanes] = _gather(part, offsets, code, count)
+    return spread(values, mask)
+
+
+@dataclass(slots=True)
+class FlagWait:
+    """A loop that reads a flag in memory until it changes."""
+
+    at: int
+    value: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"reads {self.value:#x} again and again"
+
+
+def look(w: Warp, at: int, found: Array, order: str) -> None:
+    """Notice a strong load, or an atomic operation that changes nothing, that spins: let others run."""
+    seen = at, found.tobytes()
+    if seen != w.looked:
+        w.looked = seen
+        if order != "nc":
+            w.launch.scheduler.synchronized()
+    elif order != "nc":
+        w.launch.scheduler.spin(w.split, FlagWait(at, int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])))
+
+
+def _gather(region: Region, offsets: Array, code: str, count: int) -> Array:
+    if region.base % NUMPY[code].itemsize:
+        return _gather_bytes(region, offsets, code, count)
+    return region.gather(offsets, code, count)
+
+
+def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Array:
+    """Elements of a region whose base is not aligned to them."""
+    size = NUMPY[code].itemsize
+    raw = region.data[offsets[:, None] + np.arange(size * count)]
+    result: Array = np.ascontiguousarray(raw).view(NUMPY[code]).T
+    return result
+
+
+@runtime
+def st_global(
+    w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
+) -> None:
+    """Store one vector of elements per operand."""
+    active = lanes_of(addresses, mask)
+    size = BYTES[code] * len(values)
+    rows = active_of(values, mask)
+    one = _place(w, at, active, size)
+    if one is not None:
+        _scatter(w, at, *one, code, rows, order)
+        return
+    for part, lanes in regions_of(w, at, active, size):
+        _scatter(w, at, part, _offsets(part, active[lanes]), code, tuple(row[lanes] for row in rows), order)
+
+
+def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: tuple[Array, ...], order: str) -> None:
+    if not region.is_writable:
+        trap(w, at, f"store into {region.name}, which is read-only")
+    size = BYTES[code] * len(rows)
+    observer = w.block.cluster.observer
+    w.launch.scheduler.progress += 1
+    if observer is not None:
+        observer.globals.write(w, at, region, offsets, size, order, partial(_holds, region, offsets, code, rows))
+    if region.base % NUMPY[code].itemsize:
+        raw = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
+        region.data[offsets[:, None] + np.arange(size)] = raw
+    else:
+        region.scatter(offsets, code, rows)
+
+
+def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> bool:
+    """Whether memory already holds what is to be stored: writers of one value are no race."""
+    size = BYTES[code] * len(rows)
+    new = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
+    return bool((region.data[offsets[:, None] + np.arange(size)] == new).all())
+
+
+# ---- shared
+
+
+def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
+    """(block, int64 offsets) of shared addresses; all lanes must lie in one block's memory and inside it."""
+    block = w.block
+    own = block.shared.inside(addresses, size)
+    if own is not None:
+        return block, own
+    first = int(addresses[0])
+    rank = first >> RANK_SHIFT
+    if rank != block.rank:
+        blocks = block.cluster.blocks
+        if not remote or rank >= len(blocks):
+            message = f"shared address {first:#x} names block {rank} of the cluster"
+            observer = block.cluster.observer
+            if observer is not None:
+                observer.report("out_of_bounds", w, at, message)
+            trap(w, at, message)
+        block = blocks[rank]
+        if block.is_done and w.block.cluster.observer is not None:
+            w.block.cluster.observer.report(
+                "block_gone", w, at, f"block {block.index} has ended, its shared memory is another's"
+            )
+    offsets = addresses.astype(np.int64) - block.shared_base
+    if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
+        bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]
+        message = (
+            f"access of {counted(size, 'byte')} at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
+            f"(address {int(bad[0]) + SHARED_START:#x})"
+        )
+        observer = block.cluster.observer
+        if observer is not None:
+            observer.report("out_of_bounds", w, at, message)
+        trap(w, at, message)
+    return block, offsets
+
+
+def _by_rank(w: Warp, addresses: Array) -> list[Any]:
+    """Lane indices grouped by the block that their shared address names."""
+    if w.block.shared.inside(addresses, 1) is not None:
+        return [slice(None)]
+    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
+    return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
+
+
+@runtime
+def ld_shared(
+    w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, remote: bool, order: str = ""
+) -> Array:
+    """(count, 32) elements from shared memory; remote: .shared::cluster."""
+    active = lanes_of(addresses, mask)
+    size = BYTES[code] * count
+    own = w.block.shared.inside(active, size)
+    if own is not None:
+        return spread(_load_at(w, at, w.block, own, code, count, order), mask)
+    check_aligned(w, at, active, size)
+    if remote and len(groups := _by_rank(w, active)) > 1:
+        values = np.zeros((count, len(active)), NUMPY[code])
+        for lanes in groups:
+            values[:, lanes] = _load_one(w, at, active[lanes], code, count, True, order)
+        return spread(values, mask)
+    return spread(_load_one(w, at, active, code, count, remote, order), mask)
+
+
+def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
+    block, offsets = shared_offsets(w, at, active, BYTES[code] * count, remote)
+    return _load_at(w, at, block, offsets, code, count, order)
+
+
+def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int, order: str) -> Array:
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.generic_read(w, at, block, offsets, BYTES[code] * count, order)
+    result: Array = block.shared.gather(offsets, code, count)
+    if order:
+        look(w, at, result, order)
+    return result
+
+
+@runtime
+def st_shared(
+    w: Warp,
+    at: int,
+    addresses: Array,
+    code: str,
+    values: tuple[Array, ...],
+    mask: Array | None,
+    remote: bool,
+    order: str = "",
+) -> None:
+    """Store one vector of elements per operand into shared memory."""
+    active = lanes_of(addresses, mask)
+    size = BYTES[code] * len(values)
+    check_aligned(w, at, active, size)
+    rows = active_of(values, mask)
+    for lanes in _by_rank(w, active) if remote else [slice(None)]:
+        block, offsets = shared_offsets(w, at, active[lanes], size, remote)
+        parts = [row[lanes] for row in rows]
+        observer = w.block.cluster.observer
+        if observer is not None:
+            same = partial(_holds, block.shared, offsets, code, parts)
+            observer.generic_write(w, at, block, offsets, size, order, same=same)
+        block.shared.scatter(offsets, code, parts)
+    w.launch.scheduler.progress += 1

@@ -1,0 +1,116 @@
+"""Kernel arguments to the bytes of the parameter buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.ptx.model import Variable
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
+
+_CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ctypes._Pointer)
+
+
+def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) -> bytes:
+    """The parameter buffer of a kernel; arrays are mapped into ``memory``.
+
+    A NumPy array is passed as a pointer, or by value where the parameter has its size and is not 8 bytes wide; None is
+    a null pointer; numbers are converted to the parameter's width, and to a float where PTX says that it is one; NumPy
+    scalars and structures (``numpy.void``), ctypes objects, bytes and objects with ``__bytes__`` or ``descriptor``
+    (tensor maps) go by value. Raises ArgumentError for a wrong count or size and ArgumentTypeError for a type that
+    cannot be passed.
+    """
+    params = program.function.params
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise ArgumentTypeError("args", type(args).__name__, "a sequence, one value for each parameter")
+    if len(args) != len(params):
+        raise ArgumentError("args", f"{len(args)} arguments", f"{len(params)} for kernel {program.function.name}")
+    buffer = bytearray(program.param_bytes)
+    for position, (param, value) in enumerate(zip(params, args, strict=True)):
+        raw = _encode(value, param, f"args[{position}]", memory)
+        offset = program.param_offsets[param.name]
+        buffer[offset : offset + len(raw)] = raw
+    return bytes(buffer)
+
+
+def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> bytes:
+    size = param.size_bytes
+    if isinstance(value, np.ndarray):
+        if size != 8:
+            if value.nbytes == size:
+                return value.tobytes()
+            raise ArgumentError(
+                name, f"an array of {value.nbytes} bytes", f"a value of {size} bytes, or a pointer parameter"
+            )
+        return memory.add(value, name).to_bytes(8, "little")
+    if value is None and size == 8:
+        return bytes(8)
+    register_array(value, name, memory)
+    is_float = param.kind in ("f16", "f32", "f64")
+    if isinstance(value, float | np.floating) and param.kind[0] in "us":
+        raise ArgumentError(name, float(value), f"an integer of {size} bytes", f"the parameter is a .{param.kind}")
+    if isinstance(value, np.bool_ | np.integer) and (value.nbytes != size or is_float):
+        value = int(value)
+    if isinstance(value, np.floating) and value.nbytes != size:
+        value = float(value)
+    if isinstance(value, np.generic):
+        return _sized(value.tobytes(), size, name)
+    if isinstance(value, bool | int) and not is_float:
+        if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
+            raise ArgumentError(name, value, f"an integer of {size} bytes")
+        return (int(value) & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+    if isinstance(value, bool | int | float):
+        return _float_bytes(value, size, name)
+    if isinstance(value, _CTYPES):
+        return _sized(memoryview(value).tobytes(), size, name)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _sized(bytes(value), size, name)
+    for attribute in ("data", "descriptor", "bytes"):
+        found = _attribute(value, attribute)
+        if isinstance(found, bytes | bytearray | memoryview | ctypes.Array):
+            return _sized(bytes(found), size, name)
+    try:
+        if hasattr(value, "__bytes__"):
+            return _sized(bytes(value), size, name)
+    except CudaTmaError:
+        raise
+    except Exception as error:  # the caller's own code, which may do anything
+        raise ArgumentTypeError(name, type(value).__name__, "an object that can be made bytes", str(error)) from error
+    raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
+
+
+def _float_bytes(value: float, size: int, name: str) -> bytes:
+    if size not in (2, 4, 8):
+        raise ArgumentError(name, value, f"a value of {size} bytes")
+    try:
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
+    except OverflowError:
+        raise ArgumentError(name, value, f"a number that a float of {size} bytes holds") from None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute of whatever was passed, None where it has none or will not say."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def register_array(value: Any, name: str, memory: GlobalMemory) -> None:
+    """Map the array that a tensor map was made of."""
+    for attribute in ("array", "tensor", "owner"):
+        found = _attribute(value, attribute)
+        if isinstance(found, np.ndarray):
+            memory.add(found, name)
+
+
+def _sized(raw: bytes, size: int, name: str) -> bytes:
+    if len(raw) != size:
+        raise ArgumentError(name, f"{len(raw)} bytes", f"{size} bytes")
+    return raw

@@ -1,0 +1,89 @@
+"""Functions that the CUDA run-time provides to kernels: vprintf, __assertfail, malloc and free.
+
+Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from cudatma.emulator.errors import TrapError
+from cudatma.emulator.machine import heap
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import LANES
+
+_FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(hh|h|ll|l|z)?([diouxXeEfFgGcsp%])")
+_LONGEST_STRING = 4096
+
+
+def _argument(w: Warp, name: str, lane: int) -> int:
+    """A pointer-sized or 32-bit argument of one lane."""
+    buffer = w.param_buffer(w.split.frame, name, 8).data.reshape(LANES, -1)[lane]
+    return int.from_bytes(bytes(buffer[:8]), "little")
+
+
+def _string(w: Warp, address: int) -> str:
+    region = w.launch.memory.find(address)
+    if region is None:
+        raise TrapError(f"a string at {address:#x}, which is not mapped")
+    start = address - region.base
+    raw = bytes(region.data[start : start + _LONGEST_STRING])
+    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
+    """Collect the text; local memory holds the values, each at its own alignment."""
+    for lane in w.split.mask.nonzero()[0].tolist():
+        text = _string(w, _argument(w, arguments[0], lane))
+        pointer = _argument(w, arguments[1], lane)
+        at = pointer & 0xFFFFFFFF
+        local = bytes(w.local.data.reshape(LANES, -1)[lane]) if pointer else b""
+        values: list[object] = []
+        for length, kind in _FORMAT.findall(text):
+            if kind == "%":
+                continue
+            is_wide = kind in "eEfFgGsp" or length in ("l", "ll", "z")
+            size = 8 if is_wide else 4
+            at = -(-at // size) * size
+            raw = local[at : at + size].ljust(size, b"\0")
+            at += size
+            if kind in "eEfFgG":
+                values.append(struct.unpack("<d", raw)[0])
+            elif kind == "s":
+                values.append(_string(w, int.from_bytes(raw, "little")))
+            else:
+                values.append(int.from_bytes(raw, "little", signed=kind in "di"))
+        pattern = _FORMAT.sub(
+            lambda m: m[0].replace(m[1] or "", "").replace("p", "#x") if m[1] or m[2] == "p" else m[0], text
+        )
+        w.launch.printed.append(pattern % tuple(values))
+
+
+def _assertfail(w: Warp, arguments: list[str], results: list[str]) -> None:
+    lane = int(w.split.mask.argmax())
+    message = _string(w, _argument(w, arguments[0], lane))
+    raise TrapError(f"device assertion `{message}` failed in lane {lane}")
+
+
+def _malloc(w: Warp, arguments: list[str], results: list[str]) -> None:
+    out = w.param_buffer(w.split.frame, results[0], 8).data.reshape(LANES, -1)
+    for lane in w.split.mask.nonzero()[0].tolist():
+        address = heap.allocate(w.launch, _argument(w, arguments[0], lane))
+        out[lane, :8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+
+
+def _free(w: Warp, arguments: list[str], results: list[str]) -> None:
+    for lane in w.split.mask.nonzero()[0].tolist():
+        heap.release(w.launch, _argument(w, arguments[0], lane))
+
+
+BUILTINS: dict[str, Callable[[Warp, list[str], list[str]], None]] = {
+    "vprintf": _vprintf,
+    "__assertfail": _assertfail,
+    "malloc": _malloc,
+    "free": _free,
+}

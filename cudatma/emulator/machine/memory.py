@@ -1,0 +1,200 @@
+"""Byte memories of the emulated device.
+
+Global addresses are the host addresses of the arrays' own bytes, so a tensor map that names a NumPy array's pointer
+works as it is. Shared addresses have the block's rank in its cluster in bits 24 and up and begin at 0x400, as on
+Hopper. Generic addresses of shared and local memory lie in windows at 2^60 and 2^61.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.ptx.types import LANES, NUMPY, Array
+from cudatma.errors import ArgumentError, counted
+
+SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
+#: Offset of the first byte of a block's shared memory: below it the system's own KiB.
+SHARED_START = 0x400
+RANK_SHIFT = 24
+#: Address of the first kernel parameter in the .param space, where programs keep addresses in 32 bits.
+PARAM_START = 0x400
+
+
+class Region:
+    """A run of bytes at an address. data: (size,) uint8, shared with whoever owns the array."""
+
+    __slots__ = ("_views", "base", "base_word", "data", "end", "is_writable", "name", "owner", "shadow", "size")
+
+    def __init__(self, base: int, data: Array, name: str, owner: Any = None, is_writable: bool = True) -> None:
+        self.base, self.data, self.name, self.owner, self.is_writable = base, data, name, owner, is_writable
+        #: The base for each lane: NumPy is twice as fast with a vector as with a number.
+        self.base_word: Array = np.full(LANES, base, np.uint64)
+        self.size = int(data.size)
+        self.end = base + self.size
+        self._views: dict[str, Array] = {}
+        #: What the hazard layer knows of a global buffer; None while nobody writes it.
+        self.shadow: Any = None
+
+    def view(self, code: str) -> Array:
+        """All whole elements of a type, from the first byte on."""
+        found = self._views.get(code)
+        if found is None:
+            dtype = NUMPY[code]
+            found = self.data[: self.size - self.size % dtype.itemsize].view(dtype)
+            self._views[code] = found
+        return found
+
+    def inside(self, addresses: Array, size: int) -> Array | None:
+        """Byte offsets, int64, of aligned accesses of ``size`` bytes that all lie here; None where some do not.
+
+        What lies below the region wraps around to far above it; the union of all bits is no less than the largest.
+        """
+        offsets = addresses - self.base_word[: addresses.size]
+        bits = int(_union(offsets))
+        if (bits | self.base) & (size - 1) or (
+            bits + size > self.size and int(np.maximum.reduce(offsets)) + size > self.size
+        ):
+            return None
+        result: Array = offsets.view(np.int64)
+        return result
+
+    def gather(self, offsets: Array, code: str, count: int) -> Array:
+        """(count, lanes) elements; offsets: byte offsets, int64, multiples of the element's size."""
+        first = in_units(offsets, _SHIFTS[code])
+        if count == 1:
+            result: Array = self.view(code)[first][None]
+            return result
+        return self.view(code)[first[None, :] + _STEPS[:count]]
+
+    def scatter(self, offsets: Array, code: str, values: Iterable[Array]) -> None:
+        """Write vectors of elements side by side; of several lanes at one place the last wins."""
+        first = in_units(offsets, _SHIFTS[code])
+        view = self.view(code)
+        for step, row in enumerate(values):
+            view[first + step if step else first] = row
+
+
+_union = np.bitwise_or.reduce
+_STEPS = np.arange(16, dtype=np.int64)[:, None]
+#: Element type -> log2 of its bytes.
+_SHIFTS: dict[str, int] = {code: dtype.itemsize.bit_length() - 1 for code, dtype in NUMPY.items()}
+#: Shift -> that shift for each lane: NumPy is twice as fast with a vector as with a number.
+_LANE_SHIFTS: list[Array] = [np.full(LANES, shift, np.int64) for shift in range(6)]
+
+
+def in_units(offsets: Array, shift: int) -> Array:
+    """Non-negative int64 byte offsets in units of 2 ** shift bytes (0..5)."""
+    if not shift:
+        return offsets
+    shifts = _LANE_SHIFTS[shift]
+    result: Array = offsets >> (shifts if offsets.shape == shifts.shape else shifts[0])
+    return result
+
+
+def bytes_of(array: Any, name: str = "array") -> Array:
+    """The bytes behind a NumPy array as (n,) uint8 without a copy: of the array that a view with gaps was cut from.
+
+    Raises ArgumentError where there is no array without gaps.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(name, type(array).__name__, "a NumPy array")
+    if array.dtype.hasobject or not array.dtype.isnative:
+        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in the machine's own byte order", "convert a copy")
+    array = array.view(np.ndarray)  # subclasses such as np.matrix index in their own ways
+    while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
+        array = array.base
+    if not array.flags.c_contiguous and not array.flags.f_contiguous:
+        raise ArgumentError(name, f"strides {array.strides}", "an array without gaps, or a view of one", "pass a copy")
+    flat = array.reshape(-1, order="A") if array.ndim != 1 else array
+    if array.size == 0:
+        return np.zeros(0, np.uint8)
+    result: Array = flat.view(np.uint8)
+    return result
+
+
+def address_of(array: Array) -> int:
+    """Where an array's first byte lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _united(one: Region, other: Region) -> Region:
+    """One region of the bytes of two that overlap; both owners are kept alive."""
+    base, end = min(one.base, other.base), max(one.end, other.end)
+    if other.base == base and other.end == end:
+        return other
+    data = np.frombuffer(memoryview((ctypes.c_uint8 * (end - base)).from_address(base)), np.uint8)
+    is_writable = one.is_writable and other.is_writable
+    return Region(base, data, f"{one.name} and {other.name}", (one.owner, other.owner), is_writable)
+
+
+class GlobalMemory:
+    """The regions that a kernel may touch: arguments, registered arrays, module variables, parameters."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._regions: dict[int, Region] = {}
+        #: By instruction: where its last access was, and its next one probably is.
+        self.recent: dict[int, Region] = {}
+
+    def add(self, array: Any, name: str) -> int:
+        """Map an array; returns its address. An array that lies inside a mapped one is not mapped twice."""
+        data = bytes_of(array, name)
+        address = address_of(array)
+        if data.size == 0:
+            return address
+        base = address_of(data)
+        found = self.find(base)
+        if found is None or base + data.size > found.end:
+            self._insert(Region(base, data, name, array, bool(array.flags.writeable)))
+        return address
+
+    def _insert(self, region: Region) -> None:
+        """Put a region in; arrays that overlap it, pieces of one buffer, become one region with it."""
+        for old in [r for r in self._regions.values() if r.base < region.end and region.base < r.end]:
+            self._bases.remove(old.base)
+            del self._regions[old.base]
+            region = _united(old, region)
+        insort(self._bases, region.base)
+        self._regions[region.base] = region
+
+    def remove(self, base: int) -> None:
+        """Forget a region."""
+        if base in self._regions:
+            self._bases.remove(base)
+            del self._regions[base]
+        self.recent.clear()
+
+    def regions(self) -> list[Region]:
+        """All that is mapped."""
+        return list(self._regions.values())
+
+    def snapshot(self) -> dict[int, Array]:
+        """Copies of all writable regions' bytes."""
+        return {base: region.data.copy() for base, region in self._regions.items() if region.is_writable}
+
+    def restore(self, saved: dict[int, Array]) -> None:
+        """Put a snapshot's bytes back."""
+        for base, data in saved.items():
+            self._regions[base].data[:] = data
+
+    def find(self, address: int) -> Region | None:
+        """The region that holds an address."""
+        position = bisect_right(self._bases, address) - 1
+        if position < 0:
+            return None
+        region = self._regions[self._bases[position]]
+        return region if address < region.end else None
+
+    def nearest(self, address: int) -> str:
+        """What lies nearest to an address, for error texts."""
+        best = min(self._regions.values(), key=lambda r: max(r.base - address, address - r.end + 1), default=None)
+        if best is None:
+            return "no memory is mapped"
+        if address < best.base:
+            return f"{counted(best.base - address, 'byte')} before {best.name} ({counted(best.size, 'byte')})"
+        return f"{counted(address - best.end, 'byte')} past the end of {best.name} ({counted(best.size, 'byte')})"

@@ -1,0 +1,125 @@
+"""setmaxnreg: the pool of registers that the warps of a CTA give back to and take from.
+
+Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until it has enough), ".maxnreg", ".maxntid",
+".minnctapersm".
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.ptx.types import LANES
+from cudatma.emulator.ptx.writer import RUNTIME
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.launch import Launch
+
+#: Registers of an SM; what a thread gets is a multiple of the unit, and at most so many.
+_SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256
+_UNKNOWN = (
+    "register_pool: nothing says how many registers a thread has when the kernel begins, so that nobody knows whether "
+    "setmaxnreg.inc gets what it asks for; give the kernel __launch_bounds__, or the launch registers="
+)
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel, its log says why"
+
+
+@dataclass(slots=True)
+class RegisterPool:
+    """start: registers of a thread when the kernel begins; source: what says so. owned: of a thread now, by warp.
+    freed, taken: registers that .dec has given to the pool, and .inc has had from it."""
+
+    start: int
+    source: str
+    warps: int
+    owned: dict[int, int] = field(default_factory=dict)
+    freed: int = 0
+    taken: int = 0
+    waiters: list[Split] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RegisterWait:
+    """A warp that waits at setmaxnreg.inc."""
+
+    pool: RegisterPool
+    at: int
+    wanted: int
+    owned: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        more = (self.wanted - self.owned) * LANES
+        return f"setmaxnreg.inc {self.wanted} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
+
+    def arithmetic(self) -> str:
+        """What there was, what came and went, and what is missing."""
+        pool = self.pool
+        return (
+            f"setmaxnreg.inc {self.wanted} asks for {self.wanted} - {self.owned} more registers a thread, "
+            f"{(self.wanted - self.owned) * LANES} for the warp, and the CTA's pool holds {pool.freed - pool.taken}: "
+            f"{pool.warps} warps began with {pool.start} a thread by {pool.source} "
+            f"({pool.start * LANES * pool.warps} in all), setmaxnreg.dec has freed {pool.freed}, "
+            f"setmaxnreg.inc has taken {pool.taken}"
+        )
+
+
+def start_of(launch: Launch) -> tuple[int, str] | None:
+    """(registers of a thread when the kernel begins, what says so); None where nothing does."""
+    given = launch.setup.registers
+    if given is not None:
+        return _rounded(given), "the cubin"
+    directives = launch.program.function.directives
+    limits = []
+    if "maxnreg" in directives:
+        limits.append((_rounded(directives["maxnreg"][0]), ".maxnreg"))
+    threads = directives.get("reqntid") or directives.get("maxntid")
+    if threads:
+        warps = -(-prod(threads) // LANES)
+        ctas = max(1, directives.get("minnctapersm", (1,))[0])
+        registers = _SM_REGISTERS // (max(1, warps) * LANES * ctas) // _UNIT * _UNIT
+        limits.append((min(_MOST, registers), "the launch bounds"))
+    return min(limits, default=None)
+
+
+def _rounded(registers: int) -> int:
+    return -(-registers // _UNIT) * _UNIT
+
+
+def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
+    """setmaxnreg, by a whole warp: True while it has to wait for registers."""
+    launch, block = w.launch, w.block
+    observer = block.cluster.observer
+    if observer is not None and not w.split.is_full:
+        observer.report("divergent_warp", w, at, "setmaxnreg is executed by a part of the warp")
+    pool: RegisterPool | None = block.register_pool
+    if pool is None:
+        start = start_of(launch)
+        if start is None or not start[0]:
+            reason = _UNKNOWN if start is None else _IGNORED
+            if reason not in launch.unchecked:
+                launch.unchecked.append(reason)
+            return False
+        pool = block.register_pool = RegisterPool(*start, block.warp_count)
+    owned = pool.owned.get(w.index, pool.start)
+    if not is_inc:
+        if count < owned:
+            pool.owned[w.index] = count
+            pool.freed += (owned - count) * LANES
+            launch.scheduler.wake(pool.waiters)
+        return False
+    more = (count - owned) * LANES
+    if more > pool.freed - pool.taken:
+        pool.waiters.append(w.split)
+        launch.scheduler.block(w.split, RegisterWait(pool, at, count, owned))
+        return True
+    if more > 0:
+        pool.owned[w.index] = count
+        pool.taken += more
+    return False
+
+
+RUNTIME["register_pool"] = sys.modules[__name__]

@@ -1,0 +1,266 @@
+"""Who runs next, and when asynchronous work completes: one seeded, adversarial schedule.
+
+Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once; CTAs start one after the
+other), number 1 is most delayed (copies complete only when nobody can run; bounded waits give up first; the last CTAs
+start first), the others draw all of it from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudatma.emulator.errors import StepLimitError
+from cudatma.emulator.machine.machine import BLOCK, SWITCH, Split
+from cudatma.emulator.machine.retries import Retries, Stall
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.launch import Launch
+
+#: How often waits that count their tries go on, in a schedule, before what they wait for happens.
+STARVATION = 2000
+#: How many clusters a drawn schedule keeps live, where as many are left.
+WIDTHS = (1, 2, 4, 8)
+#: Segments after which another cluster is let in while the present ones still run (they may wait for it).
+PATIENCE = 20000
+#: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
+SPIN = 200
+
+
+class Deadlock(Exception):  # noqa: N818
+    """Nobody can run, nothing is under way. blocked: the splits that wait."""
+
+    def __init__(self, blocked: list[Split]) -> None:
+        super().__init__(f"{len(blocked)} groups of lanes wait for ever")
+        self.blocked = blocked
+
+
+class Scheduler:
+    """Runs the splits of all resident clusters. ``progress`` counts what may have released a waiter."""
+
+    def __init__(self, launch: Launch, schedule: int, seed: int, step_limit: int) -> None:
+        self.launch = launch
+        self.schedule, self.seed = schedule, seed
+        self.random = random.Random(f"{seed}:{schedule}")
+        self.ready: list[Split] = []
+        self.blocked: dict[int, Split] = {}
+        self.pending: list[Callable[[], None]] = []
+        self.steps, self.step_limit = 0, step_limit
+        self.progress = 0
+        self.is_polling = False
+        self.spun = 0
+        self.in_order, self.most_delayed = schedule == 0, schedule == 1
+        self._completing = self._may_switch = False
+        #: The split that runs, or ran last.
+        self.running: Split | None = None
+        is_drawn = not (self.in_order or self.most_delayed)
+        #: Draws apart from those above: which CTAs start, and which waits time out.
+        self._draw = random.Random(f"{seed}:{schedule}:starts")
+        self._width = self._draw.choice(WIDTHS) if is_drawn else 1
+        self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
+        self._stall = Stall()
+        self.has_stalled = False
+        self._starved = 0
+
+    # ---- splits
+
+    def add(self, split: Split) -> None:
+        self.ready.append(split)
+
+    def drop(self, split: Split) -> None:
+        """A split that is no more."""
+        if split in self.ready:
+            self.ready.remove(split)
+        self.blocked.pop(id(split), None)
+
+    def block(self, split: Split, reason: Any) -> int:
+        """The running split cannot go on; whoever releases it calls wake()."""
+        split.waits_for = reason
+        split.warp.guard = None
+        self.ready.remove(split)
+        self.blocked[id(split)] = split
+        if self.launch.trace is not None:
+            self.launch.trace.blocked(split, reason)
+        return BLOCK
+
+    def wake(self, waiters: list[Split]) -> None:
+        """Let splits run again; the list is emptied."""
+        self.progress += 1
+        for split in waiters:
+            if self.blocked.pop(id(split), None) is not None:
+                split.waits_for = None
+                split.polls = 0
+                self.ready.append(split)
+                if self.launch.trace is not None:
+                    self.launch.trace.woken(split)
+        waiters.clear()
+
+    def poll(self, split: Split) -> None:
+        """The running split asked for something that is not there yet and goes on: let others run."""
+        split.polls += 1
+        self.is_polling = True
+
+    def synchronized(self) -> None:
+        """The running split executed a strong access: a drawn schedule may let others run before it goes on."""
+        if self._may_switch and self._draw.random() < 0.5:
+            self.is_polling = True
+
+    def spin(self, split: Split, wait: Any) -> None:
+        """The running split looked at a flag and found what it had found before. wait: has ``at`` and describe()."""
+        self.spun += SPIN
+        split.last_poll = wait
+        self.poll(split)
+
+    # ---- asynchronous work
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """Something that happens later, at a time the schedule picks."""
+        if self.in_order and not self._completing:
+            self._completing = True
+            try:
+                action()
+                while self.pending:
+                    self.pending.pop(0)()
+            finally:
+                self._completing = False
+            self.progress += 1
+        else:
+            self.pending.append(action)
+
+    def _complete_one(self) -> bool:
+        if not self.pending:
+            return False
+        if self.most_delayed:
+            action = self.pending.pop(0)
+        else:
+            action = self.pending.pop(self.random.randrange(len(self.pending)))
+        self.progress += 1
+        action()
+        return True
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Until every cluster is done. Raises Deadlock, StepLimitError, TrapError and what programs raise."""
+        idle, seen, admitted_at = 0, -1, 0
+        rate = self.random.choice((0.02, 0.15, 0.5))
+        launch = self.launch
+        while True:
+            while len(launch.resident) < self._width and launch.admit():
+                pass
+            if not self.ready:
+                if self._complete_one() or launch.admit():
+                    continue
+                if not self.blocked:
+                    return
+                self._unlock()
+                continue
+            if all(split.polls for split in self.ready):
+                idle = idle + 1 if seen == self.progress else 0
+                seen = self.progress
+                if idle > len(self.ready):
+                    idle = 0
+                    self._help_pollers()
+            # While nobody does anything each runs up to its next poll, in turn, before anything is done about it.
+            is_idle = idle > 0 and seen == self.progress
+            self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
+            if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
+                self._complete_one()
+            if self.steps + self.spun - admitted_at > PATIENCE:
+                admitted_at = self.steps + self.spun
+                if not self._complete_one():
+                    launch.admit()
+
+    def _help_pollers(self) -> None:
+        """Do what may end the polling of all that are ready."""
+        if self._starved < STARVATION:
+            self._starved += 1
+            if not self._stall.repeats(self.progress, self.steps, self.ready):
+                return
+        if self._complete_one() or self.launch.admit():
+            return
+        # Only what lies in global memory can come from a cluster that has not started.
+        if any(not hasattr(split.last_poll, "barrier") for split in self.ready) and self.launch.admit_beyond():
+            return
+        if not self._release_suspended("is_joint"):
+            self._unlock()
+
+    def _unlock(self) -> None:
+        """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
+        self.has_stalled = True
+        if not self.launch.pass_time():
+            waiting = [*self.blocked.values(), *self.ready]
+            if self._stall.repeats(self.progress, self.steps, waiting):
+                raise Deadlock(waiting)
+        if not self._release_suspended() and not self.ready:
+            raise Deadlock(list(self.blocked.values()))
+
+    def pick(self, count: int) -> int:
+        """Which of so many clusters starts next."""
+        if self.in_order or self.most_delayed:
+            return 0 if self.in_order else count - 1
+        return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
+
+    def _release_suspended(self, which: str = "may_time_out") -> bool:
+        """Let every suspended try_wait time out once, as hardware does; True where there is one."""
+        able = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
+        for split in able:
+            split.timed_out = True
+            barrier = getattr(split.waits_for, "barrier", None)
+            if barrier is not None:
+                barrier.waiters.remove(split)
+            split.waits_for = None
+            self.blocked.pop(id(split))
+            self.ready.append(split)
+        return bool(able)
+
+    def _choose(self) -> Split:
+        if self.in_order or self.most_delayed:
+            return self.ready[0]
+        return self.ready[self.random.randrange(len(self.ready))]
+
+    def _quantum(self, split: Split, is_whole: bool) -> None:
+        """Run a split until it blocks, ends, polls, or has had its share. is_whole: as in schedules that draw none."""
+        warp = split.warp
+        warp.split = self.running = split
+        program, registers = split.frame.program, split.frame.registers
+        is_whole = is_whole or self.in_order or self.most_delayed
+        self._may_switch = not is_whole
+        share = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
+        self.is_polling = False
+        polls = split.polls
+        watch = self.launch.watch
+        for _ in range(share):
+            self.steps += 1
+            pc = split.pc
+            if split.is_full:
+                function = program.full[pc] or program.compile_full(pc)
+            else:
+                function = program.masked[pc] or program.compile_masked(pc)
+            if watch is not None:
+                watch(split, pc)
+            following = function(warp, registers, split.mask)
+            if following < 0:
+                if following == SWITCH and self.steps <= self.step_limit:
+                    return
+                break
+            split.pc = following
+            join = split.join
+            if join is not None and join.at == following and join.frame is split.frame:
+                warp.arrive(split)
+                return
+            if self.is_polling:
+                break
+        if self.steps > self.step_limit:
+            if self._stall.progress == self.progress:
+                raise Deadlock([*self.blocked.values(), *self.ready])
+            raise StepLimitError(
+                f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
+                "an endless loop, or step_limit= is too low"
+            )
+        if split.polls == polls:
+            split.polls = 0
+        if split.waits_for is None and split in self.ready:
+            self.ready.remove(split)
+            self.ready.append(split)

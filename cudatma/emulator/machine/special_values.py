@@ -1,0 +1,108 @@
+"""What the special registers of a warp hold. Source: PTX ISA, "Special Registers"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.ptx.types import LANES, Array
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Block
+    from cudatma.emulator.machine.launch import Launch
+
+#: Multiprocessors of the imagined card.
+_PROCESSORS = 132
+_LANE = np.arange(LANES, dtype=np.uint64)
+_BIT = np.uint64(1) << _LANE
+
+
+def _threads(number: int) -> Array:
+    """The threads of a warp by their number in the block."""
+    found: Array = _LANE + np.uint64(LANES * number)
+    return found
+
+
+#: Registers that each lane has its own value of, the same in every block: (launch, warp) -> vector.
+_OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
+    "laneid": lambda launch, number: _LANE,
+    "tid.x": lambda launch, number: _threads(number) % launch.block[0],
+    "tid.y": lambda launch, number: _threads(number) // launch.block[0] % launch.block[1],
+    "tid.z": lambda launch, number: _threads(number) // (launch.block[0] * launch.block[1]),
+    "lanemask_eq": lambda launch, number: _BIT,
+    "lanemask_lt": lambda launch, number: _BIT - np.uint64(1),
+    "lanemask_le": lambda launch, number: 2 * _BIT - np.uint64(1),
+    "lanemask_ge": lambda launch, number: ~(_BIT - np.uint64(1)),
+    "lanemask_gt": lambda launch, number: ~(2 * _BIT - np.uint64(1)),
+}
+#: Registers that a block's threads agree on.
+_OF_BLOCK: dict[str, Callable[[Block], int]] = {
+    "nwarpid": lambda block: block.warp_count,
+    "smid": lambda block: block.index[0] % _PROCESSORS,
+    "nsmid": lambda block: _PROCESSORS,
+    "gridid": lambda block: 1,
+    "cluster_ctarank": lambda block: block.rank,
+    "cluster_nctarank": lambda block: len(block.cluster.blocks),
+    "dynamic_smem_size": lambda block: block.launch.dynamic_bytes,
+    "total_smem_size": lambda block: block.launch.shared_bytes,
+    "aggr_smem_size": lambda block: block.launch.shared_bytes + SHARED_START,
+    # Where cooperative groups find the grid's barrier: the halves of an address.
+    "envreg1": lambda block: block.launch.workspace_base >> 32,
+    "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
+    "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
+}
+#: The same with an axis behind the name: (block, axis) -> value.
+_OF_AXIS: dict[str, Callable[[Block, int], int]] = {
+    "ntid": lambda block, axis: block.launch.block[axis],
+    "ctaid": lambda block, axis: block.index[axis],
+    "nctaid": lambda block, axis: block.launch.grid[axis],
+    "clusterid": lambda block, axis: block.index[axis] // block.launch.cluster[axis],
+    "nclusterid": lambda block, axis: block.launch.grid[axis] // block.launch.cluster[axis],
+    "cluster_ctaid": lambda block, axis: block.place[axis],
+    "cluster_nctaid": lambda block, axis: block.launch.cluster[axis],
+}
+_WIDE = {"gridid"}
+
+
+class SpecialValues(dict[str, Array]):
+    """Name -> (32,) vector of one warp, made when a kernel first reads it; never written to.
+
+    Grids have many blocks and kernels read few registers, so what is equal for several warps is kept by their block or
+    by the launch.
+    """
+
+    __slots__ = ("block", "number")
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.block, self.number = block, number
+
+    def __missing__(self, name: str) -> Array:
+        found = self[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> Array:
+        block, number = self.block, self.number
+        if name in _OF_LANES:
+            kept = block.launch.lane_values
+            if (name, number) not in kept:
+                kept[name, number] = _OF_LANES[name](block.launch, number).astype(np.uint32)
+            return kept[name, number]
+        if name == "warpid":
+            return np.full(LANES, number, np.uint32)
+        if name not in block.common_values:
+            block.common_values[name] = _common(block, name)
+        return block.common_values[name]
+
+
+def _common(block: Block, name: str) -> Array:
+    if name == "is_explicit_cluster":
+        return np.full(LANES, block.launch.cluster != (1, 1, 1))
+    if name in _OF_BLOCK:
+        value = _OF_BLOCK[name](block)
+    else:
+        register, _, axis = name.partition(".")
+        value = _OF_AXIS[register](block, "xyz".index(axis))
+    return np.full(LANES, value, np.uint64 if name in _WIDE else np.uint32)

@@ -1,0 +1,272 @@
+"""Barriers of a block (bar), of a cluster (barrier.cluster) and of a warp.
+
+Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudatma.emulator.errors import TrapError
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.writer import RUNTIME, runtime
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Block, Cluster, NamedBarrier
+
+
+@dataclass(slots=True)
+class NamedWait:
+    """A split that waits at bar.sync."""
+
+    barrier: NamedBarrier
+    at: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        expected = "all threads" if self.barrier.expected is None else f"{self.barrier.expected} threads"
+        return f"bar.sync {self.barrier.number} ({self.barrier.arrived} of {expected} have arrived)"
+
+
+@dataclass(slots=True)
+class ClusterWait:
+    """A split that waits at barrier.cluster.wait."""
+
+    cluster: Cluster
+    at: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"barrier.cluster.wait ({len(self.cluster.barrier.arrived)} warps have arrived)"
+
+
+def executing(w: Warp) -> Array:
+    """The lanes that execute the running instruction: those of the split whose guard holds."""
+    return w.split.mask if w.guard is None else w.split.mask & w.guard
+
+
+def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
+    """Count the running split's arrival at a named barrier."""
+    here = executing(w)
+    lane = int(here.argmax())
+    index = int(number[lane])
+    if index > 15:
+        raise TrapError(f"barrier {index}; a block has 0..15")
+    barrier = w.block.barriers[index]
+    w.meetings += 1
+    observer = w.block.cluster.observer
+    if observer is not None:
+        if aligned and not (here == w.alive).all():
+            observer.report(
+                "divergent_barrier",
+                w,
+                at,
+                f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp",
+            )
+        observer.barrier_arrive(w, barrier)
+    # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
+    threads = int((w.alive if aligned else here).sum())
+    expected = None if count is None else int(count[lane])
+    if expected is not None and expected % LANES:
+        raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
+    others = barrier.expected if barrier.arrived else None
+    if observer is not None and expected is not None and others is not None and expected != others:
+        message = f"barrier {index} is used with {expected} threads, others said {others} in the same phase"
+        observer.report("barrier_count", w, at, message)
+    if expected is not None:
+        barrier.expected = expected
+        threads = LANES if aligned else threads
+    barrier.arrived += threads
+    return barrier
+
+
+def _lanes(mask: Array) -> str:
+    count = int(mask.sum())
+    return f"lane {int(mask.argmax())}" if count == 1 else f"{count} lanes"
+
+
+def complete_named(block: Block, barrier: NamedBarrier) -> bool:
+    """Release a named barrier's waiters where everybody has come. True where it did."""
+    expected = block.live_threads if barrier.expected is None else barrier.expected
+    if barrier.arrived < expected or barrier.arrived == 0:
+        return False
+    barrier.arrived, barrier.expected = 0, None
+    observer = block.cluster.observer
+    if observer is not None:
+        observer.barrier_complete(barrier, [s.warp for s in barrier.waiters])
+    results = _reduced(barrier)
+    for split in barrier.waiters:
+        split.token = results if results is not None else True
+    block.launch.scheduler.wake(barrier.waiters)
+    return True
+
+
+def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
+    """(popc, and, or) over all threads of a bar.red."""
+    if not barrier.reductions:
+        return None
+    votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
+    barrier.reductions.clear()
+    return int(votes.sum()), bool(votes.all()), bool(votes.any())
+
+
+def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
+    """bar.sync: True while the split has to wait. A woken split comes back with its token set."""
+    split = w.split
+    if split.token is not None:
+        split.token = None
+        return False
+    barrier = _join(w, at, number, count, aligned)
+    barrier.waiters.append(split)
+    w.launch.scheduler.block(split, NamedWait(barrier, at))
+    complete_named(w.block, barrier)
+    return True
+
+
+def named_arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> None:
+    """bar.arrive: counts, does not wait."""
+    complete_named(w.block, _join(w, at, number, count, aligned))
+
+
+def named_reduce(
+    w: Warp, at: int, number: Array, count: Array | None, predicate: Array, kind: str, aligned: bool
+) -> Array | None:
+    """bar.red: None while the split has to wait, then the reduction over all threads."""
+    split = w.split
+    if split.token is not None:
+        total, every, some = split.token
+        split.token = None
+        if kind == "popc":
+            return np.full(LANES, total, np.uint32)
+        return np.full(LANES, every if kind == "and" else some)
+    barrier = _join(w, at, number, count, aligned)
+    barrier.reductions.append((split, executing(w), predicate))
+    barrier.waiters.append(split)
+    w.launch.scheduler.block(split, NamedWait(barrier, at))
+    complete_named(w.block, barrier)
+    return None
+
+
+def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
+    """bar.warp.sync: lanes of a warp meet here; a member that is elsewhere is reported."""
+    meet(w, member, mask)
+    check_members(w, at, member, mask, "bar.warp.sync")
+
+
+def meet(w: Warp, member: Array, mask: Array | None) -> None:
+    """The lanes of each member mask meet: all of the warp, or some alone. mask: who executes the instruction."""
+    here = w.split.mask if mask is None else mask
+    alive = _bits(w.alive)
+    groups = {int(bits) & alive for bits in np.unique(member[here])}
+    if alive in groups:
+        w.meetings += 1
+        return
+    w.part_meetings += 1
+    if w.block.cluster.observer is not None:
+        w.block.cluster.observer.some_met(w, groups)
+
+
+def _bits(mask: Array) -> int:
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def check_members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
+    """Report a warp-wide instruction whose member mask names live lanes that do not execute it. mask: who does."""
+    observer = w.block.cluster.observer
+    here = w.split.mask if mask is None else mask
+    if observer is None or here.all():
+        return
+    missing = int(member[here.argmax()]) & _bits(w.alive & ~here)
+    if missing:
+        observer.report("divergent_warp", w, at, f"{what} names lanes {missing:#x}, which do not execute it")
+
+
+@runtime
+def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
+    """Report an .aligned instruction that not all threads of the warp execute. mask: who does.
+
+    Products and matrix loads and stores are undefined, too, where a thread of the warp has exited.
+    """
+    observer = w.block.cluster.observer
+    here = w.split.mask if mask is None else mask
+    if observer is None or here.all():
+        return
+    missing = _bits(w.alive & ~here)
+    exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
+    exited &= ~w.alive
+    if missing:
+        message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
+    elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
+        message = f"{what} is for all threads of a warp, and lanes {_bits(exited):#x} have left the kernel"
+    else:
+        return
+    observer.report("divergent_warp", w, at, message)
+
+
+def cluster_arrive(w: Warp, at: int, release: bool) -> None:
+    """barrier.cluster.arrive."""
+    cluster = w.block.cluster
+    arrived = cluster.barrier.arrived
+    here, phases = executing(w), _cluster_phases(w)
+    twice = here & (phases >= 0)
+    arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
+    if cluster.observer is not None:
+        if twice.any():
+            message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
+            cluster.observer.report("arrival_overflow", w, at, message)
+        cluster.observer.cluster_arrive(w, release)
+    phases[here] = cluster.barrier.phase
+    complete_cluster(cluster)
+
+
+def _cluster_phases(w: Warp) -> Array:
+    """Of each lane the phase of the cluster's barrier at which it arrived and for which it is yet to wait, or -1."""
+    phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
+    return phases
+
+
+def complete_cluster(cluster: Cluster) -> None:
+    """End a phase of the cluster's barrier where all live threads have arrived."""
+    barrier = cluster.barrier
+    if not barrier.arrived or any(len(block.warps) < block.warp_count for block in cluster.blocks):
+        return
+    for block in cluster.blocks:
+        for warp in block.warps:
+            if barrier.arrived.get(warp.agent, 0) < int(warp.alive.sum()):
+                return
+    barrier.arrived.clear()
+    barrier.phase += 1
+    if cluster.observer is not None:
+        cluster.observer.cluster_complete()
+    cluster.launch.scheduler.wake(barrier.waiters)
+
+
+def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
+    """barrier.cluster.wait: True while the split has to wait."""
+    cluster = w.block.cluster
+    here, phases = executing(w), _cluster_phases(w)
+    if (phases[here] < 0).any():
+        raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
+    if cluster.barrier.phase > phases[here].max():
+        phases[here] = -1
+        if cluster.observer is not None:
+            cluster.observer.cluster_acquire(w)
+        return False
+    cluster.barrier.waiters.append(w.split)
+    cluster.launch.scheduler.block(w.split, ClusterWait(cluster, at))
+    return True
+
+
+def grid_wait(w: Warp) -> None:
+    """griddepcontrol.wait: the grid before this one has ended and its writes are visible."""
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.globals.grid_waited(w)
+
+
+RUNTIME["sync"] = sys.modules[__name__]

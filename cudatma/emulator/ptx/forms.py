@@ -1,0 +1,84 @@
+"""The instructions of PTX as a table of forms: what the emulator is held to, and which modifiers there are.
+
+A line of a table is a form. ``{a,b}`` (without spaces) stands for each of a and b, ``{,.ftz}`` for an optional part,
+``{r1..4}`` for the vector of r1, r2, r3, r4. Operands name registers by their first letter: p predicate, b 8 bits,
+h 16, r 32, d 64, q 128. The tables stand in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from cudatma.emulator.ptx import forms_memory, forms_scalar, forms_warp
+from cudatma.emulator.ptx.model import Instruction
+
+#: Chapter -> forms, a line each.
+FORMS: dict[str, str] = {**forms_scalar.FORMS, **forms_memory.FORMS, **forms_warp.FORMS}
+
+_TEXTURE = "textures and surfaces need their unit's filtering and the driver's objects"
+#: Opcode root -> why it is refused.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURE),
+    "tcgen05": "tensor memory and the fifth generation of tensor cores (sm_100 and up)",
+    "multimem": "multicast memory of several devices",
+}
+
+_VECTOR = re.compile(r"\{([bhrdpq])(\d+)\.\.(\d+)\}")
+_CHOICE = re.compile(r"(\{[^{}\s]*\})")
+_REGISTER = re.compile(r"(?<![\w.:%])([phrdqb]\d+)\b")
+#: Shapes, counts and element types, which emitters check themselves.
+_PLAIN = re.compile(r"m\d+n\d+(k\d+)?$|\d+$|[1-5]d$|(b|u|s|f|bf|tf)\d+(x\d)?$")
+#: Modifiers of opcodes that are in no table: branches, calls, and warp instructions without .sync.
+_MORE = ("uni", "idx", "all", "any", "ballot", "pred")
+
+
+def expand(line: str) -> Iterator[str]:
+    """Every form that a line stands for."""
+
+    def whole(found: re.Match[str]) -> str:
+        letter, first, last = found[1], int(found[2]), int(found[3])
+        return "{" + ", ".join(f"{letter}{k}" for k in range(first, last + 1)) + "}"
+
+    pieces = _CHOICE.split(_VECTOR.sub(whole, line))
+    alone = re.compile(r"\{[bhrdpq]\d+\}$")
+    options = [p[1:-1].split(",") if p.startswith("{") and not alone.match(p) else [p] for p in pieces]
+    for chosen in itertools.product(*options):
+        yield "".join(chosen)
+
+
+def forms(chapter: str) -> Iterator[str]:
+    """Every form of a chapter."""
+    for line in FORMS[chapter].strip().splitlines():
+        yield from expand(line)
+
+
+def module_of(form: str) -> str:
+    """A PTX module with one kernel that holds a form."""
+    statement = _REGISTER.sub(r"%\1", form)
+    registers = {"pred": "p", "b8": "b", "b16": "h", "b32": "r", "b64": "d", "b128": "q"}
+    declared = " ".join(f".reg .{kind} %{letter}<10>;" for kind, letter in registers.items())
+    return (
+        f".version 9.1\n.target sm_90a\n.address_size 64\n.visible .entry k() {{\n{declared}\n{statement};\nret;\n}}\n"
+    )
+
+
+@lru_cache(maxsize=1)
+def _modifiers() -> frozenset[str]:
+    """Every part of an opcode behind its root that some form has."""
+    known = set(_MORE)
+    for chapter in FORMS.values():
+        for line in chapter.strip().splitlines():
+            for opcode in expand(line.split(" ")[0]):
+                known.update(opcode.split(".")[1:])
+    return frozenset(known)
+
+
+def unknown_modifier(instruction: Instruction) -> str:
+    """A part of an opcode that no form of any instruction has, "" where there is none or the instruction is refused."""
+    if instruction.parts[0] in REFUSED:
+        return ""
+    known = _modifiers()
+    return next((part for part in instruction.parts[1:] if part not in known and not _PLAIN.match(part)), "")

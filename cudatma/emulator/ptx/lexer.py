@@ -1,0 +1,98 @@
+"""PTX text to tokens. Source: PTX ISA, "Syntax": identifiers, constants, statements."""
+
+from __future__ import annotations
+
+import re
+import string
+import struct
+from typing import NamedTuple
+
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.ptx.model import Imm
+
+#: Most characters of PTX that are read; larger text is refused instead of filling the memory.
+MAX_CHARS = 64 << 20
+#: Most tokens, some 25 MB of what compilers write.
+MAX_TOKENS = 1 << 22
+
+#: Newlines, comments, strings, numbers, words, directives; else any single character. Blanks match nothing.
+_TOKEN = re.compile(
+    r"""\n|//[^\n]*|/\*.*?\*/
+    |"(?:[^"\\\n]|\\.)*"
+    |0[fF][0-9a-fA-F]{8}(?![\w])|0[dD][0-9a-fA-F]{16}(?![\w])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
+    |\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?
+    |[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*
+    |\.[A-Za-z_][\w]*(?:::\w+)*
+    |[^ \t\r\f\v]""",
+    re.VERBOSE | re.DOTALL,
+)
+#: The first character says of which kind a token is.
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(string.ascii_letters + "_$%", "word"),
+    **dict.fromkeys(string.digits, "number"),
+    **dict.fromkeys("-+*/(){}[],;:|!@=<>&^~?", "punct"),
+    ".": "directive",
+    '"': "string",
+}
+
+
+class Token(NamedTuple):
+    """kind: "string", "number", "word", "directive", "punct" or "end"; line: from 1."""
+
+    kind: str
+    text: str
+    line: int
+
+
+_make = Token._make
+
+
+def tokenize(text: str) -> list[Token]:
+    """All tokens of a module, with an "end" token last. Raises PtxError at a character that no token begins with."""
+    if len(text) > MAX_CHARS:
+        raise PtxError(f"{len(text)} characters; at most {MAX_CHARS} are read")
+    text = text.rstrip("\0")
+    tokens: list[Token] = []
+    line = 1
+    for found in _TOKEN.findall(text):
+        kind = _KINDS.get(found[0])
+        if kind is None:
+            if found != "\n":
+                raise PtxError(f"unexpected character {found!r}", line)
+            line += 1
+        elif kind == "punct" and len(found) > 1:  # a comment
+            line += found.count("\n")
+        elif found in (".", '"'):
+            raise PtxError(f"unexpected character {found!r}", line)
+        else:
+            tokens.append(_make((kind, found, line)))
+            if len(tokens) > MAX_TOKENS:
+                raise PtxError(f"more than {MAX_TOKENS} tokens", line)
+    tokens.append(Token("end", "", line))
+    return tokens
+
+
+def number(token: Token, negative: bool = False) -> Imm:
+    """The immediate that a number token spells; a minus sign in front is applied to it."""
+    text = token.text
+    if text[:2] in ("0f", "0F"):
+        bits = int(text[2:], 16)
+        return Imm(bits ^ (1 << 31) if negative else bits, "f32")
+    if text[:2] in ("0d", "0D"):
+        bits = int(text[2:], 16)
+        return Imm(bits ^ (1 << 63) if negative else bits, "f64")
+    if "." in text:
+        value = -float(text) if negative else float(text)
+        return Imm(int.from_bytes(struct.pack("<d", value), "little"), "f64")
+    digits = text.rstrip("U")
+    if digits[:2] in ("0x", "0X"):
+        value_int = int(digits, 16)
+    elif digits[:2] in ("0b", "0B"):
+        value_int = int(digits, 2)
+    elif len(digits) > 1 and digits[0] == "0" and all(c in "01234567" for c in digits):
+        value_int = int(digits, 8)
+    else:
+        if len(digits) > 40:
+            raise PtxError(f"a constant of {len(digits)} digits", token.line)
+        value_int = int(digits)
+    return Imm(-value_int if negative else value_int)

@@ -1,0 +1,100 @@
+"""Kernels and variables by the names that people type: mangled, plain, qualified, or the only one that contains it.
+
+Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.ptx.types import Array
+from cudatma.errors import ArgumentError, ArgumentTypeError
+
+_LENGTH = re.compile(r"\d+")
+#: Names that an error lists.
+_LISTED = 8
+
+
+def plain_name(symbol: str) -> str:
+    """``space::kernel`` of ``_ZN5space6kernelILi4EEvPf``, without template arguments; the symbol where it is plain."""
+    if not symbol.startswith("_Z"):
+        return symbol
+    at = 2
+    while symbol[at : at + 1] in ("N", "L", "K"):
+        at += 1
+    parts = []
+    while found := _LENGTH.match(symbol, at):
+        at = found.end() + int(found[0][:6])
+        parts.append(symbol[found.end() : at])
+    return "::".join(parts) or symbol
+
+
+def find_name(name: str, known: Sequence[str], what: str) -> str:
+    """The one of ``known`` that is meant: itself, its plain name, a beginning, a part of it; "" is the only one.
+
+    Raises ArgumentError, which lists candidates, where there is none or more than one.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError("name", type(name).__name__, "a str")
+    if name in known:
+        return name
+    if not name and len(known) == 1:
+        return known[0]
+    wanted = name.partition("(")[0].partition("<")[0]
+    plain = {symbol: plain_name(symbol) for symbol in known}
+    for fits in (
+        lambda symbol: plain[symbol] == wanted or plain[symbol].endswith("::" + wanted),
+        lambda symbol: plain[symbol].rpartition("::")[2].startswith(wanted) or symbol.startswith(wanted),
+        lambda symbol: name in symbol or wanted in plain[symbol],
+    ):
+        found = [symbol for symbol in known if wanted and fits(symbol)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ArgumentError("name", name, f"one of {_some(found)}", f"{len(found)} names fit; give more of one")
+    near = difflib.get_close_matches(wanted, known, _LISTED, 0.3) or list(known)
+    raise ArgumentError("name", name, f"one of {_some(near)}" if near else f"none: the module has no {what}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+class Variables(Mapping[str, Array]):
+    """Global and constant variables of a module by name: their bytes, (n,) uint8, writable; see find_name().
+
+    ``variables["table"].view(np.float32)[3]`` reads, ``variables["table"] = array`` copies the array's bytes, as many
+    as the variable has. Values last until they are changed or the module is loaded again.
+    """
+
+    def __init__(self, arrays: dict[str, Array]) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[find_name(name, list(self._arrays), "variable")]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        found = self[name]
+        raw = value if isinstance(value, bytes | bytearray | memoryview) else np.ascontiguousarray(value).tobytes()
+        data = np.frombuffer(raw, np.uint8)
+        if data.size != found.size:
+            raise ArgumentError(name, f"{data.size} bytes", f"{found.size} bytes")
+        found[:] = data
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except ArgumentError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)

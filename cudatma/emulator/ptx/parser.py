@@ -1,0 +1,159 @@
+"""PTX text to a Module. Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI"."""
+
+from __future__ import annotations
+
+import gc
+import re
+
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.ptx.body import BodyParser
+from cudatma.emulator.ptx.cursor import Cursor
+from cudatma.emulator.ptx.declarations import read_variable
+from cudatma.emulator.ptx.model import Function, Module, Variable
+
+_TARGET = re.compile(r"sm_\d{2,3}[af]?")
+_LINKAGE = {"visible", "extern", "weak", "common"}
+_SPACES = {"global", "const", "shared"}
+_TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
+#: A byte each fills the largest parameter space; a kernel has some hundred at most.
+_MAX_PARAMS = 4096
+_FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
+
+
+def parse(text: str) -> Module:
+    """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
+
+    Raises PtxError, which names the line, for anything malformed; unknown instructions are found later, when a kernel
+    that holds them is prepared.
+    """
+    if not isinstance(text, str):
+        raise PtxError(f"PTX text is a str, got {type(text).__name__}")
+    # Parsing makes many objects and no cycles: the collector would take a quarter of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _ModuleParser(text).read()
+    except RecursionError:
+        raise PtxError("scopes nested too deeply") from None
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _ModuleParser:
+    def __init__(self, text: str) -> None:
+        self.cursor = Cursor(text)
+        self.module = Module()
+
+    def read(self) -> Module:
+        while self.cursor.token.kind != "end":
+            self._statement()
+        if self.module.version == (0, 0):
+            raise PtxError("no .version directive: this is not PTX")
+        if not self.module.target:
+            raise PtxError("no .target directive: which architecture the code is for is not said")
+        return self.module
+
+    def _statement(self) -> None:
+        cursor = self.cursor
+        if cursor.accept(";"):
+            return
+        is_extern = False
+        token = cursor.expect_kind("directive")
+        while token.text[1:] in _LINKAGE:
+            is_extern |= token.text == ".extern"
+            token = cursor.expect_kind("directive")
+        name = token.text[1:]
+        if name == "version":
+            number = cursor.expect_kind("number")
+            major, _, minor = number.text.partition(".")
+            if not major.isdecimal() or not (minor or "0").isdecimal() or len(number.text) > 8:
+                raise PtxError(f"`.version {number.text[:20]}`: a version such as 8.6 belongs here", number.line)
+            self.module.version = (int(major), int(minor or 0))
+        elif name == "target":
+            self.module.target = cursor.expect_kind("word").text
+            if not _TARGET.fullmatch(self.module.target):
+                raise cursor.error(f"`.target {self.module.target[:40]}`: an architecture such as sm_90a belongs here")
+            while cursor.accept(","):
+                cursor.expect_kind("word")
+        elif name == "address_size":
+            if cursor.integer() != 64:
+                raise cursor.error("only .address_size 64 is served")
+        elif name == "file":
+            self._file()
+        elif name == "section":
+            while cursor.token.text != "{":
+                cursor.next()
+            cursor.skip_braces()
+        elif name in ("pragma", "alias"):
+            cursor.skip_statement()
+        elif name in _SPACES:
+            for variable in read_variable(cursor, name, is_extern):
+                self.module.variables[variable.name] = variable
+            cursor.expect(";")
+        elif name in ("entry", "func"):
+            self._function(name == "entry")
+        else:
+            raise PtxError(f"unknown directive `.{name}`", token.line)
+
+    def _file(self) -> None:
+        number = self.cursor.integer()
+        self.module.files[number] = self.cursor.expect_kind("string").text[1:-1]
+        while self.cursor.accept(","):
+            self.cursor.integer()
+
+    def _function(self, is_entry: bool) -> None:
+        cursor = self.cursor
+        returns: list[Variable] = []
+        if cursor.token.kind == "directive":
+            cursor.next()  # .noreturn before the name
+        if cursor.token.text == "(":
+            returns = self._params()
+        function = Function(cursor.expect_kind("word").text, is_entry, returns=returns)
+        if cursor.token.text == "(":
+            function.params = self._params()
+        while cursor.token.kind == "directive":
+            self._function_directive(function)
+        if cursor.accept(";"):
+            function.is_defined = False
+            self.module.functions.setdefault(function.name, function)
+            return
+        known = self.module.functions.get(function.name)
+        if known is not None and known.is_defined:
+            raise cursor.error(f"function `{function.name}` is defined twice")
+        BodyParser(cursor, function, self.module).read()
+        self.module.functions[function.name] = function
+
+    def _function_directive(self, function: Function) -> None:
+        cursor = self.cursor
+        token = cursor.next()
+        name = token.text[1:]
+        if name in _TRIPLES:
+            values = [cursor.integer()]
+            while cursor.accept(","):
+                values.append(cursor.integer())
+            function.directives[name] = tuple(values)
+        elif name in _FLAGS:
+            function.directives[name] = ()
+        elif name == "pragma":
+            cursor.skip_statement()
+        elif name == "abi_preserve" or name == "abi_preserve_control":
+            cursor.integer()
+        else:
+            raise PtxError(f"unknown function directive `.{name}`", token.line)
+
+    def _params(self) -> list[Variable]:
+        cursor = self.cursor
+        cursor.expect("(")
+        params: list[Variable] = []
+        while not cursor.accept(")"):
+            if not cursor.accept(".param"):
+                raise cursor.error("parameters in .reg space are not served")
+            for param in read_variable(cursor, "param"):
+                if any(param.name == other.name for other in params[-_MAX_PARAMS:]):
+                    raise cursor.error(f"parameter `{param.name}` stands twice")
+                params.append(param)
+            if len(params) > _MAX_PARAMS:
+                raise cursor.error(f"more than {_MAX_PARAMS} parameters")
+            cursor.accept(",")
+        return params

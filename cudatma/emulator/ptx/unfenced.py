@@ -1,0 +1,74 @@
+"""wgmmas that begin a group though their registers were written and no wgmma.fence stands behind.
+
+Source: PTX ISA, "wgmma.fence": it stands before the first wgmma.mma_async, and wherever registers of one (accumulators,
+fragments of A) have been written by other instructions. Compilers move such writes behind the fence of a group, which
+the assembler puts right; a group without any fence it does not.
+"""
+
+from __future__ import annotations
+
+from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
+from cudatma.emulator.ptx.model import Instruction, Reg, Vec
+
+
+def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
+    """Index in the body of a wgmma -> bit set of its registers that some path writes, with no fence behind and none
+    since the last wgmma.commit_group.
+
+    Copies of registers are what compilers rename accumulators with: a copy is as fenced as its source, a constant is.
+    """
+    body = flow.function.body
+    if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
+        return {}
+    before: list[_State | None] = [None] * len(flow.segments)
+    before[0] = (0, True)
+    todo = [0]
+    found: dict[int, int] = {}
+    while todo:
+        segment = flow.segments[todo.pop()]
+        state = before[segment.index]
+        dirty, bare = _through(body, segment, state or (0, True), found)
+        for following in segment.next:
+            if following < 0:
+                continue
+            known = before[following]
+            joined = (dirty, bare) if known is None else (dirty | known[0], bare or known[1])
+            if joined != known:
+                before[following] = joined
+                todo.append(following)
+    return found
+
+
+#: (registers that may have been written since the last fence, whether there may be none since the last commit_group).
+_State = tuple[int, bool]
+
+
+def _through(body: list[Instruction], segment: Segment, state: _State, found: dict[int, int]) -> _State:
+    """The state after a segment; found takes the wgmmas that use what was written."""
+    dirty, bare = state
+    for at in range(segment.start, segment.stop):
+        instruction = body[at]
+        if instruction.parts[0] != "wgmma":
+            dirty = _written(instruction, dirty)
+        elif instruction.parts[1] == "fence":
+            dirty, bare = 0, False
+        elif instruction.parts[1] == "commit_group":
+            bare = True
+        elif instruction.parts[1] == "mma_async":
+            accumulators = bit_set(registers_of(instruction.operands[0]))
+            fragment = instruction.operands[1]
+            used = accumulators | (bit_set(registers_of(fragment)) if isinstance(fragment, Vec) else 0)
+            if bare and dirty & used:
+                found[at] = found.get(at, 0) | (dirty & used)
+            dirty &= ~accumulators
+    return dirty, bare
+
+
+def _written(instruction: Instruction, dirty: int) -> int:
+    """The dirty registers after an instruction that is no wgmma."""
+    written, read = destinations(instruction)
+    targets = bit_set(written)
+    is_copy = instruction.parts[0] == "mov" and all(isinstance(operand, Reg) for operand in instruction.operands[:1])
+    if not is_copy or any(dirty >> register & 1 for register in read):
+        return dirty | targets
+    return dirty if instruction.guard else dirty & ~targets

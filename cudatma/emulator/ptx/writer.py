@@ -1,0 +1,386 @@
+"""Turns one segment of PTX into the source of one Python function over vectors of 32 lanes.
+
+Registers are immutable NumPy vectors of 32 elements (bool, unsigned integers or floats); an assignment binds a new
+vector. A segment has two forms: one for all 32 lanes active, and one with a mask, whose assignments keep the other
+lanes' values where the register lives across segments. Immediates become constant vectors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.ptx.flow import Flow, Segment, destinations, registers_of
+from cudatma.emulator.ptx.forms import unknown_modifier
+from cudatma.emulator.ptx.model import (
+    MEMBERS,
+    WHOLE_WARP,
+    Imm,
+    Instruction,
+    Mem,
+    Module,
+    Not,
+    Operand,
+    Reg,
+    Sink,
+    Sym,
+    Vec,
+)
+from cudatma.emulator.ptx.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
+
+Emitter = Callable[["SegmentWriter", Instruction], None]
+Helper = TypeVar("Helper", bound=Callable[..., Any])
+
+#: Opcode root -> the function that writes its Python.
+EMITTERS: dict[str, Emitter] = {}
+
+#: What generated code may name: filled by the modules that define run-time helpers.
+RUNTIME: dict[str, Any] = {
+    "where": np.where,
+    "count": np.count_nonzero,
+    **{name: dtype.type for name, dtype in NUMPY.items()},
+}
+
+
+def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
+    """Register a function as the one that writes these opcodes."""
+
+    def register(function: Emitter) -> Emitter:
+        for opcode in opcodes:
+            EMITTERS[opcode] = function
+        return function
+
+    return register
+
+
+def runtime(function: Helper) -> Helper:
+    """Make a helper callable from generated code under its own name."""
+    RUNTIME[function.__name__] = function
+    return function
+
+
+def storage_classes(flow: Flow) -> list[str]:
+    """The emulator type that each register is kept in: by width, floats where most instructions treat it as one."""
+    function = flow.function
+    votes = [0] * len(function.registers)
+    for instruction in function.body:
+        width = {"f32": 4, "f64": 8}.get(instruction.parts[-1], 0)
+        for operand in instruction.operands:
+            is_value = not isinstance(operand, Mem)
+            for register in registers_of(operand):
+                fits = is_value and width == BYTES[CODES[function.registers[register]]]
+                votes[register] += 1 if fits else -1
+    return [
+        (
+            "f32"
+            if votes[i] > 0 and CODES[kind] in ("u32", "f32", "i32")
+            else "f64"
+            if votes[i] > 0 and CODES[kind] in ("u64", "f64", "i64")
+            else unsigned(CODES[kind])
+        )
+        for i, kind in enumerate(function.registers)
+    ]
+
+
+#: What the hazard layer is told of: it wants to know which lanes a guard lets through.
+_WATCHED = {
+    *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
+}
+
+
+class SegmentWriter:
+    """Writes the Python of one segment. Emitters call src, dst and line; ``mask`` names the active mask, or "None"."""
+
+    def __init__(self, flow: Flow, segment: Segment, classes: list[str], module: Module, masked: bool) -> None:
+        self.flow, self.segment, self.classes, self.module, self.masked = flow, segment, classes, module, masked
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = {}
+        self._constant_names: dict[Any, str] = {}
+        self.loaded: list[int] = []
+        self.known: set[int] = set()
+        self.written: set[int] = set()
+        self.indent = 1
+        self.temporaries = 0
+        self.at = 0
+        self.current: Instruction | None = None
+        self.guarded = False
+        self.base_mask = "m" if masked else "None"
+        self.mask = self.base_mask
+
+    # ---- writing
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def temporary(self, expression: str) -> str:
+        """Bind an expression to a fresh local name."""
+        name = f"t{self.temporaries}"
+        self.temporaries += 1
+        self.line(f"{name} = {expression}")
+        return name
+
+    def constant(self, value: Any, key: Any = None) -> str:
+        """A name for an object that generated code refers to."""
+        key = ("id", id(value)) if key is None else key
+        if key not in self._constant_names:
+            name = f"c{len(self._constant_names)}"
+            self._constant_names[key], self.constants[name] = name, value
+        return self._constant_names[key]
+
+    def splat(self, value: int, code: str) -> str:
+        """A constant vector whose lanes all hold the low bits of a value."""
+        bits = value & ((1 << (8 * BYTES[code])) - 1)
+        if ("splat", bits, code) not in self._constant_names:
+            if code == "pred":
+                vector: Array = np.full(LANES, bool(bits & 1))
+            elif code == "b128":
+                vector = np.array([[bits & (2**64 - 1)] * LANES, [bits >> 64] * LANES], np.uint64)
+            else:
+                vector = np.full(LANES, bits, NUMPY[unsigned(code)]).view(NUMPY[code])
+            vector.flags.writeable = False
+            return self.constant(vector, ("splat", bits, code))
+        return self._constant_names["splat", bits, code]
+
+    def error(self, message: str) -> PtxError:
+        """An error that names the current instruction and its lines, to be raised."""
+        instruction = self.current
+        if instruction is None:
+            return PtxError(message)
+        return PtxError(message, instruction.line, self.module.source_of(instruction), instruction.text)
+
+    def need(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise self.error(message)
+
+    # ---- operands
+
+    def _register(self, index: int) -> str:
+        if index not in self.known:
+            self.known.add(index)
+            self.loaded.append(index)
+        return f"r{index}"
+
+    def src(self, operand: Operand, code: str) -> str:
+        """An expression for a source operand as vector of the given type."""
+        if isinstance(operand, Reg):
+            return self.convert(self._register(operand.index), self.classes[operand.index], code)
+        if isinstance(operand, Imm):
+            return self.splat(immediate_bits(operand, code), code)
+        if isinstance(operand, Not):
+            return f"(~{self.src(operand.reg, code)})"
+        if isinstance(operand, Sym):
+            return self.symbol(operand, code)
+        if isinstance(operand, Sink):
+            raise self.error("`_` as a source")
+        if isinstance(operand, Vec) and len(operand.items) == 1:
+            return self.src(operand.items[0], code)
+        raise self.error(f"an operand of this form where a {code} value is expected")
+
+    def symbol(self, operand: Sym, code: str) -> str:
+        """A special register's value, or the address of a variable."""
+        name = operand.name
+        if name.startswith("%"):
+            return self.special(name[1:], code)
+        if name in ("WARP_SZ",):
+            return self.splat(LANES, code)
+        reference = f"w.address({name!r}, {operand.offset})"
+        return self.convert(reference, "u64", code)
+
+    def special(self, name: str, code: str) -> str:
+        if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
+            return self.convert(f"w.clock({name!r})", "u64", code)
+        from cudatma.emulator.ptx.special import CONSTANTS, WIDTHS
+
+        if name in CONSTANTS:
+            return self.splat(CONSTANTS[name], code)
+        if name == "is_explicit_cluster":
+            return "w.special['is_explicit_cluster']"
+        if name not in WIDTHS:
+            raise self.error(f"unknown special register %{name}")
+        return self.convert(f"w.special[{name!r}]", WIDTHS[name], code)
+
+    def convert(self, expression: str, have: str, want: str) -> str:
+        """Reinterpret bits; widths that differ are cut or filled with zeros (or the sign of a signed source)."""
+        if have == want:
+            return expression
+        if have == "pred" or want == "pred":
+            raise self.error("a predicate where a value is expected, or the other way round")
+        if have == "b128" or want == "b128":
+            raise self.error("a 128-bit register where a narrower value is expected, or the other way round")
+        if not expression.isidentifier():
+            expression = f"({expression})"
+        if BYTES[have] == BYTES[want]:
+            return f"{expression}.view({want})"
+        if have in ("f16", "f32", "f64"):
+            expression, have = f"{expression}.view({unsigned(have)})", unsigned(have)
+        if want in ("f16", "f32", "f64"):
+            return f"{expression}.astype({unsigned(want)}).view({want})"
+        return f"{expression}.astype({want})"
+
+    def dst(self, operand: Operand, expression: str, code: str) -> None:
+        """Assign a vector of the given type to a destination operand; lanes that are not active keep their value."""
+        if isinstance(operand, Sink):
+            self.line(expression)
+            return
+        if isinstance(operand, Vec) and len(operand.items) == 1:
+            operand = operand.items[0]
+        if not isinstance(operand, Reg):
+            raise self.error("a destination that is no register")
+        index = operand.index
+        if BYTES[code] > BYTES[self.classes[index]]:
+            raise self.error(f"a destination register narrower than {code}")
+        value = self.convert(expression, code, self.classes[index])
+        crossing = self.flow.crossing >> index & 1
+        if (self.guarded or (self.masked and crossing)) and (crossing or index in self.known):
+            value = f"where({self.mask}, {value}, {self._register(index)})"
+        self.known.add(index)
+        self.written.add(index)
+        self.line(f"r{index} = {value}")
+
+    def address(self, operand: Operand, code: str = "u64") -> str:
+        """The address expression of a memory operand."""
+        if not isinstance(operand, Mem):
+            raise self.error("an operand in brackets is expected")
+        base = operand.base
+        if isinstance(base, Sym):
+            return self.src(Sym(base.name, base.offset + operand.offset), code)
+        if isinstance(base, Imm):
+            return self.splat(base.bits + operand.offset, code)
+        text = self.src(base, code)
+        return f"({text} + {self.splat(operand.offset, code)})" if operand.offset else text
+
+    # ---- whole segment
+
+    def write(self) -> str:
+        """The source of the segment's function, named ``segment``: (warp, registers, mask) -> next segment.
+
+        Raises PtxError for an instruction that is unknown or whose operands do not fit it.
+        """
+        try:
+            return self._write()
+        except PtxError:
+            raise
+        except (IndexError, KeyError, ValueError, StopIteration, AttributeError) as error:
+            raise self._misfit() from error
+
+    def _misfit(self) -> PtxError:
+        """Operands or modifiers that an emitter stumbled over."""
+        count = len(self.current.operands) if self.current else 0
+        return self.error(f"{count} operands that do not fit the instruction and its modifiers")
+
+    def try_one(self, at: int) -> PtxError | None:
+        """Write one instruction of the segment for its error alone."""
+        self.at, self.current = at, self.flow.function.body[at]
+        self.guarded, self.mask = False, self.base_mask
+        try:
+            self._instruction(self.current)
+        except PtxError as error:
+            return error
+        except (IndexError, KeyError, ValueError, StopIteration, AttributeError):
+            return self._misfit()
+        return None
+
+    def _write(self) -> str:
+        body = self.flow.function.body
+        ended = False
+        for at in range(self.segment.start, self.segment.stop):
+            self.at, self.current = at, body[at]
+            if self.masked and at == self.segment.start and body[at].is_joint:
+                self._meet(body[at])
+            ended = self._instruction(body[at])
+        if not ended:
+            following = self.segment.next[0] if self.segment.next else -1
+            self._store_back()
+            self.line(f"return {following}" if following >= 0 else "return w.leave(m)")
+        loads = [f"    r{i} = R[{i}]" for i in self.loaded]
+        return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
+
+    def _meet(self, instruction: Instruction) -> None:
+        """Let lanes that have parted come together for an instruction that they execute together (rendezvous.py)."""
+        root, operands = instruction.parts[0], instruction.operands
+        members = "None"
+        if root in MEMBERS and operands:
+            members = self.src(operands[-1], "u32")
+        elif instruction.parts[:2] == ("bar", "warp") and operands:
+            members = self.src(operands[0], "u32")
+        held = self.temporary(f"meet(w, {self.at}, {members})")
+        self.line(f"if {held}: return {held}")
+
+    def _instruction(self, instruction: Instruction) -> bool:
+        """Write one instruction; True where it has returned on every path."""
+        root = instruction.parts[0]
+        if root not in EMITTERS:
+            raise self.error(f"unknown instruction `{instruction.opcode}`")
+        stranger = unknown_modifier(instruction)
+        if stranger:
+            raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
+        if root in ("bra", "brx", "ret", "exit", "trap", "call"):
+            self._store_back()
+            EMITTERS[root](self, instruction)
+            return True
+        if instruction.guard is None:
+            if self.masked:
+                self._check_whole_warp(instruction)
+            EMITTERS[root](self, instruction)
+            return False
+        register, negated = instruction.guard
+        predicate = ("~" if negated else "") + self._register(register)
+        for written in destinations(instruction)[0]:
+            if self.flow.crossing >> written & 1:
+                self._register(written)
+            elif written not in self.known:
+                self.known.add(written)
+                self.line(f"r{written} = {self.zero(written)}")
+        self.mask = self.temporary(f"m & {predicate}" if self.masked else predicate)
+        self.line(f"if count({self.mask}):")
+        self.indent, self.guarded = self.indent + 1, True
+        before = len(self.lines)
+        if root in _WATCHED:
+            self.line(f"w.guard = {self.mask}")
+        self._check_whole_warp(instruction)
+        EMITTERS[root](self, instruction)
+        if root in _WATCHED:
+            self.line("w.guard = None")
+        elif len(self.lines) == before:
+            self.line("pass")
+        self.indent, self.guarded = self.indent - 1, False
+        self.mask = self.base_mask
+        return False
+
+    def _check_whole_warp(self, instruction: Instruction) -> None:
+        """Have it reported where not all threads of the warp execute an instruction that is theirs together."""
+        parts = instruction.parts
+        if "aligned" in parts and (parts[0] in WHOLE_WARP or parts[:2] == ("barrier", "cluster")):
+            self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
+
+    def zero(self, register: int) -> str:
+        return self.splat(0, self.classes[register])
+
+    def _store_back(self) -> None:
+        """Put registers that others may read back into the frame."""
+        for index in sorted(self.written):
+            if self.segment.live_out >> index & 1:
+                self.line(f"R[{index}] = r{index}")
+
+
+def immediate_bits(value: Imm, code: str) -> int:
+    """The bits that an immediate has in a type: floats are converted to the width that is asked for."""
+    if value.kind == "int":
+        if code in ("f32", "f64", "f16") and value.bits:
+            kind = {"f16": "<e", "f32": "<f", "f64": "<d"}[code]
+            return int.from_bytes(struct.pack(kind, float(value.bits)), "little")
+        return value.bits
+    if value.kind == "f32":
+        if code != "f64":
+            return value.bits
+        single = struct.unpack("<f", value.bits.to_bytes(4, "little"))[0]
+        return int.from_bytes(struct.pack("<d", single), "little")
+    if code in ("f64", "u64", "i64"):
+        return value.bits
+    double = struct.unpack("<d", value.bits.to_bytes(8, "little"))[0]
+    kind = "<e" if code == "f16" else "<f"
+    return int.from_bytes(struct.pack(kind, double), "little")

@@ -1,0 +1,203 @@
+"""How matrices lie in the registers of a warp: mma.sync, wgmma, ldmatrix, stmatrix, movmatrix.
+
+Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Register Fragments
+for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cudatma.emulator.arithmetic.numeric import canon, canon16
+from cudatma.emulator.arithmetic.small_floats import values
+from cudatma.emulator.ptx.types import LANES, Array
+
+_GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
+
+#: PTX element type -> bits that one takes in a register or in shared memory. 6- and 4-bit floats stand alone in bytes;
+#: "e2m1p" is e2m1 packed two to a byte, as .kind::mxf4 has it.
+ELEMENT_BITS = {
+    **dict.fromkeys(("f16", "bf16"), 16),
+    **dict.fromkeys(("tf32", "f32", "s32"), 32),
+    **dict.fromkeys(("s8", "u8", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1"), 8),
+    **dict.fromkeys(("s4", "u4", "e2m1p"), 4),
+    "b1": 1,
+    "f64": 64,
+}
+_VIEWS: dict[str, Any] = {
+    "f16": np.float16,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "f64": np.float64,
+    "f32": np.float32,
+    "s32": np.int32,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "bf16": ml_dtypes.bfloat16,
+}
+
+
+def numbers(raw: Array, kind: str) -> Array:
+    """Raw bits, whole elements of ``kind`` along the last axis, as float64 (integers stay exact in it)."""
+    if kind == "tf32":
+        raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        return raw.astype(np.float64)
+    if kind == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if kind in _VIEWS:
+        result: Array = raw.view(_VIEWS[kind]).astype(np.float64)
+        return result
+    return _narrow(raw.view(np.uint8), kind).astype(np.float64)
+
+
+def _narrow(raw: Array, kind: str) -> Array:
+    """Elements of fewer than 8 bits out of bytes."""
+    found: Array
+    if kind == "b1":
+        return np.unpackbits(raw, axis=-1, bitorder="little")
+    if kind in ("e3m2", "e2m3", "e2m1"):
+        found = values(kind)[(raw >> 2 & 15) if kind == "e2m1" else raw & 63]
+        return found
+    fields = np.stack((raw & 15, raw >> 4), axis=-1).reshape(*raw.shape[:-1], -1)
+    found = values("e2m1")[fields] if kind == "e2m1p" else fields
+    return (fields ^ 8).view(np.int8) - np.int8(8) if kind == "s4" else found
+
+
+@lru_cache(maxsize=64)
+def a_order(rows: int, depth: int, bits: int) -> Array:
+    """Where element (m, k) of operand A stands in its fragment, flattened as (register, lane, element)."""
+    per = max(1, 32 // bits)
+    order = np.zeros((rows, depth), np.int64)
+    halves = rows // 8
+    for register in range(rows * depth // (LANES * per)):
+        for element in range(per):
+            row = _GROUP + 8 * (register % halves)
+            column = _THREAD * per + element + 4 * per * (register // halves)
+            order[row, column] = (register * LANES + np.arange(LANES)) * per + element
+    return order
+
+
+@lru_cache(maxsize=64)
+def b_order(depth: int, columns: int, bits: int) -> Array:
+    """Where element (k, n) of operand B stands in its fragment."""
+    per = max(1, 32 // bits)
+    order = np.zeros((depth, columns), np.int64)
+    for register in range(depth * columns // (LANES * per)):
+        for element in range(per):
+            order[_THREAD * per + element + 4 * per * register, _GROUP] = (
+                register * LANES + np.arange(LANES)
+            ) * per + element
+    return order
+
+
+@lru_cache(maxsize=64)
+def c_order(rows: int, columns: int) -> Array:
+    """Element (m, n), as m * columns + n, of each place (register, lane) of an accumulator of 32- or 64-bit elements.
+
+    (registers, 32): registers 4 j and 4 j + 1 hold columns 8 j + 2 t and the next of row g, the others of row g + 8.
+    """
+    halves = rows // 8
+    order = np.zeros((rows * columns // LANES, LANES), np.int64)
+    for register in range(len(order)):
+        block, inside = divmod(register, 2 * halves)
+        row = _GROUP + 8 * (inside // 2)
+        order[register] = row * columns + 8 * block + 2 * _THREAD + inside % 2
+    return order
+
+
+@lru_cache(maxsize=64)
+def c_places(rows: int, columns: int) -> Array:
+    """(rows, columns): where each element stands in the accumulator, the inverse of c_order."""
+    return np.argsort(c_order(rows, columns), axis=None).reshape(rows, columns)
+
+
+def gather_a(registers: tuple[Array, ...], rows: int, depth: int, kind: str) -> Array:
+    """Operand A as (rows, depth) float64."""
+    return _gather(registers, a_order(rows, depth, ELEMENT_BITS[kind]), kind)
+
+
+def gather_b(registers: tuple[Array, ...], depth: int, columns: int, kind: str) -> Array:
+    """Operand B as (depth, columns) float64."""
+    return _gather(registers, b_order(depth, columns, ELEMENT_BITS[kind]), kind)
+
+
+def _gather(registers: tuple[Array, ...], order: Array, kind: str) -> Array:
+    return numbers(np.concatenate(registers), kind)[order]
+
+
+def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -> Array:
+    """An accumulator as (rows, columns) float64."""
+    flat = np.concatenate(registers).reshape(len(registers), -1)
+    if kind == "f16":
+        flat = flat.view(np.float16).reshape(len(registers), LANES, 2).transpose(0, 2, 1)
+        values: Array = flat.reshape(-1, LANES).astype(np.float64)
+    else:
+        values = flat.view(_VIEWS[kind]).astype(np.float64)
+    return values.reshape(-1)[c_places(rows, columns)]
+
+
+def rounded_bits(values_of: Array, kind: str) -> Array:
+    """float64 to the bits of f16, f32 or f64 elements, one unsigned integer each; NaN is canonical."""
+    if kind == "f16":
+        return canon16(values_of.astype(np.float16).reshape(-1)).reshape(values_of.shape).view(np.uint16)
+    if kind == "f64":
+        return values_of.view(np.uint64)
+    return canon(values_of.astype(np.float32).reshape(-1)).reshape(values_of.shape).view(np.uint32)
+
+
+def scatter_c(matrix: Array, kind: str) -> Array:
+    """(registers, 32) raw bits of an accumulator: uint32, or uint64 for f64."""
+    rows, columns = matrix.shape
+    placed = matrix.reshape(-1)[c_order(rows, columns)]
+    if kind == "s32":
+        return (placed.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+    bits = rounded_bits(placed, kind)
+    if kind == "f16":
+        return np.ascontiguousarray(bits.reshape(-1, 2, LANES).transpose(0, 2, 1)).view(np.uint32)[..., 0]
+    return bits
+
+
+def load_rows(rows: Array, transposed: bool) -> Array:
+    """ldmatrix: (8 n, 16) uint8 rows to (n, 32) uint32 registers."""
+    if not transposed:
+        return np.ascontiguousarray(rows).view(np.uint32).reshape(-1, LANES)
+    matrices = np.ascontiguousarray(rows).view(np.uint16).reshape(-1, 8, 8)
+    return np.ascontiguousarray(matrices.transpose(0, 2, 1)).view(np.uint32).reshape(-1, LANES)
+
+
+def load_square_rows(rows: Array) -> Array:
+    """ldmatrix.m16n16.trans: (16 n, 16) bytes to (2 n, 32) registers: columns g and g + 8, four rows to a thread."""
+    matrices = np.ascontiguousarray(rows).reshape(-1, 16, 16).transpose(0, 2, 1)
+    return np.ascontiguousarray(matrices).view(np.uint32).reshape(-1, LANES)
+
+
+def spread_bits(rows: Array, source: str) -> Array:
+    """Rows of 16 bytes of which the first 8 (.b4x16_p64) or 12 (.b6x16_p32) hold elements, to one element a byte.
+
+    4-bit elements go to the middle of their byte, 6-bit ones to its low bits, as mma takes them.
+    """
+    bits = 4 if source == "b4x16_p64" else 6
+    flat = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
+    wide = np.zeros((len(rows), 16, 8), np.uint8)
+    first = 2 if bits == 4 else 0
+    wide[:, :, first : first + bits] = flat
+    return np.packbits(wide.reshape(len(rows), -1), axis=1, bitorder="little")
+
+
+def store_rows(registers: Array, transposed: bool) -> Array:
+    """stmatrix: (n, 32) uint32 registers to (8 n, 16) uint8 rows."""
+    matrices = np.ascontiguousarray(registers).view(np.uint16).reshape(-1, 8, 8)
+    if transposed:
+        matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
+    return matrices.view(np.uint8).reshape(-1, 16)
+
+
+def store_byte_rows(registers: Array) -> Array:
+    """stmatrix.m16n8.trans of bytes: (n, 32) registers, accumulator fragments of bytes, to (8 n, 16): their columns."""
+    parts = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8, 4, 2, 2)
+    # (matrix, row g, thread, half: row g or g + 8, column 2 t or 2 t + 1) -> column by column
+    return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 16)

@@ -1,0 +1,147 @@
+"""ldmatrix, stmatrix, movmatrix and mma.sync at run time; wgmma stands in wgmma.py.
+
+Products and sums are formed in float64 and rounded once: hardware's order of additions is not documented, so results
+agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.arithmetic.small_floats import from_ue8m0, values
+from cudatma.emulator.async_copy import bulk
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+from cudatma.emulator.tensor_core import fragments, sparse
+
+ROW_BYTES = 16
+
+
+def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple[Array, Array]:
+    """(data of the block, offsets) of the rows that the first ``count`` lanes point at."""
+    first = addresses[:count]
+    if int(first[0]) >> 60:
+        first = np.array([bulk.strip(int(a)) for a in first.tolist()], np.uint64)
+    if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
+        access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
+    block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
+    w.meetings += 1
+    observer = w.block.cluster.observer
+    if observer is not None:
+        if writes:
+            observer.generic_write(w, at, block, offsets, ROW_BYTES, "", True)
+        else:
+            observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
+            observer.matrices_read(w, at, block, offsets)
+    return block.shared.data, offsets
+
+
+_BYTES = np.arange(ROW_BYTES)
+
+
+def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array:
+    """(registers, 32) of ``count`` matrices. form: "", "trans", "square" (m16n16) or a packed source format of m8n16,
+    the latter two with "square." in front for m16n16."""
+    is_square = form.startswith("square")
+    data, offsets = _rows(w, at, addresses, (16 if is_square else 8) * count, False)
+    rows = data[offsets[:, None] + _BYTES]
+    source = form.removeprefix("square.")
+    if source in ("b4x16_p64", "b6x16_p32"):
+        rows = fragments.spread_bits(rows, source)
+    return fragments.load_square_rows(rows) if is_square else fragments.load_rows(rows, form == "trans")
+
+
+def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], form: str) -> None:
+    """form: "", "trans" or "bytes" (m16n8 of .b8)."""
+    data, offsets = _rows(w, at, addresses, 8 * len(registers), True)
+    stacked = np.stack(registers)
+    rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
+    data[offsets[:, None] + _BYTES] = rows
+
+
+def movmatrix(register: Array) -> Array:
+    """The 8 x 8 matrix of 16-bit elements, transposed."""
+    result: Array = fragments.load_rows(fragments.store_rows(register[None], True), False)[0]
+    return result
+
+
+def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
+    """mma(), seen by the trace; the lanes of the warp meet here."""
+    w.meetings += 1
+    if w.launch.trace is not None:
+        w.launch.trace.instant(w, at, "mma")
+    return mma(*operands)
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """What the opcode of an mma says. kinds: D, A, B, C; scale: type of the block scales, scale_count: their number
+    along K; sparse: A holds half of its elements; logic: xor or and, for single bits."""
+
+    shape: tuple[int, int, int]
+    kinds: tuple[str, str, str, str]
+    saturates: bool = False
+    sparse: bool = False
+    scale: str = ""
+    scale_count: int = 0
+    logic: str = ""
+
+
+def mma(
+    form: Mma,
+    a: tuple[Array, ...],
+    b: tuple[Array, ...],
+    c: tuple[Array, ...],
+    metadata: tuple[Array, int] | None = None,
+    scales: tuple[tuple[Array, int, int], tuple[Array, int, int]] | None = None,
+) -> Array:
+    """mma.sync: (registers, 32) raw bits of D = A B + C.
+
+    metadata: of a sparse A, with the selector. scales: (data, byte, thread) for A and for B.
+    """
+    m, n, k = form.shape
+    d_kind, a_kind, b_kind, c_kind = form.kinds
+    left = fragments.gather_a(a, m, k // 2 if form.sparse else k, a_kind)
+    if metadata is not None:
+        left = sparse.expand(left, *metadata, a_kind)
+    right = fragments.gather_b(b, k, n, b_kind)
+    if scales is not None:
+        left = left * block_scales(*scales[0], form, True)
+        right = right * block_scales(*scales[1], form, False).T
+    total = product_of(left, right, form.logic) + fragments.gather_c(c, m, n, c_kind)
+    if form.saturates:
+        total = np.clip(total, -(2**31), 2**31 - 1)
+    return fragments.scatter_c(total, d_kind)
+
+
+def product_of(left: Array, right: Array, logic: str) -> Array:
+    """A B; of single bits the count of set bits of A and B, or of A xor B."""
+    product: Array = left @ right
+    if logic == "xor":
+        found: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
+        return found
+    return product
+
+
+def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> Array:
+    """(rows of A or columns of B, K) scale factors.
+
+    For A a pair of threads of each group of four has rows g and g + 8, for B one thread has column g.
+    """
+    count = form.scale_count
+    raw = np.ascontiguousarray(data).view(np.uint8).reshape(8, 4, 4)[:, :, byte : byte + count]
+    chosen = np.concatenate((raw[:, 2 * thread], raw[:, 2 * thread + 1])) if of_a else raw[:, thread]
+    if form.scale == "ue8m0":
+        factors = from_ue8m0(chosen).astype(np.float64)
+    else:
+        factors = values("e4m3")[chosen & 0x7F].astype(np.float64)
+    return np.repeat(factors, form.shape[2] // count, axis=1)
+
+
+RUNTIME["tensorcore"] = sys.modules[__name__]

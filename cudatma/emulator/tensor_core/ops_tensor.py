@@ -1,0 +1,203 @@
+"""ldmatrix, stmatrix, movmatrix, mma, mma.sp.
+
+Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
+"""
+
+from __future__ import annotations
+
+import re
+
+import cudatma.emulator.tensor_core.quad_mma  # noqa: F401  (run-time helpers)
+from cudatma.emulator.machine.ops_memory import address_of
+from cudatma.emulator.ptx.model import Imm, Instruction, Operand, Vec
+from cudatma.emulator.ptx.writer import SegmentWriter, emitter
+from cudatma.emulator.tensor_core.fragments import ELEMENT_BITS
+from cudatma.emulator.tensor_core.mma import Mma
+
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)$")
+_PACKED = ("b6x16_p32", "b4x16_p64")
+
+
+def items_of(operand: Operand) -> tuple[Operand, ...]:
+    """The parts of a vector operand, or the operand alone."""
+    return operand.items if isinstance(operand, Vec) else (operand,)
+
+
+def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
+    """A tuple expression of all parts of an operand as vectors of a type."""
+    return "(" + ", ".join(e.src(item, code) for item in items_of(operand)) + ",)"
+
+
+def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
+    """(m, n, k) that the opcode names."""
+    for part in i.parts:
+        found = _SHAPE.match(part)
+        if found:
+            return int(found[1]), int(found[2]), int(found[3])
+    raise e.error("a shape is expected")
+
+
+def types_of(i: Instruction) -> list[str]:
+    """The element types that the opcode names, in order."""
+    return [part for part in i.parts if part in ELEMENT_BITS]
+
+
+def immediate(e: SegmentWriter, operand: Operand, what: str) -> int:
+    """The value of an operand that must be an immediate."""
+    if not isinstance(operand, Imm):
+        raise e.error(f"{what} is an immediate")
+    return operand.bits
+
+
+def _count(i: Instruction) -> int:
+    return next(int(p[1]) for p in i.parts if p in ("x1", "x2", "x4"))
+
+
+@emitter("ldmatrix")
+def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
+    """m8n8 of b16; m16n16 of b8, which is always transposed; m8n16 and m16n16 of packed 4- and 6-bit elements."""
+    count, transposed = _count(i), "trans" in i.parts
+    source = next((p for p in i.parts if p in _PACKED), "")
+    is_square = "m16n16" in i.parts
+    if is_square:
+        e.need(transposed and count < 4 and bool(source or "b8" in i.parts), ".m16n16 has .trans, .x1 or .x2 and .b8")
+        form = f"square.{source}" if source else "square"
+    elif "m8n16" in i.parts:
+        e.need(bool(source) and not transposed, ".m8n16 has a packed source format and no .trans")
+        form = source
+    else:
+        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n16 of .b8, is expected")
+        form = "trans" if transposed else ""
+    items = items_of(i.operands[0])
+    size = 2 * count if is_square else count
+    e.need(len(items) == size, f"{size} destinations are expected")
+    value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address_of(e, i.operands[1])}, {count}, {form!r})")
+    for k, item in enumerate(items):
+        e.dst(item, f"{value}[{k}]", "u32")
+
+
+@emitter("stmatrix")
+def stmatrix(e: SegmentWriter, i: Instruction) -> None:
+    """m8n8 of b16; m16n8 of b8, which is always transposed."""
+    count, form = _count(i), "trans" if "trans" in i.parts else ""
+    if "m16n8" in i.parts:
+        e.need("b8" in i.parts and bool(form), ".m16n8 has .trans and .b8")
+        form = "bytes"
+    else:
+        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n8 of .b8, is expected")
+    e.need(len(items_of(i.operands[1])) == count, f"{count} values are expected")
+    address = address_of(e, i.operands[0])
+    e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
+
+
+@emitter("movmatrix")
+def movmatrix(e: SegmentWriter, i: Instruction) -> None:
+    e.dst(i.operands[0], f"tensorcore.movmatrix({e.src(i.operands[1], 'u32')})", "u32")
+
+
+#: Element type -> K of the dense m16n8 and m8n8 products that PTX has.
+_DEPTHS = {
+    **dict.fromkeys(("f16", "bf16"), (8, 16)),
+    "tf32": (4, 8),
+    **dict.fromkeys(("s8", "u8"), (16, 32)),
+    **dict.fromkeys(("e4m3", "e5m2"), (16, 32)),
+    **dict.fromkeys(("e3m2", "e2m3", "e2m1"), (32,)),
+    "e2m1p": (64,),
+    **dict.fromkeys(("s4", "u4"), (32, 64)),
+    "b1": (128, 256),
+    "f64": (4, 8, 16),
+}
+_SMALL = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
+#: The least K of sparse products; twice of it is the other.
+_SPARSE = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32, "s4": 64, "u4": 64}
+_SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
+
+
+def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
+    """D, A, B, C; packed e2m1 has a name of its own."""
+    kinds = types_of(i)
+    e.need(len(kinds) == 4, "four element types are expected")
+    if {"kind::mxf4", "kind::mxf4nvf4"} & set(i.parts):
+        kinds = [f"{kind}p" if kind == "e2m1" else kind for kind in kinds]
+    e.need(kinds[1] in _DEPTHS and kinds[2] in _DEPTHS and kinds[0] in ("f16", "f32", "f64", "s32"), "unknown types")
+    return kinds[0], kinds[1], kinds[2], kinds[3]
+
+
+def _form(e: SegmentWriter, i: Instruction) -> Mma:
+    """What the opcode says, with its shape checked against the types."""
+    kinds, (m, n, k) = _kinds(e, i), shape_of(e, i)
+    sparse = i.parts[1].startswith("sp")
+    a_kind = kinds[1]
+    if sparse:
+        least = _SPARSE.get(a_kind, 128 if a_kind == "e2m1p" else 64)
+        allowed = (m, n) == (16, 8) and (k == least or (k == 2 * least and a_kind in _SPARSE))
+    else:
+        allowed = ((m, n) == (16, 8) and k in _DEPTHS[a_kind]) or (m, n, k) == (8, 8, _SMALL.get(a_kind))
+    e.need(allowed, f"no product of .{a_kind} has the shape m{m}n{n}k{k}")
+    scale, count = "", 0
+    if "block_scale" in i.parts:
+        scale = next((p for p in i.parts if p in ("ue8m0", "ue4m3")), "")
+        e.need(bool(scale), "a type of scales is expected")
+        count = next((_SCALES[p] for p in i.parts if p in _SCALES), 2 if "kind::mxf4" in i.parts else 1)
+    logic = next((p for p in i.parts if p in ("xor", "and")), "")
+    return Mma((m, n, k), kinds, "satfinite" in i.parts, sparse, scale, count, logic)
+
+
+def _registers(form: Mma) -> tuple[int, int, int, int]:
+    """Registers of the fragments of D, A, B and C."""
+    m, n, k = form.shape
+
+    def count(elements: int, kind: str) -> int:
+        bits = 16 if kind == "f16" else ELEMENT_BITS[kind]
+        return elements * bits // 32 // max(32, bits)
+
+    d, a, b, c = form.kinds
+    stored = k // 2 if form.sparse else k
+    return count(m * n, d), count(m * stored, a), count(k * n, b), count(m * n, c)
+
+
+@emitter("mma")
+def mma(e: SegmentWriter, i: Instruction) -> None:
+    """mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c d, a, b, c{, metadata, selector}{, scales and selectors}."""
+    e.need("sync" in i.parts, "mma without .sync")
+    if shape_of(e, i) == (8, 8, 4) and types_of(i)[1:3] == ["f16", "f16"]:
+        _quad(e, i)
+        return
+    form = _form(e, i)
+    extra = list(i.operands[4:])
+    for operand, size in zip(i.operands, _registers(form), strict=False):
+        e.need(len(items_of(operand)) == size, f"a fragment of {size} registers is expected")
+    wide = ["u64" if kind == "f64" else "u32" for kind in form.kinds]
+    parts = [tuple_of(e, operand, code) for operand, code in zip(i.operands[1:4], wide[1:], strict=True)]
+    if form.sparse:
+        selector = immediate(e, extra[1], "the sparsity selector")
+        parts.append(f"({e.src(extra[0], 'u32')}, {selector})")
+        del extra[:2]
+    if form.scale:
+        parts += [] if form.sparse else ["None"]
+        parts.append(f"({_scale(e, extra[0], extra[1])}, {_scale(e, extra[2], extra[3])})")
+    name = e.constant(form, form)
+    value = e.temporary(f"tensorcore.mma_traced(w, {e.at}, {name}, {', '.join(parts)})")
+    for position, item in enumerate(items_of(i.operands[0])):
+        e.dst(item, f"{value}[{position}]", wide[0])
+
+
+def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
+    """(data, byte, thread) of one operand's scales; the selectors may be registers that all lanes agree on."""
+    byte, thread = (
+        str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
+        for item in items_of(selectors)
+    )
+    return f"({e.src(data, 'u32')}, {byte}, {thread})"
+
+
+def _quad(e: SegmentWriter, i: Instruction) -> None:
+    """mma.m8n8k4 of f16."""
+    kinds = types_of(i)
+    layouts = [p for p in i.parts if p in ("row", "col")]
+    parts = [tuple_of(e, operand, "u32") for operand in i.operands[1:4]]
+    head = f"{(kinds[0], kinds[3])}, {layouts[0] == 'col'}, {layouts[1] == 'col'}"
+    e.line("w.meetings += 1")
+    value = e.temporary(f"quad_mma.mma({head}, {', '.join(parts)})")
+    for position, item in enumerate(items_of(i.operands[0])):
+        e.dst(item, f"{value}[{position}]", "u32")

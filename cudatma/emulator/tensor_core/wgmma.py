@@ -1,0 +1,210 @@
+"""wgmma.mma_async: shared-memory matrix descriptors and the product of one warp's 16 rows.
+
+Each warp of a warpgroup computes rows 16 i .. 16 i + 15, i its number in the group. Source: PTX ISA, "Asynchronous
+Warpgroup Level Matrix Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets),
+canonical layouts.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cudatma.emulator.machine import access
+from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import RUNTIME
+from cudatma.emulator.tensor_core import fragments, sparse
+from cudatma.emulator.tensor_core.mma import Mma, product_of
+from cudatma.layout import Swizzle, swizzle
+
+#: The descriptor's codes run the other way than the tensor map's.
+_SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
+CHUNK = 16
+WARP_ROWS = 16
+WARPS = 4
+_ADDRESS_BITS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDescriptor:
+    """A 64-bit matrix descriptor: all fields in bytes."""
+
+    start: int
+    leading: int
+    stride: int
+    base_offset: int
+    mode: Swizzle
+
+    @classmethod
+    def read(cls, bits: int) -> MatrixDescriptor:
+        def field(first: int) -> int:
+            return (bits >> first & 0x3FFF) << 4
+
+        return cls(field(0), field(16), field(32), bits >> 49 & 7, _SWIZZLES[bits >> 62 & 3])
+
+
+@lru_cache(maxsize=256)
+def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, mn_major: bool) -> Array:
+    """Unswizzled distances of 16-byte chunks from the start address.
+
+    K-major: (extent, depth_bytes / 16): chunk j of row r. MN-major (16-bit elements): (depth, extent / 8): the chunk
+    that holds elements 8 j .. 8 j + 7 of column k.
+    """
+    span = descriptor.mode.span_bytes
+    lead, stride = descriptor.leading, descriptor.stride
+    if not mn_major:
+        row = np.arange(extent, dtype=np.int64)[:, None]
+        chunk = np.arange(depth_bytes // CHUNK, dtype=np.int64)[None, :]
+        if span:
+            return (row // 8) * stride + (row % 8) * span + chunk * CHUNK
+        return (row // 8) * stride + (row % 8) * CHUNK + chunk * lead
+    depth = np.arange(depth_bytes // 2, dtype=np.int64)[:, None]
+    chunk = np.arange(extent // 8, dtype=np.int64)[None, :]
+    if span:
+        per = span // CHUNK
+        return (depth % 8) * span + (depth // 8) * stride + (chunk % per) * CHUNK + (chunk // per) * lead
+    return (depth % 8) * CHUNK + (depth // 8) * lead + chunk * stride
+
+
+def read_matrix(
+    w: Warp, at: int, bits: int, first: int, extent: int, depth: int, kind: str, mn_major: bool
+) -> tuple[Array, Array]:
+    """(extent, depth) numbers of rows first .. first + extent - 1, and the offsets of the chunks that were read."""
+    descriptor = MatrixDescriptor.read(bits)
+    total = first + extent
+    pattern = chunk_pattern(descriptor, total, depth * fragments.ELEMENT_BITS[kind] // 8, mn_major)
+    pattern = pattern[:, first // 8 :] if mn_major else pattern[first:]
+    start = descriptor.start
+    # The pattern's phase is that of absolute address bits; base_offset shifts it where the tile is not aligned to it.
+    absolute = swizzle((start + pattern) ^ (descriptor.base_offset << 7), descriptor.mode) ^ (
+        descriptor.base_offset << 7
+    )
+    offsets = (absolute & (_ADDRESS_BITS - 1)) - SHARED_START
+    shared = w.block.shared
+    if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:
+        message = (
+            f"a wgmma matrix descriptor (start {start:#x}, leading {descriptor.leading}, stride {descriptor.stride}, "
+            f"{descriptor.mode.label}) reaches outside of the block's {shared.size} bytes of shared memory"
+        )
+        observer = w.block.cluster.observer
+        if observer is not None:
+            observer.report("out_of_bounds", w, at, message)
+        access.trap(w, at, message)
+    rows = shared.data[: shared.size - shared.size % CHUNK].reshape(-1, CHUNK)[offsets // CHUNK]
+    flat = np.ascontiguousarray(rows).reshape(rows.shape[0], -1)
+    values = fragments.numbers(flat, kind)
+    return (values.T if mn_major else values), offsets.reshape(-1)
+
+
+def mma_async(
+    w: Warp,
+    at: int,
+    form: Mma,
+    a: object,
+    b: Array,
+    d: tuple[Array, ...],
+    scale_d: Array,
+    sign: int,
+    transposes: tuple[bool, bool],
+    metadata: tuple[Array, int] | None = None,
+) -> Array:
+    """(registers, 32) raw bits of this warp's 16 rows of D = A B + D.
+
+    a: fragment registers or a descriptor vector; sign: of the product; metadata: of a sparse A, with the selector.
+    """
+    _, n, k = form.shape
+    stored = k // 2 if form.sparse else k
+    d_kind, a_kind, b_kind, _ = form.kinds
+    observer = w.block.cluster.observer
+    if not w.split.is_full:
+        access.trap(w, at, "wgmma by a part of a warp")
+    if w.block.warp_count - 4 * (w.index // 4) < 4:
+        access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
+    b_bits = int(b[0])
+    right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
+    chunks = [(b_bits, b_chunks)]
+    if isinstance(a, tuple):
+        left = fragments.gather_a(a, WARP_ROWS, stored, a_kind)
+    else:
+        a_bits = int(np.asarray(a)[0])
+        first = WARP_ROWS * (w.index % 4)
+        left, a_chunks = read_matrix(w, at, a_bits, first, WARP_ROWS, stored, a_kind, transposes[0])
+        chunks.append((a_bits, a_chunks))
+    if observer is not None:
+        for bits, offsets in chunks:
+            observer.wgmma_read(w, at, offsets, MatrixDescriptor.read(bits))
+        observer.wgmma_issued(w, at)
+    if w.launch.trace is not None:
+        w.launch.trace.instant(w, at, "wgmma")
+    if metadata is not None:
+        left = sparse.expand(left, *metadata, a_kind)
+    total = sign * product_of(left, right.T, form.logic)
+    if scale_d[0]:
+        total = total + fragments.gather_c(d, WARP_ROWS, n, d_kind)
+    if form.saturates:
+        total = np.clip(total, -(2**31), 2**31 - 1)
+    return fragments.scatter_c(total, d_kind)
+
+
+def fence(w: Warp, at: int) -> None:
+    """wgmma.fence: orders register and shared-memory accesses before the wgmmas that follow."""
+    w.meetings += 1
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.wgmma_fence(w, at)
+
+
+@dataclass(slots=True)
+class GroupWait:
+    """A warp that waits until its whole warpgroup has issued a group: wgmma is one operation of four warps."""
+
+    at: int
+    number: int
+    may_time_out: bool = False
+
+    def describe(self) -> str:
+        return f"wgmma.wait_group: not all four warps of the warpgroup have committed group {self.number}"
+
+
+def warpgroup(w: Warp) -> list[Warp]:
+    """The four warps that execute wgmma together."""
+    first = w.index // WARPS * WARPS
+    return w.block.warps[first : first + WARPS]
+
+
+def commit(w: Warp, at: int) -> None:
+    """wgmma.commit_group."""
+    w.meetings += 1
+    w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.wgmma_commit(w, at)
+    for other in warpgroup(w):
+        waiting = other.async_state.get("wgmma_waiters")
+        if waiting:
+            w.launch.scheduler.wake(waiting)
+
+
+def wait(w: Warp, at: int, newest: int) -> bool:
+    """wgmma.wait_group: True while the split has to wait.
+
+    Products are formed when they are issued, so a group is complete when all four warps have committed it.
+    """
+    group = warpgroup(w)
+    number = w.async_state.get("wgmma", 0) - newest
+    if any(other.async_state.get("wgmma", 0) < number and other.alive.any() for other in group):
+        w.async_state.setdefault("wgmma_waiters", []).append(w.split)
+        w.launch.scheduler.block(w.split, GroupWait(at, number))
+        return True
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.wgmma_wait(w, at, newest, group)
+    return False
+
+
+RUNTIME["wgmma"] = sys.modules[__name__]

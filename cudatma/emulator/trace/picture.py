@@ -1,0 +1,308 @@
+"""A trace as a picture: producers, TMA, the ring of stages and consumers over time.
+
+A stage has one colour wherever it appears. Waits are hatched; a thin line leads from what ended a wait to the warp that
+waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.trace import svg
+from cudatma.emulator.trace.legend import draw_legend
+from cudatma.emulator.trace.stages import BlockView, Stage, views
+from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, stage_colour, text_width, tint
+from cudatma.errors import ArgumentError, counted
+
+if TYPE_CHECKING:
+    from cudatma.emulator.trace.trace import Event, Trace
+
+MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
+WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
+#: The default window ends where this many fills of stages, or bars of one warp, have begun: more cannot be read.
+MOST_FILLS, MOST_BARS = 30, 70
+
+
+def picture(trace: Trace, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
+    """The first blocks of a trace as an SVG document. Raises ArgumentError."""
+    if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
+        raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        raise ArgumentError("blocks", blocks, "an int, 1 and more")
+    shown = views(trace, blocks)
+    first, last = window or _readable(shown[0] if shown else None, trace.steps)
+    if not 0 <= first < last:
+        raise ArgumentError("window", (first, last), "(first, last) steps, 0 <= first < last")
+    return _Picture(trace, width, first, last).draw(shown, title)
+
+
+def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
+    """From the block's first event on, as much as fits."""
+    if view is None or not view.events:
+        return 0, max(1, steps)
+    first = min(event.begin for event in view.events if event.kind != "phase" or not view.stages)
+    ends = [max(event.end or steps, event.begin) for event in view.events] + [first + 1]
+    fills = sorted(fill.begin for stage in view.stages for fill in stage.fills)
+    limits = [max(ends), *fills[MOST_FILLS : MOST_FILLS + 1]]
+    for warp in view.warps:
+        bars = sorted(e.begin for kind in ("wait", "mma", "wgmma") for e in view.of_warp(warp, kind))
+        limits += bars[MOST_BARS : MOST_BARS + 1]
+    return first, max(first + 1, min(limits))
+
+
+def size_text(size: int) -> str:
+    """Bytes as people write them."""
+    return f"{size / 1024:g} KB" if size % 512 == 0 and size >= 1024 else f"{size} B"
+
+
+class _Picture:
+    """Draws downwards; ``y`` is where the next lane begins."""
+
+    def __init__(self, trace: Trace, width: int, first: int, last: int) -> None:
+        self.trace, self.width, self.first, self.last = trace, width, first, last
+        self.scale = (width - LEFT - RIGHT) / (last - first)
+        self.out = Svg()
+        self.y = 0.0
+        self._row_of_stage: dict[int, float] = {}
+        self._row_of_warp: dict[int, float] = {}
+
+    def x(self, step: float) -> float:
+        """Pixels of a step; what lies outside of the window is put onto its edge."""
+        return LEFT + (min(max(step, self.first), self.last) - self.first) * self.scale
+
+    def draw(self, shown: list[BlockView], title: str) -> str:
+        trace, out = self.trace, self.out
+        kernel = trace.kernel or "no kernel"
+        title, named = (title, f"{kernel}, ") if title else (f"Pipeline of {kernel}", "")
+        out.text(18, 30, title, size=16, bold=True)
+        is_whole = self.first == 0 and self.last >= trace.steps
+        about = named + (
+            counted(trace.steps, "emulated step") if is_whole else f"emulated steps {self.first} to {self.last}"
+        )
+        about += f"{'' if is_whole else f' of {trace.steps}'}, schedule {trace.schedule} of seed {trace.seed}"
+        if trace.dropped:
+            about += f"; {counted(trace.dropped, 'event')} too many for the picture"
+        out.text(18, 49, about, fill=svg.FAINT_INK)
+        self.y = 60
+        for view in shown:
+            self._block(view, len(shown) > 1 or view.block != (0, 0, 0))
+        kinds = {event.kind for view in shown for event in view.events}
+        self.y = draw_legend(out, self.y + 4, self.width - RIGHT, kinds, any(view.stages for view in shown))
+        return out.document(self.width, self.y + 14, title)
+
+    def _block(self, view: BlockView, is_named: bool) -> None:
+        top, axis = self.y, len(self.out.parts)
+        if is_named:
+            self.y += 22
+            self.out.text(18, self.y, f"block {', '.join(map(str, view.block))}", size=13, bold=True)
+        self._row_of_stage, self._row_of_warp = {}, {}
+        producers = [warp for warp in view.warps if "producer" in view.role(warp)]
+        others = [warp for warp in view.warps if warp not in producers]
+        self._warps(view, producers, "producers" if len(producers) > 1 else "producer")
+        if view.stages:
+            self._bytes_in_flight(view)
+            self._group("ring of stages" if len(view.stages) > 1 else "stage")
+            for stage in view.stages:
+                self._stage(stage)
+        roles = {view.role(warp) for warp in others}
+        self._warps(view, others, "consumers" if any("consumer" in role for role in roles) else "warps")
+        if not producers:
+            self._stores(view)
+        self._connect(view)
+        self._axis(top, axis)
+
+    # ---- lanes
+
+    def _group(self, name: str) -> None:
+        self.y += GROUP_GAP
+        self.out.text(18, self.y - 7, name, fill=svg.FAINT_INK, bold=True, size=11.5)
+
+    def _lane(self, label: str, height: float) -> float:
+        """A labelled track; its y."""
+        y = self.y
+        self.out.text(26, y + height / 2 + 4, label)
+        self.out.rect(LEFT, y, self.width - LEFT - RIGHT, height, svg.TRACK, radius=2)
+        self.y += height + LANE_GAP
+        return y
+
+    def _bar(
+        self, event: Event, y: float, height: float, fill: str, label: Iterable[str], ink: str = "#ffffff"
+    ) -> None:
+        end = self.last if event.end is None else event.end
+        self._span(event.begin, end, y, height, fill, label, ink, self._about(event))
+
+    def _span(
+        self,
+        begin: int,
+        end: int,
+        y: float,
+        height: float,
+        fill: str,
+        labels: Iterable[str],
+        ink: str = "#ffffff",
+        title: str = "",
+    ) -> None:
+        """A bar with the longest of the labels that fits into it."""
+        if end < self.first or begin >= self.last:
+            return
+        x = self.x(begin)
+        width = max(1.0, self.x(end) - x)
+        self.out.rect(x, y, width, height, fill, radius=min(3.0, width / 4), title=title)
+        for label in labels:
+            if text_width(label, 11) + 8 <= width:
+                middle = (x + width / 2, y + height / 2 + 4)
+                self.out.text(*middle, label, size=11, fill=ink, anchor="middle", is_on_top=True)
+                break
+
+    def _about(self, event: Event) -> str:
+        end = "not over" if event.end is None else str(event.end)
+        place = f", {event.source or f'PTX line {event.line}'}" if event.line else ""
+        return f"{event.name}{place}, steps {event.begin} to {end}"
+
+    def _warps(self, view: BlockView, warps: list[int], group: str) -> None:
+        if not warps:
+            return
+        self._group(group)
+        for warp in warps:
+            self._warp(view, warp)
+
+    def _warp(self, view: BlockView, warp: int) -> None:
+        y = self._lane(f"warp {warp}", WARP_ROW)
+        self._row_of_warp[warp] = y
+        for life in view.of_warp(warp, "warp"):
+            begin, end = self.x(life.begin), self.x(self.last if life.end is None else life.end)
+            self.out.line(begin, y + WARP_ROW / 2, end, y + WARP_ROW / 2, "#a7afbd", width=1.5)
+        for wait in view.of_warp(warp, "wait"):
+            stage = view.stage_of_full.get(wait.barrier) or view.stage_of_empty.get(wait.barrier)
+            fill = f"url(#{svg.HATCH})"
+            labels = [] if stage is None else [f"waits for stage {stage.number}", f"stage {stage.number}"]
+            if stage is not None and wait.barrier == stage.empty:
+                labels.insert(0, f"waits until stage {stage.number} is free")
+            if wait.barrier < 0:
+                labels = [wait.name.split(" (")[0].split(":")[0]]
+            self._bar(wait, y, WARP_ROW, fill, labels, svg.INK)
+        for work in view.works(warp):
+            count = sum(event.count for event in work.products)
+            labels = [f"{count} {work.products[0].kind}", str(count)] if work.products else []
+            title = f"works on stage {work.stage.number}, steps {work.begin} to {work.end}"
+            colour = tint(stage_colour(work.stage.number), WORKING)
+            self._span(work.begin, work.end, y, WARP_ROW, colour, labels, svg.INK, title)
+        self._ticks(view, warp, y)
+
+    def _ticks(self, view: BlockView, warp: int, y: float) -> None:
+        """What takes one step: products, copies and stores that are issued; and hazards."""
+        products = [(event, view.stage_of_products(event)) for event in view.products(warp)]
+        copies = [(event, view.stage_of_full.get(event.barrier)) for event in view.of_warp(warp, "copy")]
+        stores = [(event, view.stage_of_store(event)) for event in view.of_warp(warp, "store")]
+        for event, of in (*products, *copies, *stores):
+            if self.first <= event.begin < self.last:
+                colour = stage_colour(None if of is None else of.number)
+                end = event.begin + 1 if event.issuer or event.end is None else event.end
+                width = min(max(2.0, (end - event.begin) * self.scale), max(3.0, self.x(end) - self.x(event.begin)))
+                height = WARP_ROW if event.issuer else 4
+                what = f"issues {self._about(event)}" if event.issuer else f"{event.count} {self._about(event)}"
+                self.out.rect(self.x(event.begin), y + WARP_ROW - height, width, height, colour, title=what)
+        for event in view.of_warp(warp, "hazard"):
+            if self.first <= event.begin <= self.last:
+                self.out.flag(self.x(event.begin), y + 8, f"{event.name} at step {event.begin}")
+
+    def _bytes_in_flight(self, view: BlockView) -> None:
+        """How much TMA has been asked for and not delivered, stacked by stage."""
+        self._group("TMA")
+        changes: dict[int, list[tuple[int, int]]] = {}
+        for stage in view.stages:
+            for copy in (copy for fill in stage.fills for copy in fill.copies):
+                changes.setdefault(copy.begin, []).append((stage.number, copy.size_bytes))
+                if copy.end is not None:
+                    changes.setdefault(copy.end, []).append((stage.number, -copy.size_bytes))
+        flying = [0] * len(view.stages)
+        heights: list[tuple[int, int, list[int]]] = []
+        steps = sorted(changes)
+        for step, following in zip(steps, [*steps[1:], self.last], strict=False):
+            for number, size in changes[step]:
+                flying[number] += size
+            if following > self.first and step < self.last and any(flying):
+                heights.append((step, following, list(flying)))
+        most = max([sum(sizes) for _, _, sizes in heights], default=1)
+        y = self._lane("bytes in flight", BYTES_ROW)
+        about = f"up to {size_text(most)}" if heights else "none: they land at once"
+        self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
+        for begin, end, sizes in heights:
+            bottom = y + BYTES_ROW
+            for number, size in enumerate(sizes):
+                if size:
+                    height = size / most * (BYTES_ROW - 4)
+                    bottom -= height
+                    x = self.x(begin)
+                    self.out.rect(x, bottom, max(0.6, self.x(end) - x), height, stage_colour(number), is_crisp=True)
+
+    def _stage(self, stage: Stage) -> None:
+        """Copies in flight as thin bars on a tint, then the full slot until it is free again."""
+        y = self._lane(f"stage {stage.number}", STAGE_ROW)
+        self._row_of_stage[stage.number] = y
+        colour = stage_colour(stage.number)
+        for fill in stage.fills:
+            landed = self.last if fill.full is None else fill.full
+            if landed >= self.first and fill.begin < self.last:
+                x = self.x(fill.begin)
+                self.out.rect(x, y, max(1.0, self.x(landed) - x), STAGE_ROW, tint(colour, FLYING))
+                pitch = STAGE_ROW / len(fill.copies)
+                thick = min(5.0, max(1.0, pitch - 2))
+                for number, copy in enumerate(fill.copies):
+                    self._bar(copy, y + (number + 0.5) * pitch - thick / 2, thick, colour, ())
+            if fill.full is not None:
+                freed = self.last if fill.freed is None else fill.freed
+                barrier = f"mbarrier {stage.barrier + SHARED_START:#x}"
+                title = f"stage {stage.number} full: phase {fill.lap} of {barrier}, steps {fill.full} to {freed}"
+                labels = (f"full, phase {fill.lap}", f"phase {fill.lap}", str(fill.lap))
+                self._span(fill.full, freed, y, STAGE_ROW, colour, labels, title=title)
+
+    def _stores(self, view: BlockView) -> None:
+        """Stores in flight of kernels in which nothing is copied into shared memory."""
+        if view.stages:
+            return
+        stores = [event for event in view.events if event.kind == "store"]
+        if stores:
+            self._group("TMA")
+            y = self._lane("stores in flight", WARP_ROW)
+            for store in stores:
+                self._bar(store, y, WARP_ROW, svg.NEUTRAL, [size_text(store.size_bytes)])
+
+    def _connect(self, view: BlockView) -> None:
+        """From the phase that ended a wait to the warp that waited."""
+        for warp, y in self._row_of_warp.items():
+            for wait in view.of_warp(warp, "wait"):
+                stage = view.stage_of_full.get(wait.barrier) or view.stage_of_empty.get(wait.barrier)
+                if stage is None or wait.end is None or not self.first <= wait.end <= self.last:
+                    continue
+                if view.phase_ends(wait.barrier).get(wait.phase) != wait.end:
+                    continue
+                row, x = self._row_of_stage[stage.number], self.x(wait.end)
+                ends = (row + STAGE_ROW, y) if y > row else (row, y + WARP_ROW)
+                self.out.line(x, ends[0], x, ends[1], stage_colour(stage.number), width=0.8)
+                self.out.circle(x, ends[1], 2.2, stage_colour(stage.number))
+
+    # ---- around
+
+    def _axis(self, top: float, position: int) -> None:
+        """Steps below, and lines of the grid behind what has been drawn from ``position`` on."""
+        grid = Svg()
+        self.y += 4
+        span = self.last - self.first
+        unit = next(u for u in _nice() if span / u <= 12)
+        for step in range(-(-self.first // unit) * unit, self.last + 1, unit):
+            grid.line(self.x(step), top + 8, self.x(step), self.y, svg.GRID)
+            self.out.text(self.x(step), self.y + 14, f"{step:,}".replace(",", " "), size=11, anchor="middle")
+        self.out.text(26, self.y + 14, "steps", size=11, fill=svg.FAINT_INK)
+        self.out.parts[position:position] = grid.parts
+        self.y += 26
+
+
+def _nice() -> Iterable[int]:
+    """1, 2, 5, 10, 20, 50, ..."""
+    unit = 1
+    while True:
+        yield from (unit, 2 * unit, 5 * unit)
+        unit *= 10

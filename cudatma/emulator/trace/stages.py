@@ -1,0 +1,188 @@
+"""What a trace's events say about the pipeline: which barriers are stages, when each is filled, full and free again.
+
+A stage is an mbarrier that copies complete on. Its slot is full when that barrier's phase ends, and free when the
+barrier that the producer waits for before it refills the slot ends a phase.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudatma.emulator.machine.cluster import Dim
+    from cudatma.emulator.trace.trace import Event, Trace
+
+
+@dataclass(slots=True)
+class Fill:
+    """One use of a stage's slot. begin: its first copy is issued; full: all have landed; freed: it may be refilled.
+
+    lap: the full barrier's phase. None: had not happened when the schedule ended.
+    """
+
+    lap: int
+    begin: int
+    copies: list[Event]
+    full: int | None = None
+    freed: int | None = None
+
+
+@dataclass(slots=True)
+class Stage:
+    """A slot of the ring. barrier: the full barrier's shared offset; empty: that of the other one, if there is one."""
+
+    number: int
+    barrier: int
+    empty: int | None = None
+    fills: list[Fill] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A warp has got a stage and is busy with it. products: its tensor-core instructions in that time."""
+
+    stage: Stage
+    begin: int
+    end: int
+    products: list[Event]
+
+
+class BlockView:
+    """The events of one block, sorted out.
+
+    issued: copies that its warps issued into other blocks of the cluster. votes: how often a full and an empty barrier
+    looked like a pair. last: the schedule's last step.
+    """
+
+    def __init__(
+        self, block: Dim, events: list[Event], issued: list[Event], votes: Counter[tuple[int, int]], last: int
+    ) -> None:
+        self.block, self.events, self.last = block, events, last
+        self._ends: dict[int, dict[int, int]] = {}
+        self._of_warp: dict[tuple[int, str], list[Event]] = {}
+        for event in (*events, *issued):
+            if event.kind == "phase" and event.barrier >= 0 and event.end is not None:
+                self._ends.setdefault(event.barrier, {})[event.phase] = event.end
+            place, warp = event.issuer or (block, event.warp)
+            if place == block and warp is not None:
+                self._of_warp.setdefault((warp, event.kind), []).append(event)
+        copies = [event for event in events if event.kind == "copy"]
+        barriers = sorted({event.barrier for event in copies if event.barrier >= 0})
+        self.stages = [Stage(number, barrier) for number, barrier in enumerate(barriers)]
+        self.stage_of_full = {stage.barrier: stage for stage in self.stages}
+        self._pair(votes)
+        self.stage_of_empty = {stage.empty: stage for stage in self.stages if stage.empty is not None}
+        for stage in self.stages:
+            stage.fills = self._fills(stage, [copy for copy in copies if copy.barrier == stage.barrier])
+
+    def _pair(self, votes: Counter[tuple[int, int]]) -> None:
+        """Give each full barrier the empty barrier that fits it best."""
+        taken: set[int] = set()
+        for (full, empty), _ in sorted(votes.items(), key=lambda item: (-item[1], item[0])):
+            stage = self.stage_of_full[full]
+            if stage.empty is None and empty not in taken and empty not in self.stage_of_full:
+                stage.empty = empty
+                taken.add(empty)
+
+    def phase_ends(self, barrier: int) -> dict[int, int]:
+        """Phase -> the step in which it ended."""
+        return self._ends.get(barrier, {})
+
+    def _fills(self, stage: Stage, copies: list[Event]) -> list[Fill]:
+        full = self.phase_ends(stage.barrier)
+        by_lap: dict[int, list[Event]] = {}
+        for copy in copies:
+            by_lap.setdefault(copy.phase, []).append(copy)
+        fills = [
+            Fill(lap, min(copy.begin for copy in landing), landing, full.get(lap))
+            for lap, landing in sorted(by_lap.items())
+        ]
+        ends = sorted(self.phase_ends(stage.empty).values()) if stage.empty is not None else []
+        for fill, following in zip(fills, [*fills[1:], None], strict=False):
+            refilled = following.begin if following is not None else None
+            freed = next((step for step in ends if fill.full is not None and step >= fill.full), None)
+            fill.freed = refilled if freed is None or (refilled is not None and refilled < freed) else freed
+        return fills
+
+    # ---- warps
+
+    @property
+    def warps(self) -> list[int]:
+        """Producers first, then by number."""
+        numbers = {warp for warp, _ in self._of_warp}
+        return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
+
+    def of_warp(self, warp: int, kind: str) -> list[Event]:
+        """What a warp of this block did, of one kind."""
+        return self._of_warp.get((warp, kind), [])
+
+    def role(self, warp: int) -> str:
+        """ "producer", "consumer", "stores" or several of them, by what the warp did."""
+        parts = (("copy", "producer"), ("mma", "consumer"), ("wgmma", "consumer"), ("store", "stores"))
+        return ", ".join(dict.fromkeys(name for kind, name in parts if self.of_warp(warp, kind)))
+
+    def products(self, warp: int) -> list[Event]:
+        """Tensor-core instructions of a warp."""
+        return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
+
+    def works(self, warp: int) -> list[Work]:
+        """From each wait for a full stage that a warp passes, to its next wait (or until the slot is free again)."""
+        passed = self.of_warp(warp, "acquire")
+        turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
+        products = self.products(warp)
+        result = []
+        for event in passed:
+            stage = self.stage_of_full.get(event.barrier)
+            fill = next((f for f in stage.fills if f.lap == event.phase), None) if stage is not None else None
+            if stage is None or fill is None:
+                continue
+            following = turns[bisect_right(turns, event.begin) :][:1]
+            mine = [p for p in products if event.begin <= p.begin and (not following or p.begin < following[0])]
+            until = [p.end or self.last for p in mine] + [self.last if fill.freed is None else fill.freed]
+            result.append(Work(stage, event.begin, following[0] if following else max(until), mine))
+        return result
+
+    def stage_of_products(self, event: Event) -> Stage | None:
+        """The stage that a run of products works on: the last one that its warp has waited for."""
+        passed = self.of_warp(event.warp or 0, "acquire")
+        for other in reversed(passed[: bisect_right([e.begin for e in passed], event.begin)]):
+            if other.barrier in self.stage_of_full:
+                return self.stage_of_full[other.barrier]
+        return None
+
+    def stage_of_store(self, event: Event) -> Stage | None:
+        """The stage whose slot a store reads."""
+        for stage in self.stages:
+            for copy in stage.fills[0].copies if stage.fills else ():
+                if copy.offset <= event.offset < copy.offset + max(copy.size_bytes, 1):
+                    return stage
+        return None
+
+
+def views(trace: Trace, most: int | None = None) -> list[BlockView]:
+    """The blocks of a trace, at most so many: those that copy first, in the order in which they appear."""
+    events: dict[Dim, list[Event]] = {}
+    issued: dict[Dim, list[Event]] = {}
+    votes: dict[Dim, Counter[tuple[int, int]]] = {}
+    waited: dict[tuple[Dim, int | None], tuple[int, int]] = {}
+    for event in trace.events:
+        events.setdefault(event.block, []).append(event)
+        if event.issuer is not None and event.issuer[0] != event.block:
+            issued.setdefault(event.issuer[0], []).append(event)
+        if event.kind == "acquire" and event.barrier >= 0:
+            waited[event.block, event.warp] = event.barrier, -1
+        elif event.kind == "copy" and event.issuer in waited and event.barrier >= 0:
+            # A producer's last wait before it fills a slot, in one block or by multicast in several, is for that slot.
+            empty, fills = waited[event.issuer]
+            if fills in (-1, event.barrier):
+                waited[event.issuer] = empty, event.barrier
+                votes.setdefault(event.block, Counter())[event.barrier, empty] += 1
+    copying = {event.block for event in trace.events if event.kind == "copy"}
+    chosen = sorted(events, key=lambda block: block not in copying)[:most]
+    return [
+        BlockView(block, events[block], issued.get(block, []), votes.get(block, Counter()), trace.steps)
+        for block in chosen
+    ]

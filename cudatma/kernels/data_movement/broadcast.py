@@ -1,0 +1,132 @@
+"""One array to several: a cluster of blocks, each of which writes one copy, loads every tile once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cudatma.arrays import ArrayInfo
+from cudatma.descriptor import multicast_mask
+from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.place import Move, Place, described
+from cudatma.kernels.data_movement.plans import run_plan
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.window import Axis, Window
+from cudatma.kernels.host import host_array
+from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.target import Target
+
+TEMPLATE = "kernels/broadcast.cu.j2"
+#: Blocks of a cluster, the largest portable one first; other sizes than powers of two are not used anywhere here.
+SIZES = (8, 4, 2)
+_SHARE_UNIT = 128
+#: How often a launch's clusters fill the card.
+_WAVES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastSpec(RingSpec):
+    """One instance of ``kernels/broadcast.cu.j2``.
+
+    copies: blocks of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight:
+    MoveRing; a slot has a second mbarrier, at which all blocks of the cluster arrive. Raises ArgumentError.
+    """
+
+    copies: int
+    stage_bytes: int
+    stages: int
+    in_flight: int
+    entry: str = "broadcast"
+
+    def __post_init__(self) -> None:
+        if self.copies not in SIZES:
+            raise ArgumentError("copies", self.copies, "2, 4, 8")
+        if self.stage_bytes % (_SHARE_UNIT * self.copies):
+            raise ArgumentError("stage_bytes", self.stage_bytes, f"a multiple of {_SHARE_UNIT * self.copies}")
+        _ = self.ring
+
+    @property
+    def share_bytes(self) -> int:
+        """What one block loads of a tile."""
+        return self.stage_bytes // self.copies
+
+    @property
+    def mask(self) -> int:
+        return multicast_mask((self.copies,))
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.ring.smem_bytes + self.stages * MBARRIER_BYTES
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        return [*self.ring.layout(), ("release barriers", self.ring.smem_bytes, self.stages * MBARRIER_BYTES)]
+
+    def check_target(self, target: Target) -> None:
+        """TargetError without TMA, clusters and multicast, ArgumentError where the ring does not fit."""
+        for feature in ("tma", "cluster", "multicast"):
+            target.require(feature, "broadcast")
+        self.ring.check_fits(target)
+
+
+def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, backend: str | None = None) -> Any:
+    """Several copies of an array, each tile of it read once; returns ``out``, a new array unless given.
+
+    src: C order without gaps, its address and size multiples of 16 bytes. out: (copies, *src.shape), C order; copies
+    from 1 up, in clusters of 8, 4 and 2; one that is left over is a copy(). stream, backend: as in copy(). Needs
+    multicast: TargetError on SM120.
+
+    [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
+    """
+    call = Call("broadcast", backend, described(src, "src"), out, stream, copies)
+    if call.is_known:
+        return call.again()
+    info = call.src
+    if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
+        raise ArgumentError("copies", copies, "an int, 1 and up")
+    if not info.is_contiguous:
+        raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
+    result = call.take((copies, *info.shape), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        host_array(result)[...] = host_array(info)
+        return call.result
+    return call.first(plan_broadcast(info, result, call.place))
+
+
+def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Move]:
+    """A launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies cannot."""
+    nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
+    if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
+        got = f"{nbytes} bytes from {src.pointer:#x} to {out.pointer:#x}"
+        raise DescriptorError("src.address", got, "multiples of 16 bytes", "copy() takes any array")
+    moves: list[Move] = []
+    first = 0
+    while first < copies:
+        count = next((size for size in SIZES if size <= copies - first), 1)
+        part = replace(out, pointer=out.pointer + first * nbytes)
+        first += count
+        if count == 1:
+            axis = Axis(0, nbytes, nbytes, 1, 1)
+            moves.append(run_plan(Window(src.pointer, part.pointer, 1, (axis,)), (src, out), place))
+            continue
+        spec = choose_broadcast(count, place.target)
+        # More than fit at a time: how many do depends on how a card's multiprocessors are grouped, and one cluster left
+        # over would run alone.
+        clusters = min(max(1, _WAVES * place.blocks // count), -(-nbytes // spec.stage_bytes))
+        moves.append(Move(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
+    return moves
+
+
+def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:
+    """The ring of the other copies, with a second mbarrier for each slot."""
+    stages = stages_for(target, SLOT_BYTES + MBARRIER_BYTES)
+    return BroadcastSpec(copies, SLOT_BYTES, stages, stages // 2)
+
+
+def dump_specs(target: Target) -> list[BroadcastSpec]:
+    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
+    return [choose_broadcast(4, target)] if able else []

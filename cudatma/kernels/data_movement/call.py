@@ -1,0 +1,152 @@
+"""One call of an operation over arrays. What an earlier call like it left behind is launched again with its addresses.
+
+The checks of a call and the encoding of its tensor maps cost ten times as much as its launch. What they depend on
+beside the memory itself is the call's key: function, shapes, strides, dtypes, options, device, target, and addresses
+modulo 16. A call whose key is known looks only at what can still be wrong: whether the arrays lie apart.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cudatma.arrays import ArrayInfo, empty_like_library
+from cudatma.build.kernel import wants_debug
+from cudatma.errors import ArgumentError
+from cudatma.kernels.data_movement.known import CALLS, Known
+from cudatma.kernels.data_movement.launches import Launch, beside
+from cudatma.kernels.data_movement.place import Move, check_out, described, place_of
+from cudatma.library_streams import stream_handle
+from cudatma.runtime.streams import order_after_producers
+
+#: What TMA asks of addresses, and the most that any choice of a kernel depends on.
+_ALIGNMENT = 16
+
+
+class Call:
+    """The arrays of one call, described, and where it runs.
+
+    src, out: what the arrays are, out None as long as there is none. result: what the caller gets. is_known: whether
+    again() serves it; else the function checks, plans and calls first().
+    """
+
+    __slots__ = ("_key", "_known", "_makes", "_read", "out", "place", "result", "src", "stream")
+
+    def __init__(
+        self,
+        function: str,
+        backend: str | None,
+        src: ArrayInfo,
+        out: Any,
+        stream: object,
+        *options: object,
+        field: str = "out",
+    ) -> None:
+        """out: the caller's, or None. stream: None is the current one of torch, if an array is torch's, else CuPy's.
+        options: whatever else decides the launch. field: the caller's name for out.
+
+        Raises what describe(), place_of() and stream_handle() raise.
+        """
+        self.src, self.result, self._read, self._makes = src, out, src, out is None
+        self.out = None if out is None else described(out, field)
+        others = () if self.out is None else ((field, self.out),)
+        self.place = place_of(function, backend, src, *others, stacklevel=4)
+        self.stream = 0
+        if self.place.device is not None:
+            is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
+            self.stream = stream_handle(stream, "torch" if is_torch else "cupy", self.place.device)
+        self._key = self._key_of(function, options)
+        self._known = None if self._key is None else CALLS.get(self._key)
+        if self._known is not None and not self._fits(self._known):
+            self._known = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._known is not None
+
+    def _key_of(self, function: str, options: Iterable[object]) -> tuple[Any, ...] | None:
+        """None where an option is of a kind that only the function's own checks understand."""
+        place = self.place
+        try:
+            chosen = tuple([_plain(option) for option in options])
+        except TypeError:
+            return None
+        out = None if self.out is None else _layout(self.out)
+        where = place.backend, place.device, place.target.name, place.blocks, wants_debug(None)
+        return function, _layout(self.src), out, chosen, where
+
+    def _fits(self, known: Known) -> bool:
+        """Makes the result, if that is the call's business. False where the function has to look at the addresses."""
+        if known.makes is not None:
+            shape, remainder = known.makes
+            if self._make(shape).pointer % _ALIGNMENT != remainder:
+                return False
+        return self.out is None or known.are_apart(self.src, self.out)
+
+    def _make(self, shape: Sequence[int]) -> ArrayInfo:
+        self.result = empty_like_library(self.src, shape, self.src.dtype, self.stream)
+        self.out = described(self.result, "out")
+        return self.out
+
+    def take(self, shape: Sequence[int], read: ArrayInfo | None = None, *, dense: bool = False) -> ArrayInfo:
+        """What the result is: a new array of this shape and the source's dtype, or the caller's, which is checked.
+
+        read: the part of the source that is read, by default all. dense: it has to be in C order without gaps. Raises
+        ArgumentError as check_out().
+        """
+        self._read = self.src if read is None else read
+        if self._makes or self.out is None:
+            return self._make(shape)
+        check_out(self.out, self._read, shape)
+        if dense and not self.out.is_contiguous:
+            raise ArgumentError("out", f"strides {self.out.strides_bytes}", "an array in C order without gaps")
+        return self.out
+
+    def first(self, moves: Sequence[Move], *tables: ArrayInfo) -> Any:
+        """Launch what the function has planned, remember it, and return the result.
+
+        tables: further arrays that the moves reach. Raises as Launch.
+        """
+        arrays = self._arrays(tables)
+        launches = tuple([Launch(move, arrays, self.place, self.stream) for move in moves])
+        self._run(launches, arrays)
+        if self._key is not None:
+            CALLS.put(self._key, self._known_by(launches))
+        return self.result
+
+    def _known_by(self, launches: tuple[Launch, ...]) -> Known:
+        read = beside(self._read, self.src)
+        if self.out is None:
+            return Known(launches, read, None, None)
+        makes = (self.out.shape, self.out.pointer % _ALIGNMENT) if self._makes else None
+        return Known(launches, read, (*read.extent, *beside(self.out, self.out).extent), makes)
+
+    def again(self, *tables: ArrayInfo) -> Any:
+        """Launch what is known for these arrays, and return the result. Raises as Launch.run()."""
+        self._run(self._known.launches if self._known is not None else (), self._arrays(tables))
+        return self.result
+
+    def _run(self, launches: tuple[Launch, ...], arrays: tuple[ArrayInfo, ...]) -> None:
+        if self.place.device is not None:
+            order_after_producers(self.stream, self.place.device, *arrays)
+        for launch in launches:
+            launch.run(arrays, self.stream)
+
+    def _arrays(self, tables: tuple[ArrayInfo, ...]) -> tuple[ArrayInfo, ...]:
+        return (self.src, *tables) if self.out is None else (self.src, self.out, *tables)
+
+
+def _layout(info: ArrayInfo) -> tuple[Any, ...]:
+    """What a launch depends on of an array."""
+    return info.shape, info.strides_bytes, info.dtype, info.readonly, info.pointer % _ALIGNMENT
+
+
+def _plain(option: object) -> object:
+    """An option as a part of a key: words and whole numbers. TypeError for what cannot be told apart that way, such as
+    1.0 from 1."""
+    if option is None or option.__class__ is str or option.__class__ is int:
+        return option
+    if isinstance(option, list | tuple):
+        return tuple(map(operator.index, option))
+    raise TypeError

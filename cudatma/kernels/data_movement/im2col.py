@@ -1,0 +1,224 @@
+"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.descriptor import Im2colSpec, TensorMap, check_load, check_store
+from cudatma.descriptor import check_target as check_map_target
+from cudatma.dtypes import tma_type
+from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
+from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.copy import whole_numbers
+from cudatma.kernels.data_movement.place import Move, Place, described, tensor_map
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.specs import check_rank
+from cudatma.kernels.data_movement.window import choose_box
+from cudatma.kernels.host import host_array
+from cudatma.target import Target
+
+TEMPLATE = "kernels/im2col.cu.j2"
+_AXES = ("w", "h", "d")
+_MOST_PIECES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Im2colMoveSpec(RingSpec):
+    """One instance of ``kernels/im2col.cu.j2``.
+
+    rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a piece may have.
+    stages, in_flight: MoveRing. Raises ArgumentError.
+    """
+
+    rank: int
+    stage_bytes: int
+    stages: int
+    in_flight: int
+    entry: str = "im2col"
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank, 3)
+        _ = self.ring
+
+    @property
+    def at(self) -> str:
+        """The coordinates' names, w first."""
+        return ", ".join(_AXES[: self.rank - 2])
+
+    @property
+    def offsets(self) -> str:
+        return ", ".join(f"offset_{axis}" for axis in _AXES[: self.rank - 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """One value for each spatial axis, NumPy order: the image's size, the filter's taps, stride, padding, dilation."""
+
+    size: tuple[int, ...]
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Pixels of the result; none where the filter does not fit."""
+        return tuple(
+            max(0, (size + 2 * pad - step * (taps - 1) - 1) // stride + 1)
+            for size, taps, stride, pad, step in zip(
+                self.size, self.taps, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+
+def im2col(
+    src: Any,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    out: Any = None,
+    *,
+    stream: Any = None,
+    backend: str | None = None,
+) -> Any:
+    """The columns of a convolution; returns ``out``, a new array unless given.
+
+    src: (images, [depth, [height,]] width, channels), channels last and in whole 16-byte chunks, elements of 1, 2, 4 or
+    8 bytes. kernel, stride, padding, dilation: one int, or one for each spatial axis; strides of at most 8; the padding
+    is zeros, on both sides. out: (images, out depth, .., kernel depth, .., channels), C order, so that
+    ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
+
+    TMA's limits: padding and dilation * (kernel - 1) - padding below 32768, 128 or 16 for one, two or three spatial
+    axes. stream, backend: as in copy(). [PTX ISA, cp.async.bulk.tensor, .im2col] Raises as copy().
+    """
+    call = Call("im2col", backend, described(src, "src"), out, stream, kernel, stride, padding, dilation)
+    if call.is_known:
+        return call.again()
+    info = call.src
+    if not 3 <= len(info.shape) <= 5:
+        raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
+    if info.dtype.itemsize not in (1, 2, 4, 8):
+        raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+    if not info.size_elems:
+        raise ArgumentError("src.shape", info.shape, "an array with elements")
+    conv = convolution(info.shape[1:-1], kernel, stride, padding, dilation)
+    result = call.take((info.shape[0], *conv.out, *conv.taps, info.shape[-1]), dense=True)
+    if not result.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        columns_on_host(info, result, conv)
+        return call.result
+    return call.first([plan_im2col(info, result, conv, call.place)])
+
+
+def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
+    """The numbers of a convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
+    found = {}
+    for field, value, least in (
+        ("kernel", kernel, 1),
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+        ("dilation", dilation, 1),
+    ):
+        try:
+            whole: Any = (operator.index(value),) * len(size)
+        except TypeError:
+            whole = value
+        if isinstance(value, bool):
+            raise ArgumentTypeError(field, value, "ints")
+        found[field] = whole_numbers(field, whole, len(size))
+        for axis, number in enumerate(found[field]):
+            if number < least:
+                raise ArgumentError(f"{field}[{axis}]", number, f"{least} and up")
+    return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
+
+
+def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Move:
+    """The launch. slot: the most bytes of a piece. Raises DescriptorError where TMA cannot."""
+    itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
+    kind = tma_type(f"uint{8 * itemsize}")
+    pixels = out.size_elems // (channels * taps)
+    pixel_box, channel_box = choose_box((pixels, channels), itemsize, slot)
+    load = _image_map(src, conv, kind, channel_box, pixel_box, place)
+    columns = replace(
+        out,
+        shape=(pixels, taps, channels),
+        strides_bytes=dense_strides((pixels, taps, channels), out.dtype),
+        dtype=np.dtype(kind.name),
+    )
+    store = tensor_map(columns, (pixel_box, 1, channel_box), place)
+    check_store(store.spec)
+    channel_blocks = -(-channels // channel_box)
+    pieces = -(-pixels // pixel_box) * taps * channel_blocks
+    if pieces >= _MOST_PIECES:
+        raise ArgumentError("src.shape", f"{pieces} pieces", "below 2**31", "take the images in parts")
+    stages = stages_for(place.target, SLOT_BYTES)
+    spec = Im2colMoveSpec(len(src.shape), SLOT_BYTES, stages, stages // 2)
+    axes = zip(
+        *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
+    )
+    numbers = [value for axis in axes for value in axis]
+    sizes = (channel_box, channel_blocks, taps, pixel_box, pixel_box * channel_box * itemsize, pieces)
+    return Move(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
+
+
+def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:
+    """The im2col map of the images: its bounding box holds the places of the filter's first tap."""
+    lower = tuple(-pad for pad in reversed(conv.padding))
+    reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
+    upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
+    spec = Im2colSpec(
+        dtype=kind,
+        dims=tuple(reversed(src.shape)),
+        strides_bytes=_pitches(src),
+        element_strides=(1, *reversed(conv.stride), 1),
+        address=src.pointer,
+        lower_corner=lower,
+        upper_corner=upper,
+        channels_per_pixel=channels,
+        pixels_per_column=pixels,
+    )
+    check_map_target(spec, place.target)
+    check_load(spec, (0, *lower, 0), tuple(reversed(reach)))
+    return TensorMap(spec, device=src.device, owner=src.owner, target=place.target, on_host=src.device is None)
+
+
+def _pitches(src: ArrayInfo) -> tuple[int, ...]:
+    """Pitches of all axes but the innermost, TMA order. DescriptorError unless channels follow each other."""
+    itemsize = src.dtype.itemsize
+    if src.shape[-1] > 1 and src.strides_bytes[-1] != itemsize:
+        raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes from channel to channel")
+    dense = dense_strides(src.shape, src.dtype)
+    kept = [s if n > 1 else d for n, s, d in zip(src.shape, src.strides_bytes, dense, strict=True)]
+    return tuple(reversed(kept[:-1]))
+
+
+def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
+    """The same by NumPy: one strided view of the padded images for each tap."""
+    images, columns = host_array(src), host_array(out)
+    padded = np.pad(images, [(0, 0), *((pad, pad) for pad in conv.padding), (0, 0)])
+    spatial = len(conv.size)
+    for tap in product(*(range(taps) for taps in conv.taps)):
+        seen = tuple(
+            slice(at * step, at * step + (count - 1) * stride + 1, stride)
+            for at, step, count, stride in zip(tap, conv.dilation, conv.out, conv.stride, strict=True)
+        )
+        place = (slice(None),) * (1 + spatial) + tap
+        columns[place] = padded[(slice(None),) + seen]  # noqa: RUF005 - Python 3.10
+
+
+def dump_specs(target: Target) -> list[Im2colMoveSpec]:
+    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    if not target.has("tma"):
+        return []
+    stages = stages_for(target, SLOT_BYTES)
+    return [Im2colMoveSpec(4, SLOT_BYTES, stages, stages // 2)]

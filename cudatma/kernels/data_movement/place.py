@@ -1,0 +1,139 @@
+"""Where an operation runs, and what is launched: the same arguments for a card and for the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build.kernel import default_target, load_kernel, wants_debug
+from cudatma.descriptor import TensorMap
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.host import host_bytes
+from cudatma.runtime.launch import Kernel
+from cudatma.target import Target, detect
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Report
+
+#: Blocks of a launch on the emulator: enough that they share the work, few enough that rings wrap.
+_EMULATED_BLOCKS = 4
+BACKENDS = ("cuda", "emulator", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """backend: "cuda", "emulator" or "reference". device: CUDA ordinal, None on the host. target: what kernels are
+    compiled for. blocks: how many a persistent kernel is launched with at most."""
+
+    backend: str
+    device: int | None
+    target: Target
+    blocks: int
+
+
+def place_of(
+    function: str, backend: str | None, first: ArrayInfo, *others: tuple[str, ArrayInfo], stacklevel: int = 3
+) -> Place:
+    """Where the arrays lie and what runs there. ``first``'s argument is called "src" in errors.
+
+    stacklevel: of a BackendWarning, counted from the caller of this function's caller.
+    Raises ArgumentError for arrays of several places or of another place than the backend's; TargetError, DriverError.
+    """
+    chosen = backend_for(function, backend, stacklevel=stacklevel)
+    for name, info in others:
+        if info.device != first.device:
+            raise ArgumentError(name, place_name(info.device), f"{place_name(first.device)}, where src lies")
+    if (first.device is None) != (chosen != "cuda"):
+        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
+        raise ArgumentError(
+            "src.device", place_name(first.device), allowed, device_remedy("cupy.asarray moves it", first.device)
+        )
+    if first.device is None:
+        return Place(chosen, None, default_target(), _EMULATED_BLOCKS)
+    return _card(first.device)
+
+
+@lru_cache(maxsize=64)
+def _card(device: int) -> Place:
+    return Place("cuda", device, detect(device), BLOCKS_PER_SM * processors(device))
+
+
+def processors(device: int) -> int:
+    """Multiprocessors of a card."""
+    return context.device(device).multiprocessors
+
+
+def described(array: object, field: str) -> ArrayInfo:
+    """An array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    info = describe(array, field)
+    if info.dtype.hasobject:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype of plain bytes")
+    return info
+
+
+def check_out(out: ArrayInfo, source: ArrayInfo, shape: Sequence[int], field: str = "out") -> None:
+    """ArgumentError unless ``out`` can take a result of this shape and the source's dtype: writable, no element twice,
+    no byte of the source."""
+    if out.shape != tuple(shape) or out.dtype != source.dtype:
+        raise ArgumentError(field, f"{out.shape} of {out.dtype}", f"{tuple(shape)} of {source.dtype}")
+    check_written(out, source, field)
+
+
+def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
+    """ArgumentError for an array that may not be written to, has elements twice, or shares bytes with the source."""
+    if out.readonly:
+        raise ArgumentError(field, "a read-only array", "a writable array")
+    if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):
+        raise ArgumentError(field, f"strides {out.strides_bytes}", "an array whose elements lie apart")
+    if overlaps(source, out):
+        raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One launch. template, spec: of its kernel; the spec has ``entry``, ``threads`` and ``smem_bytes``.
+
+    args: numbers, tensor maps and, for pointers, ArrayInfo whose ``pointer`` is passed. touched: arrays that the kernel
+    reaches, one for each tensor map or pointer among args, in that order. grid: blocks. cluster: blocks of a cluster, 1
+    for none.
+    """
+
+    template: str
+    spec: Any
+    grid: int
+    args: tuple[Any, ...]
+    touched: tuple[ArrayInfo, ...]
+    cluster: int = 1
+
+    def kernel(self, target: Target) -> Kernel:
+        return _kernel(self.template, self.spec, target, wants_debug(None))
+
+    def emulate(self, target: Target, **options: Any) -> Report:
+        """Run it on the emulator; options of ``EmulatedModule.launch``."""
+        return self.kernel(target).emulate(
+            self.grid,
+            self.spec.threads,
+            [value.pointer if isinstance(value, ArrayInfo) else value for value in self.args],
+            cluster=self.cluster if self.cluster > 1 else None,
+            shared_bytes=self.spec.smem_bytes,
+            arrays=tuple(host_bytes(info) for info in self.touched if info.size_elems),
+            **options,
+        )
+
+
+@lru_cache(maxsize=256)
+def _kernel(template: str, spec: Any, target: Target, debug: bool) -> Kernel:
+    """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
+    return load_kernel(template, spec, target, debug=debug)
+
+
+def tensor_map(info: ArrayInfo, box: Sequence[int], place: Place, **options: Any) -> TensorMap:
+    """A tiled map over an array in its own order of axes, innermost last; options of TensorMap.from_array()."""
+    axes = tuple(reversed(range(len(info.shape))))
+    return TensorMap.from_array(info, box, axes=axes, target=place.target, **options)

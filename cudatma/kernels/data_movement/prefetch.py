@@ -1,0 +1,118 @@
+"""An array, or a window of one, brought to L2 ahead of those who will read it; nobody is told when it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo
+from cudatma.errors import ArgumentError
+from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.copy import check_window, part_of
+from cudatma.kernels.data_movement.place import Move, Place, described, tensor_map
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
+from cudatma.kernels.data_movement.specs import coordinates
+from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
+from cudatma.target import Target
+
+TEMPLATE = "kernels/prefetch.cu.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchSpec:
+    """One instance of ``kernels/prefetch.cu.j2``.
+
+    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in pieces of piece_bytes, a multiple of 16.
+    Raises ArgumentError.
+    """
+
+    rank: int
+    piece_bytes: int = SLOT_BYTES
+    entry: str = "prefetch"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank <= 5:
+            raise ArgumentError("rank", self.rank, "0..5")
+        if self.piece_bytes < CHUNK_BYTES or self.piece_bytes % CHUNK_BYTES:
+            raise ArgumentError("piece_bytes", self.piece_bytes, f"multiples of {CHUNK_BYTES}")
+
+    @property
+    def at(self) -> str:
+        """The coordinates' names."""
+        return coordinates(self.rank)
+
+    @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
+    def smem_bytes(self) -> int:
+        return 0
+
+    def check_target(self, target: Target) -> None:
+        """TargetError without TMA."""
+        target.require("tma", self.entry)
+
+
+def prefetch(
+    src: Any,
+    *,
+    offset: Sequence[int] | None = None,
+    shape: Sequence[int] | None = None,
+    stream: Any = None,
+    backend: str | None = None,
+) -> None:
+    """Ask for a window of an array to be brought to L2.
+
+    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes whole 16-byte chunks are asked
+    for; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes, elements
+    of a row follow each other. stream, backend: as in copy(); the emulator checks the addresses, "reference" does
+    nothing.
+
+    [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
+    """
+    call = Call("prefetch", backend, described(src, "src"), None, stream, offset, shape)
+    if call.is_known:
+        call.again()
+        return
+    part = part_of(call.src, *check_window(call.src, offset, shape, None))
+    move = plan_prefetch(part, call.place) if part.size_elems else None
+    if move is not None and call.place.backend != "reference":
+        call.first([move])
+
+
+def plan_prefetch(src: ArrayInfo, place: Place) -> Move | None:
+    """The launch, None for a run that has no whole chunk. Raises DescriptorError where TMA cannot."""
+    axes = tuple(Axis(0, n, n, s, s) for n, s in zip(src.shape, src.strides_bytes, strict=True))
+    window = simplify(Window(src.pointer, src.pointer, src.dtype.itemsize, axes))
+    if window.is_one_run:
+        first = -(-window.source // CHUNK_BYTES) * CHUNK_BYTES
+        nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
+        if nbytes <= 0:
+            return None
+        grid = min(place.blocks, -(-nbytes // SLOT_BYTES))
+        return Move(TEMPLATE, PrefetchSpec(0), grid, (replace(src, pointer=first), nbytes), (src,))
+    window = carried(window) if window.is_dense else window
+    extents = tuple(axis.extent for axis in window.axes)
+    box = choose_box(extents, window.itemsize, SLOT_BYTES)
+    source = replace(
+        src,
+        pointer=window.source,
+        shape=extents,
+        strides_bytes=tuple(axis.source_stride for axis in window.axes),
+        dtype=np.dtype(f"uint{8 * window.itemsize}"),
+    )
+    tiles = tile_counts(extents, box)
+    places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
+    grid = min(place.blocks, prod(tiles))
+    load = tensor_map(source, box, place)
+    return Move(TEMPLATE, PrefetchSpec(len(box)), grid, (load, *places, prod(tiles)), (src,))
+
+
+def dump_specs(target: Target) -> list[PrefetchSpec]:
+    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    return [PrefetchSpec(3)] if target.has("tma") else []

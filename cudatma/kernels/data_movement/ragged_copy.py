@@ -1,0 +1,334 @@
+"""Copies many 2D arrays of any shapes in one launch: tensor maps are edited on the card, while others are in use.
+
+Each block walks through the boxes of several arrays. For every array it meets it gives a tensor map the array's
+address, sizes and pitch, and publishes it, while boxes of the arrays before are still on their way. Source: PTX ISA,
+"tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.backend import backend_for, device_remedy
+from cudatma.build.kernel import default_target, load_kernel
+from cudatma.descriptor import TensorMap
+from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
+from cudatma.kernels.data_movement.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.host import host_bytes
+from cudatma.kernels.sample import Sample
+from cudatma.library_streams import stream_handle
+from cudatma.runtime.device_memory import DeviceMemory
+from cudatma.runtime.streams import wait_for_producers
+from cudatma.target import Target, detect
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Report
+
+TEMPLATE = "kernels/ragged_copy.cu.j2"
+#: Two on each multiprocessor of an H200.
+BLOCKS, THREADS = 264, 64
+_MAP_BYTES = 128
+#: Boxes are counted in 32 bits.
+_MAX_BOXES = 2**31 - 1
+
+#: ``Pair`` of the template, member for member.
+_PAIR = np.dtype(
+    [
+        ("source", "<u8"),
+        ("destination", "<u8"),
+        ("source_pitch", "<u8"),
+        ("destination_pitch", "<u8"),
+        ("rows", "<u4"),
+        ("columns", "<u4"),
+        ("first_box", "<u4"),
+        ("boxes_x", "<u4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedCopySpec(BoxRing):
+    """One instance of ``kernels/ragged_copy.cu.j2``.
+
+    element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
+    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up. maps: tensor maps that each warp edits
+    in turn, at least as many as stages. Raises ArgumentError.
+    """
+
+    element_bytes: int
+    box_rows: int = 64
+    box_columns: int = 64
+    stages: int = 4
+    maps: int = 4
+    entry: str = "ragged_copy"
+
+    def __post_init__(self) -> None:
+        self.check_box()
+        if self.maps < self.stages:
+            why = "a map may be edited again when the boxes that used it are known to be done"
+            raise ArgumentError("maps", self.maps, f"at least as many as stages, {self.stages}", why)
+
+    def check_target(self, target: Target) -> None:
+        """Raise TargetError or ArgumentError unless the target edits tensor maps and a block holds the ring."""
+        target.require("tma", "the ragged copy")
+        target.require("tensormap_replace", "the ragged copy")
+        self.ring.check_fits(target)
+
+    def maps_bytes(self, blocks: int) -> int:
+        """Global memory for the tensor maps of so many blocks."""
+        return blocks * 2 * self.maps * _MAP_BYTES
+
+
+class RaggedCopy:
+    """Many 2D arrays into others of the same shapes, in one launch; made once, run as often as needed.
+
+    sources, destinations: as many arrays each, in pairs of one shape; one dtype of 1, 2, 4 or 8 bytes throughout, all
+    on one device (CuPy, torch, DLPack, ``__cuda_array_interface__``) or NumPy arrays on the emulator; streams that
+    producers name are waited for here, by the host. Rows are
+    contiguous, their pitch, length and base multiples of 16 bytes; an array may be empty. No destination may share a
+    byte with another array. The object keeps all arrays alive.
+    spec: the instance of the kernel, for the arrays' element size; None: the usual box and ring.
+    backend: as in tile_copy. target: what host arrays are compiled for.
+
+    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, before anything is launched.
+    run() can be captured into a graph. Two runs at a time would share tensor maps: order them, or make two objects.
+    All maps have what the driver sets for the first pair's allocations: on SM100 and SM120, whose driver looks at their
+    size, take arrays from one pool.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        destinations: Sequence[Any],
+        *,
+        spec: RaggedCopySpec | None = None,
+        backend: str | None = None,
+        target: Target | None = None,
+    ) -> None:
+        chosen = backend_for("ragged_copy", backend)
+        if chosen == "reference":
+            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "numpy.copyto copies host arrays")
+        pairs = _check_pairs(sources, destinations)
+        self.kind = pairs[0][0].kind if pairs else "numpy"
+        self.device = pairs[0][0].device if pairs else None
+        if pairs and (self.device is None) != (chosen == "emulator"):
+            allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
+            raise ArgumentError(
+                "sources[0].device",
+                place_name(self.device),
+                allowed,
+                device_remedy("cupy.asarray moves it", self.device),
+            )
+        pairs = [pair for pair in pairs if pair[0].size_elems]
+        self._keep = pairs
+        self.blocks = 0
+        if not pairs:
+            return
+        target = (target or default_target()) if self.device is None else detect(self.device)
+        itemsize = pairs[0][0].dtype.itemsize
+        self._spec = spec = spec or RaggedCopySpec(itemsize)
+        if spec.element_bytes != itemsize:
+            raise ArgumentError("spec.element_bytes", spec.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
+        spec.check_target(target)
+        self._table, boxes = _table(pairs, spec)
+        self.blocks = min(BLOCKS, boxes)
+        self.kernel = load_kernel(TEMPLATE, spec, target)
+        self._originals = [_original(side, spec, target) for side in pairs[0]]
+        if self.device is None:
+            return
+        size = spec.maps_bytes(self.blocks)
+        # Maps first: each is aligned to 128 bytes.
+        self._memory = memory = DeviceMemory(size + self._table.nbytes, self.device)
+        wait_for_producers(self.device, *(side for pair in pairs for side in pair))
+        memory.write(bytes(size) + self._table.tobytes())
+        args = (*self._originals, memory.pointer + size, len(pairs), boxes, memory.pointer)
+        self._plan = self.kernel.plan(self.blocks, THREADS, args, shared_bytes=spec.smem_bytes, device=self.device)
+
+    def run(self, stream: Any = None) -> None:
+        """Copy all. stream: None is the current stream of the arrays' library. Returns at once on a card."""
+        if not self.blocks:
+            return
+        if self.device is None:
+            self.emulate(schedules=1)
+            return
+        self._plan.launch(stream_handle(stream, self.kind, self.device))
+
+    def emulate(self, *, blocks: int | None = None, **options: Any) -> Report:
+        """The launch on the CPU, for host arrays. blocks: at most so many; options as for ``Kernel.emulate``."""
+        if self.device is not None or not self.blocks:
+            raise ArgumentError("sources", "arrays on a card, or none", "NumPy arrays with elements")
+        grid = self.blocks if blocks is None else min(blocks, self.blocks)
+        args, arrays = self.host_arguments(grid)
+        return self.kernel.emulate(grid, THREADS, args, shared_bytes=self._spec.smem_bytes, arrays=arrays, **options)
+
+    def host_arguments(self, blocks: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The kernel's arguments for so many blocks on host arrays, and the memory behind the pointers among them."""
+        # Tensor maps are aligned to 128 bytes; NumPy promises 16.
+        room = np.zeros(self._spec.maps_bytes(blocks) + _MAP_BYTES, np.uint8)
+        maps = room[-room.ctypes.data % _MAP_BYTES :]
+        boxes = int(_boxes(self._table["rows"], self._table["columns"], self._spec).sum())
+        args = (*self._originals, self._table, len(self._table), boxes, maps)
+        return args, tuple(host_bytes(side) for pair in self._keep for side in pair)
+
+
+def ragged_copy(
+    sources: Sequence[Any], destinations: Sequence[Any], stream: Any = None, *, backend: str | None = None
+) -> Sequence[Any]:
+    """Copy each of many 2D arrays into its destination by TMA, in one launch; returns the destinations.
+
+    For one time; what is done again and again is better made once as a RaggedCopy, which tells arguments and errors.
+    Waits until the copy is done: the tensor maps in device memory end with it.
+    """
+    copy = RaggedCopy(sources, destinations, backend=backend)
+    copy.run(stream)
+    if copy.blocks and copy.device is not None:
+        with context.using(copy.device) as driver:
+            handle = stream_handle(stream, copy.kind, copy.device)
+            check(driver.cuStreamSynchronize(handle), "cuStreamSynchronize")
+    return destinations
+
+
+def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
+    """All arrays, described. Raises unless pairs fit each other, all are alike, and no destination is shared."""
+    for field, arrays in (("sources", sources), ("destinations", destinations)):
+        if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):
+            raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
+    if len(sources) != len(destinations):
+        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, as many as sources")
+    pairs = [
+        (_described(source, f"sources[{i}]"), _described(destination, f"destinations[{i}]"))
+        for i, (source, destination) in enumerate(zip(sources, destinations, strict=True))
+    ]
+    for i, (source, destination) in enumerate(pairs):
+        if source.shape != destination.shape:
+            raise ArgumentError(f"destinations[{i}].shape", destination.shape, f"{source.shape}, as its source")
+        if destination.readonly:
+            raise ArgumentError(f"destinations[{i}]", "a read-only array", "a writable array")
+        for field, info in ((f"sources[{i}]", source), (f"destinations[{i}]", destination)):
+            first = pairs[0][0]
+            if (info.dtype, info.device) != (first.dtype, first.device):
+                got, wanted = (f"{one.dtype} on {place_name(one.device)}" for one in (info, first))
+                raise ArgumentError(field, got, f"{wanted}, as the first source")
+    _refuse_overlaps(pairs)
+    return pairs
+
+
+def _described(array: Any, field: str) -> ArrayInfo:
+    info = describe(array, field)
+    if len(info.shape) != 2:
+        raise ArgumentError(f"{field}.shape", info.shape, "two dimensions")
+    if info.dtype.itemsize not in (1, 2, 4, 8):
+        raise ArgumentError(f"{field}.dtype", info.dtype, "elements of 1, 2, 4 or 8 bytes")
+    if not info.size_elems:
+        return info
+    rows, columns = info.shape
+    width = columns * info.dtype.itemsize
+    if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
+        got = f"{info.strides_bytes[1]} bytes from element to element"
+        raise ArgumentError(f"{field}.strides", got, "contiguous rows", "copy it to C order first")
+    if width % TMA_ALIGNMENT_BYTES:
+        why = "TMA stores clip at 16 bytes and would write past the row"
+        raise ArgumentError(f"{field}.shape", f"rows of {width} bytes", "a multiple of 16 bytes", why)
+    if info.pointer % TMA_ALIGNMENT_BYTES:
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "an address that is a multiple of 16")
+    pitch = info.strides_bytes[0]
+    if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
+        allowed = "a multiple of 16 from the row's length to 2^40"
+        raise ArgumentError(f"{field}.strides", f"{pitch} bytes from row to row", allowed)
+    return info
+
+
+def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
+    """Raise if a destination shares a byte with another array: boxes are copied in no particular order."""
+    arrays: list[tuple[ArrayInfo, str, bool]] = []
+    for i, (source, destination) in enumerate(pairs):
+        arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
+    # In the order of their first bytes; `reaching` are those before that end behind this one's first byte.
+    reaching: list[tuple[ArrayInfo, str, bool]] = []
+    for info, field, is_written in sorted(arrays, key=lambda one: one[0].extent):
+        reaching = [one for one in reaching if one[0].extent[1] > info.extent[0]]
+        for other, name, other_is_written in reaching:
+            if (is_written or other_is_written) and overlaps(info, other):
+                raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")
+        reaching.append((info, field, is_written))
+
+
+def _boxes(rows: Any, columns: Any, spec: RaggedCopySpec) -> Any:
+    return -(-rows.astype(np.int64) // spec.box_rows) * -(-columns.astype(np.int64) // spec.box_columns)
+
+
+def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -> tuple[np.ndarray[Any, Any], int]:
+    """What the kernel reads of each pair, and the boxes of all."""
+    table = np.zeros(len(pairs), _PAIR)
+    table["source"], table["destination"] = zip(*((a.pointer, b.pointer) for a, b in pairs), strict=True)
+    table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
+    for i, (source, _) in enumerate(pairs):
+        if max(source.shape) > _MAX_BOXES:
+            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} each way")
+    table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
+    boxes = _boxes(table["rows"], table["columns"], spec)
+    total = int(boxes.sum())
+    if total > _MAX_BOXES:
+        raise ArgumentError("sources", f"{total} boxes", f"at most {_MAX_BOXES}", "copy them in several launches")
+    table["first_box"] = boxes.cumsum() - boxes
+    table["boxes_x"] = -(-table["columns"].astype(np.int64) // spec.box_columns)
+    return table, total
+
+
+def _pitch(info: ArrayInfo) -> int:
+    """Bytes from row to row; of a single row what a dense array would have."""
+    return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
+
+
+def _original(info: ArrayInfo, spec: RaggedCopySpec, target: Target) -> TensorMap:
+    """The map that gives its element type and box to all."""
+    strides = (_pitch(info), info.dtype.itemsize)
+    box = (spec.box_rows, spec.box_columns)
+    return TensorMap.from_address(
+        info.pointer,
+        info.shape,
+        box,
+        dtype=info.dtype,
+        strides_bytes=strides,
+        device=info.device,
+        owner=info.owner,
+        target=target,
+        backend="codec" if info.device is None else "auto",
+    )
+
+
+def dump_specs(target: Target) -> list[RaggedCopySpec]:
+    """The instance that stands for all in dumps and compile checks; none where tensor maps cannot be edited."""
+    return [RaggedCopySpec(2)] if target.has("tma") and target.has("tensormap_replace") else []
+
+
+def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
+    """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: at most so many."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    if min(arrays, blocks) < 1:
+        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
+    rng = np.random.default_rng(seed)
+    unit = max(1, TMA_ALIGNMENT_BYTES // kind.itemsize)
+    shapes = [(int(rng.integers(1, 150)), unit * int(rng.integers(1, 160 // unit + 1))) for _ in range(arrays)]
+    sources = [rng.integers(0, 100, shape).astype(kind) for shape in shapes]
+    destinations = [np.zeros_like(source) for source in sources]
+    copy = RaggedCopy(sources, destinations, backend="emulator", target=target)
+
+    def run(**options: Any) -> Report:
+        return copy.emulate(blocks=blocks, **options)
+
+    def wrong() -> float:
+        return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
+
+    grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
+    title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
+    return Sample(title, copy.kernel, run, wrong, 0.0)

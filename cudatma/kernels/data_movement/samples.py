@@ -1,0 +1,114 @@
+"""The operations with made-up arrays, for `cudatma emulate NAME`. Values are small integers: results are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import describe
+from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.data_movement.broadcast import plan_broadcast
+from cudatma.kernels.data_movement.copy import check_window, plan_copy
+from cudatma.kernels.data_movement.gather import plan_boxes
+from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
+from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.kernels.data_movement.transpose import plan_transpose
+from cudatma.kernels.sample import Sample
+from cudatma.target import Target
+
+Array = np.ndarray[Any, Any]
+
+
+def window_sample(
+    target: Target, *, rows: int = 300, columns: int = 208, pad: int = 8, dtype: str = "float32", blocks: int = 2
+) -> Sample:
+    """A copy of an array with ``pad`` elements of zeros around it."""
+    source = _numbers((rows, columns), dtype)
+    shape = (rows + 2 * pad, columns + 2 * pad)
+    result, starts = np.ones(shape, source.dtype), (-pad, -pad)
+    check_window(describe(source), starts, shape, "zeros")
+    # A place counts its blocks as if BLOCKS_PER_SM of them shared a multiprocessor.
+    place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
+    move = plan_copy(describe(source), describe(result), starts, place, via="tma")
+    return _sample(f"window copy, {rows} x {columns} {dtype}, {pad} around", target, move, result, np.pad(source, pad))
+
+
+def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32", blocks: int = 2) -> Sample:
+    """A copy of a run of bytes."""
+    source = _numbers((elements,), dtype)
+    result = np.ones_like(source)
+    move = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
+    return _sample(f"run copy, {elements} {dtype}", target, move, result, source)
+
+
+def transpose_sample(
+    target: Target, *, rows: int = 304, columns: int = 208, dtype: str = "float32", blocks: int = 2
+) -> Sample:
+    """The transpose of a matrix."""
+    source = _numbers((rows, columns), dtype)
+    result = np.ones((columns, rows), source.dtype)
+    move = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
+    return _sample(f"transpose, {rows} x {columns} {dtype}", target, move, result, source.T)
+
+
+def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
+    """Tiles of a matrix with a halo, as halo_tiles() makes them."""
+    source = _numbers((64, 64), dtype)
+    side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
+    result = np.ones((*counts, side, side), source.dtype)
+    axes = [(-halo, tile, count) for count in counts]
+    move = plan_boxes(describe(source), describe(result), (side, side), _place(target, blocks), grid=axes)
+    wide = np.pad(source, [(halo, halo + tile)] * 2)
+    wanted = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
+    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, move, result, wanted)
+
+
+def im2col_sample(
+    target: Target, *, size: int = 12, channels: int = 16, taps: int = 3, stride: int = 1, blocks: int = 2
+) -> Sample:
+    """The columns of a convolution over two images."""
+    source = _numbers((2, size, size, channels), "float32")
+    conv = convolution((size, size), taps, stride, taps // 2, 1)
+    shape = (2, *conv.out, *conv.taps, channels)
+    result, wanted = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
+    columns_on_host(describe(source), describe(wanted), conv)
+    move = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
+    return _sample(f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps", target, move, result, wanted)
+
+
+def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
+    """Copies of one array: 2, 4 or 8."""
+    source = _numbers((elements,), "float32")
+    result = np.ones((copies, elements), source.dtype)
+    moves = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
+    if len(moves) != 1:
+        raise ArgumentError("copies", copies, "1, 2, 4 or 8, in one launch")
+    return _sample(f"broadcast, {copies} x {elements} float32", target, moves[0], result, source)
+
+
+def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
+    """Small integers. Raises ArgumentError for no dtype, or extents below 1."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    if min(shape) < 1:
+        raise ArgumentError("shape", shape, "1 and more each")
+    return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
+
+
+def _place(target: Target, blocks: int) -> Place:
+    if blocks < 1:
+        raise ArgumentError("blocks", blocks, "1 and up")
+    return Place("emulator", None, target, blocks)
+
+
+def _sample(title: str, target: Target, move: Move, result: Array, wanted: Array) -> Sample:
+    move.spec.check_target(target)
+    run: Callable[..., Any] = lambda **options: move.emulate(target, **options)  # noqa: E731
+    shown = f"{title}, {counted(move.grid, 'block')} of {move.spec.threads} threads"
+    return Sample(shown, move.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

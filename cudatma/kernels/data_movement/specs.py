@@ -1,0 +1,171 @@
+"""What the templates of copies and reductions need to know: a spec each for boxes, runs of bytes and plain code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudatma.descriptor import REDUCE_TYPES
+from cudatma.errors import ArgumentError
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.target import Target
+
+WINDOW, RUN, PLAIN = "kernels/window_move.cu.j2", "kernels/run_move.cu.j2", "kernels/plain_copy.cu.j2"
+OPS = ("copy", *REDUCE_TYPES)
+#: L2 policies of loads and stores; "" is none.
+CACHES = ("", "evict_first", "evict_last", "evict_normal")
+#: Element types of the bulk reductions. [PTX ISA, cp.reduce.async.bulk]
+_ORDERED = ("u32", "s32", "u64", "s64", "f16", "bf16")
+RUN_KINDS: dict[str, tuple[str, ...]] = {
+    "copy": ("b8",),
+    "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
+    "min": _ORDERED,
+    "max": _ORDERED,
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+}
+_MAX_RANK = 5
+_CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+
+
+def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    """ArgumentError unless the value is one of a few words."""
+    if value not in allowed:
+        raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
+
+
+def check_policies(op: str, load_cache: str, store_cache: str) -> None:
+    """ArgumentError unless an operation's loads and stores can have these L2 policies."""
+    check_choice("load_cache", load_cache, CACHES)
+    check_choice("store_cache", store_cache, CACHES if op == "copy" else CACHES[:1])
+
+
+def check_rank(rank: int, least: int = 1) -> None:
+    """ArgumentError unless TMA has maps of this rank."""
+    if not least <= rank <= _MAX_RANK:
+        raise ArgumentError("rank", rank, f"{least}..{_MAX_RANK}")
+
+
+def coordinates(rank: int) -> str:
+    """The names that the templates give a box's coordinates, innermost first."""
+    return ", ".join(f"at{axis}" for axis in range(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec(RingSpec):
+    """One instance of ``kernels/window_move.cu.j2``: boxes by tensor maps. The launch says how large a box is.
+
+    op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
+    in_flight: MoveRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
+    ArgumentError.
+    """
+
+    op: str
+    rank: int
+    stage_bytes: int
+    stages: int
+    in_flight: int
+    load_cache: str = ""
+    store_cache: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("op", self.op, OPS)
+        check_policies(self.op, self.load_cache, self.store_cache)
+        check_rank(self.rank)
+        _ = self.ring
+
+    @property
+    def entry(self) -> str:
+        return f"window_{self.op}"
+
+    @property
+    def at(self) -> str:
+        """The coordinates' names."""
+        return coordinates(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec(RingSpec):
+    """One instance of ``kernels/run_move.cu.j2``: a run of bytes by 1D bulk copies.
+
+    op: as in WindowSpec. kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one piece. Others: WindowSpec.
+    """
+
+    op: str
+    kind: str
+    stage_bytes: int
+    stages: int
+    in_flight: int
+    load_cache: str = ""
+    store_cache: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("op", self.op, OPS)
+        check_choice("kind", self.kind, RUN_KINDS[self.op])
+        check_policies(self.op, self.load_cache, self.store_cache)
+        _ = self.ring
+
+    @property
+    def entry(self) -> str:
+        return "run_copy" if self.op == "copy" else f"run_{self.op}_{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSpec:
+    """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
+
+    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 where elements are fewer than 2**31, which makes the
+    divisions cheaper, else 64. Raises ArgumentError.
+    """
+
+    element_bytes: int
+    rank: int
+    index_bits: int = 64
+    entry: str = "plain_copy"
+
+    def __post_init__(self) -> None:
+        if self.element_bytes not in _CUDA_TYPES:
+            raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
+        if not 1 <= self.rank <= 64:
+            raise ArgumentError("rank", self.rank, "1..64")
+        if self.index_bits not in (32, 64):
+            raise ArgumentError("index_bits", self.index_bits, "32, 64")
+
+    @property
+    def cuda_type(self) -> str:
+        return _CUDA_TYPES[self.element_bytes]
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    @property
+    def smem_bytes(self) -> int:
+        return 0
+
+    def check_target(self, target: Target) -> None:
+        """Every target runs it."""
+
+
+def window_specs(target: Target) -> list[WindowSpec]:
+    """What stands for all in dumps and compile checks; none where the target has no TMA."""
+    if not target.has("tma"):
+        return []
+    slot = BOXES.slot(target)
+    return [WindowSpec("copy", 2, slot, *BOXES.ring(target, slot))]
+
+
+def run_specs(target: Target) -> list[RunSpec]:
+    """As window_specs()."""
+    if not target.has("tma"):
+        return []
+    stages = stages_for(target, SLOT_BYTES)
+    return [RunSpec("copy", "b8", SLOT_BYTES, stages, stages // 2)]
+
+
+def plain_specs(target: Target) -> list[PlainSpec]:
+    """As window_specs()."""
+    return [PlainSpec(2, 3, 32)]

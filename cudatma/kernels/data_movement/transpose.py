@@ -1,0 +1,248 @@
+"""The transpose of a matrix, or of each matrix of a batch: TMA loads and stores, turned in shared memory in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo
+from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
+from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.copy import VIAS, plan_copy
+from cudatma.kernels.data_movement.place import Move, Place, described, tensor_map
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.data_movement.specs import check_choice
+from cudatma.kernels.data_movement.window import Axis, Window, simplify
+from cudatma.kernels.host import host_array
+from cudatma.pipeline import Operand, PipelineSpec
+from cudatma.target import Target
+
+TEMPLATE = "kernels/transpose.cu.j2"
+#: A row of a panel: the span of the 128-byte swizzle. It holds 8 chunks of 16 bytes.
+LINE_BYTES = 128
+#: Where a panel begins, so that its rows' swizzle depends on their number alone.
+_PANEL_ALIGNMENT = 1024
+_CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+#: Element size -> squares of a tile, down and across: 16 KiB, rows of at least 256 bytes in the result.
+SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
+_MOST_TILES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeSpec:
+    """One instance of ``kernels/transpose.cu.j2``.
+
+    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of 128 bytes' elements that a tile has, down and across.
+    stages: slots of the ring that loads fill. turned: turned tiles that stores read from. warps: that turn tiles.
+    band: tiles below each other that are taken before the next ones to the right. Raises ArgumentError.
+    """
+
+    element_bytes: int
+    squares_y: int
+    squares_x: int
+    stages: int
+    turned: int
+    warps: int = 4
+    band: int = 16
+    entry: str = "transpose"
+
+    def __post_init__(self) -> None:
+        if self.element_bytes not in _CUDA_TYPES:
+            raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
+        most = 256 // self.side
+        for field, value, least, limit in (
+            ("squares_y", self.squares_y, 1, most),
+            ("squares_x", self.squares_x, 1, most),
+            ("stages", self.stages, 1, 16),
+            ("turned", self.turned, 1, 16),
+            ("warps", self.warps, 1, 31),
+            ("band", self.band, 1, 1024),
+        ):
+            if not least <= value <= limit:
+                raise ArgumentError(field, value, f"{least}..{limit}")
+
+    @property
+    def cuda_type(self) -> str:
+        return _CUDA_TYPES[self.element_bytes]
+
+    @property
+    def side(self) -> int:
+        """Elements of 128 bytes."""
+        return LINE_BYTES // self.element_bytes
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return self.squares_y * self.side, self.squares_x * self.side
+
+    @property
+    def in_panel_bytes(self) -> int:
+        """One square's columns of all of a tile's rows."""
+        return self.tile[0] * LINE_BYTES
+
+    @property
+    def out_panel_bytes(self) -> int:
+        """One square's rows of all of a tile's columns, turned."""
+        return self.tile[1] * LINE_BYTES
+
+    @property
+    def ring(self) -> PipelineSpec:
+        """A tile a stage; each turning warp gives it back."""
+        size = self.squares_x * self.in_panel_bytes
+        tile = Operand("tile", size, size, alignment=_PANEL_ALIGNMENT)
+        return PipelineSpec(self.stages, (tile,), consumer_arrivals=self.warps)
+
+    @property
+    def turned_offset(self) -> int:
+        return self.stages * self.ring.stage_bytes
+
+    @property
+    def barriers_offset(self) -> int:
+        return (self.stages + self.turned) * self.ring.stage_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        rows, columns = self.tile
+        return (
+            f"ring: {self.stages} tiles of {rows} x {columns} elements, {self.ring.stage_bytes} bytes, and "
+            f"{self.turned} turned ones; {self.smem_bytes} bytes of shared memory",
+        )
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 1)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_offset + self.ring.barrier_bytes
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        size = self.ring.stage_bytes
+        return [
+            ("tiles", 0, self.stages * size),
+            ("turned tiles", self.turned_offset, self.turned * size),
+            ("barriers", self.barriers_offset, self.ring.barrier_bytes),
+        ]
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one slot holds."""
+        return [(f"{self.squares_x} panels of {self.tile[0]} rows", self.ring.stage_bytes)]
+
+    def check_target(self, target: Target) -> None:
+        """TargetError without TMA or stmatrix, ArgumentError where the tiles do not fit."""
+        target.require("tma", self.entry)
+        target.require("stmatrix", self.entry)
+        self.ring.check_fits(target, self.turned * self.ring.stage_bytes)
+
+
+def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
+    """Three slots and two turned tiles where two such blocks share a multiprocessor; else two and one."""
+    room = target.smem_share_bytes(BLOCKS_PER_SM)
+    rich = TransposeSpec(element_bytes, *SQUARES[element_bytes], 3, 2)
+    return rich if rich.smem_bytes <= room else replace(rich, stages=2, turned=1)
+
+
+def transpose(src: Any, out: Any = None, *, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
+    """The last two axes of an array exchanged, in memory; returns ``out``, a new C-ordered array unless given.
+
+    src: (.., rows, columns) of CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. Any dtype of
+    plain bytes. out: (.., columns, rows) of the same dtype, no bytes of the source.
+    via: "tma" raises DescriptorError where TMA cannot: elements of 1, 2, 4 or 8 bytes, pitches and rows of both arrays
+    in whole 16-byte chunks, batch axes that merge into one. "auto" then does what copy() can, "plain" always uses plain
+    loads and stores. stream, backend: as in copy().
+
+    [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix] Raises as copy().
+    """
+    call = Call("transpose", backend, described(src, "src"), out, stream, via)
+    if call.is_known:
+        return call.again()
+    info = call.src
+    check_choice("via", via, VIAS)
+    if len(info.shape) < 2:
+        raise ArgumentError("src.shape", info.shape, "two dimensions and more")
+    result = call.take(exchanged(info).shape)
+    if not info.size_elems:
+        return call.result
+    if call.place.backend == "reference":
+        host_array(result)[...] = np.swapaxes(host_array(info), -1, -2)
+        return call.result
+    return call.first([plan_transpose(info, result, call.place, via)])
+
+
+def exchanged(info: ArrayInfo) -> ArrayInfo:
+    """The same memory with its last two axes exchanged."""
+    (*shape, rows, columns), (*strides, pitch, step) = info.shape, info.strides_bytes
+    return replace(info, shape=(*shape, columns, rows), strides_bytes=(*strides, step, pitch))
+
+
+def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> Move:
+    """The launch; errors as transpose()."""
+    if via != "plain":
+        try:
+            return tile_plan(src, out, place)
+        except DescriptorError:
+            if via == "tma":
+                raise
+    return plan_copy(exchanged(src), out, (0,) * len(src.shape), place, via=via)
+
+
+def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> Move:
+    """Tiles by tensor maps. Raises DescriptorError where TMA cannot."""
+    size = src.dtype.itemsize
+    if size not in _CUDA_TYPES:
+        raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+    spec = spec or choose_transpose(size, place.target)
+    source, destination = _as_batch(src, out)
+    rows, columns = spec.tile
+    # What one tile leaves of a 256-byte line its neighbour wants next.
+    load = _tile_map("src", src, source, (1, rows, spec.side), place, l2_promotion=L2Promotion.B256)
+    store = _tile_map("out", out, destination, (1, columns, spec.side), place)
+    check_store(store.spec)
+    tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
+    tiles = tiles_x * tiles_y * source.shape[0]
+    # place_of() of the template multiplies a row of tiles with a band.
+    if max(tiles, tiles_x * spec.band) >= _MOST_TILES:
+        raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
+    return Move(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
+
+
+def _tile_map(
+    name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], place: Place, **options: Any
+) -> TensorMap:
+    """A map over a batch; errors name the array's own axes."""
+    first = len(array.shape) - len(batch.shape)
+    names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
+    try:
+        return tensor_map(batch, box, place, swizzle=Swizzle.B128, **options)
+    except DescriptorError as error:
+        raise error.renamed(names) from None
+
+
+def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
+    """Both arrays as (batch, rows, columns) of unsigned elements. DescriptorError where batch axes do not merge."""
+    kind = np.dtype(f"uint{8 * src.dtype.itemsize}")
+    sizes = zip(src.shape[:-2], src.strides_bytes[:-2], out.strides_bytes[:-2], strict=True)
+    axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)
+    batch = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
+    if len(batch) > 1:
+        raise DescriptorError("src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix")
+    made = [
+        replace(
+            info,
+            shape=(batch[0].extent, *info.shape[-2:]),
+            strides_bytes=(stride, *info.strides_bytes[-2:]),
+            dtype=kind,
+        )
+        for info, stride in ((src, batch[0].source_stride), (out, batch[0].destination_stride))
+    ]
+    return made[0], made[1]
+
+
+def dump_specs(target: Target) -> list[TransposeSpec]:
+    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    able = target.has("tma") and target.has("stmatrix")
+    return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -1,0 +1,212 @@
+"""Rows of 16-bit elements copied to aligned rows, columns in the order of a permutation: out[t, k] = x[t, perm[k]].
+
+What stands before a GEMM whose weight was quantized in activation order, and before one whose activations TMA cannot
+read: rows that do not begin at multiples of 16 bytes. Bound by memory; docs/performance/marlin_paths.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.build.kernel import load_kernel
+from cudatma.errors import ArgumentError
+from cudatma.kernels.sample import Sample
+from cudatma.pipeline import Operand, PipelineSpec, align_up
+from cudatma.target import KIB, Target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Report
+
+TEMPLATE = "kernels/permute_columns.cu.j2"
+ELEMENT_BYTES = 2
+#: Elements of a 16-byte piece: what one thread writes at a time.
+PIECE_ELEMS = 8
+#: From one row of the result to the next: whole lines, so that TMA reads it without splitting any.
+PITCH_ALIGNMENT_BYTES = 128
+#: A row of 128 KiB; longer ones are read from global memory.
+MAX_STAGED_COLUMNS = 65536
+#: Shared memory of a block of several stages: what every target has, and an SM90 multiprocessor twice.
+_SMEM_BYTES = 97 * KIB
+#: Slots are made for columns in steps of this, so that layers of similar depth share a kernel.
+_COLUMN_STEP = 4096
+#: Rows that share one reading of the permutation, where there are enough to go round.
+_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PermuteColumnsSpec:
+    """One instance of ``kernels/permute_columns.cu.j2``.
+
+    has_permutation: columns in the order of a permutation, or as they are. staged_columns: columns of a row that bulk
+    copies bring to shared memory, a multiple of 64; 0: elements are read from global memory one by one, which takes any
+    alignment. rows: rows taken at a time. stages: groups of rows in flight. consumers: threads that write, whole
+    warps. Raises ArgumentError.
+    """
+
+    has_permutation: bool
+    staged_columns: int = 0
+    rows: int = 1
+    stages: int = 2
+    consumers: int = 512
+    entry: str = "permute_columns"
+
+    def __post_init__(self) -> None:
+        if self.staged_columns % 64 or not 0 <= self.staged_columns <= MAX_STAGED_COLUMNS:
+            raise ArgumentError("staged_columns", self.staged_columns, f"a multiple of 64, 0 to {MAX_STAGED_COLUMNS}")
+        if self.staged_columns and not self.has_permutation:
+            raise ArgumentError("staged_columns", self.staged_columns, "0", "a copy in order reads whole lines anyway")
+        if not 1 <= self.rows <= 16:
+            raise ArgumentError("rows", self.rows, "1 to 16", "they are unrolled")
+        if not 1 <= self.stages <= 8:
+            raise ArgumentError("stages", self.stages, "1 to 8")
+        if self.consumers % 32 or not 32 <= self.consumers <= 960:
+            raise ArgumentError("consumers", self.consumers, "a multiple of 32, 32 to 960")
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether rows go through shared memory."""
+        return self.staged_columns > 0
+
+    @property
+    def row_bytes(self) -> int:
+        """From one row to the next in a slot."""
+        return self.staged_columns * ELEMENT_BYTES
+
+    @property
+    def warps(self) -> int:
+        return self.consumers // 32
+
+    @property
+    def threads(self) -> int:
+        """Those that write, and a warp that loads."""
+        return self.consumers + 32 * self.is_staged
+
+    @property
+    def ring(self) -> PipelineSpec:
+        """One group of rows a stage; one thread loads it, each warp of consumers gives it back. A launch whose rows are
+        shorter, or fewer, expects that many bytes less."""
+        size = self.rows * self.row_bytes
+        return PipelineSpec(self.stages, (Operand("rows", size, size),), consumer_arrivals=self.warps)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the ring holds, for the head of the generated source."""
+        return self.ring.notes() if self.is_staged else ("no ring: elements come from global memory",)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.ring.smem_bytes if self.is_staged else 0
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        if not self.is_staged:
+            return []
+        ring = self.ring
+        return [
+            ("rows", 0, ring.stages * ring.stage_bytes),
+            ("barriers", ring.barriers_offset, ring.barrier_bytes),
+        ]
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        shape = f"{self.rows} x {self.staged_columns}"
+        return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
+
+    def check_target(self, target: Target) -> None:
+        """Raise TargetError or ArgumentError unless the target has TMA and a block's shared memory holds the ring."""
+        target.require("tma", "the permutation of columns")
+        target.require("griddepcontrol", "the permutation of columns")
+        if self.is_staged:
+            self.ring.check_fits(target)
+
+
+def choose_permute(
+    rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, multiprocessors: int
+) -> PermuteColumnsSpec:
+    """The instance for (rows, columns). is_aligned: every row begins at a multiple of 16 bytes.
+
+    Staged where a permutation meets aligned rows that shared memory holds: its banks serve scattered elements several
+    at a time, global memory one by one (docs/performance/marlin_paths.md).
+    """
+    group = _ROWS if rows >= _ROWS * multiprocessors else 1
+    direct = PermuteColumnsSpec(has_permutation, rows=group)
+    if not has_permutation or not is_aligned or columns % PIECE_ELEMS:
+        return direct
+    staged = align_up(columns, _COLUMN_STEP)
+    if staged <= MAX_STAGED_COLUMNS:
+        for taken, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
+            spec = PermuteColumnsSpec(True, staged, taken, stages)
+            limit = _SMEM_BYTES if stages > 1 else target.smem_per_block_bytes
+            if spec.smem_bytes <= min(limit, target.smem_per_block_bytes):
+                return spec
+    return direct
+
+
+def permute_grid(spec: PermuteColumnsSpec, rows: int, columns: int, resident_blocks: int) -> tuple[int, int]:
+    """(blocks along the columns, blocks along the rows), no more than run at a time. Few rows are cut by columns."""
+    down = min(-(-rows // spec.rows), resident_blocks)
+    pieces = -(-columns // PIECE_ELEMS)
+    return max(1, min(-(-pieces // spec.consumers), resident_blocks // down)), down
+
+
+def result_pitch_bytes(columns: int) -> int:
+    """From one row of the result to the next."""
+    return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
+
+
+def permute_arguments(
+    source: Any, order: Any, result: Any, rows: int, columns: int, source_pitch_bytes: int
+) -> tuple[Any, ...]:
+    """The kernel's arguments. source, order (None without a permutation) and result: arrays or addresses."""
+    pitch = result_pitch_bytes(columns) // (ELEMENT_BYTES * PIECE_ELEMS)
+    permutation = () if order is None else (order,)
+    return *permutation, source, result, rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch
+
+
+def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
+    """Each way of reading, as layers of 8192 and 28672 columns meet it; none where the target has no TMA."""
+    if not target.has("tma") or not target.has("griddepcontrol"):
+        return []
+    cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
+    cases += [(16, 8191, False, False)]
+    specs = [
+        choose_permute(m, k, has_permutation=order, is_aligned=aligned, target=target, multiprocessors=132)
+        for m, k, order, aligned in cases
+    ]
+    return list(dict.fromkeys(specs))
+
+
+def sample(target: Target, *, rows: int = 9, columns: int = 520, way: str = "staged", blocks: int = 2) -> Sample:
+    """Random rows for `cudatma emulate permute_columns`. blocks: at most so many share the rows.
+
+    way: "staged", permuted through shared memory, where the columns are a multiple of 8, else "direct"; "direct",
+    permuted from global memory; "copy", not permuted. Raises ArgumentError.
+    """
+    if way not in ("staged", "direct", "copy"):
+        raise ArgumentError("way", way, "staged, direct, copy")
+    if min(rows, columns, blocks) < 1:
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+    permute = way != "copy"
+    through = align_up(columns, 64) if way == "staged" and columns % PIECE_ELEMS == 0 else 0
+    spec = PermuteColumnsSpec(permute, through, rows=2, consumers=64)
+    spec.check_target(target)
+    random = np.random.default_rng(0)
+    source = random.integers(0, 1 << 16, (rows, columns), np.uint16)
+    order = random.permutation(columns).astype(np.int32)
+    result = np.zeros((rows, result_pitch_bytes(columns) // ELEMENT_BYTES), np.uint16)
+    kernel = load_kernel(TEMPLATE, spec, target)
+    grid = permute_grid(spec, rows, columns, blocks)
+    args = permute_arguments(source, order if permute else None, result, rows, columns, source.strides[0])
+
+    def run(**options: Any) -> Report:
+        return kernel.emulate(grid, spec.threads, args, shared_bytes=spec.smem_bytes, **options)
+
+    def error() -> float:
+        return float((result[:, :columns] != (source[:, order] if permute else source)).mean())
+
+    what = "copied" if way == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
+    title = f"columns {what}, {rows} x {columns}, {grid[0]} x {grid[1]} blocks of {spec.threads} threads"
+    return Sample(title, kernel, run, error, 0.0)

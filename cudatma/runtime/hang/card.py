@@ -1,0 +1,101 @@
+"""A debug kernel on a card: the panel is set before each launch, the records are read after it.
+
+The records lie in pinned host memory, so that they can be read even if the context is lost; everything else lies on the
+device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudatma import context
+from cudatma.errors import DriverError, LaunchError, check
+from cudatma.mbarrier_bits import is_verified
+from cudatma.runtime.hang import records as shared
+from cudatma.runtime.hang.names import Names
+from cudatma.runtime.hang.report import hang_of
+
+
+class Listener:
+    """What a host does for one debug kernel that is loaded on one device. Its launches run one at a time.
+
+    module: the CUmodule. The memory is kept for the life of the process, as the module is.
+    """
+
+    def __init__(self, module: Any, names: Names, device: int) -> None:
+        self._names, self._device = names, device
+        self._lock = threading.Lock()
+        self._notes, self._notes_bytes = 0, 0
+        self._panel_host = ctypes.create_string_buffer(shared.PANEL_BYTES)
+        with context.using(device) as driver, context.outside_captures(driver):
+            found = check(driver.cuModuleGetGlobal(module, shared.PANEL_NAME.encode()), "cuModuleGetGlobal")
+            self._panel, size = int(found[0]), int(found[1])
+            if size != shared.PANEL_BYTES:
+                got = f"{size} bytes of {shared.PANEL_NAME}"
+                raise LaunchError("kernel", got, f"{shared.PANEL_BYTES}, as this version has it", "compile it again")
+            size = shared.CAPACITY * shared.RECORD.itemsize
+            flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+            host = int(check(driver.cuMemHostAlloc(size, flags), "cuMemHostAlloc"))
+            pointer = check(driver.cuMemHostGetDevicePointer(host, 0), "cuMemHostGetDevicePointer")
+            self._records_device = int(pointer)
+        raw = (ctypes.c_uint8 * size).from_address(host)
+        self._records: np.ndarray[Any, Any] = np.ctypeslib.as_array(raw).view(shared.RECORD)
+
+    def run(self, launch: Callable[[], None], blocks: int, stream: int) -> None:
+        """Launch on a stream and wait for it. blocks: of the grid. The device's context is current.
+
+        Raises PipelineHang for what the kernel wrote, LaunchError for a stream that captures a graph, DriverError.
+        """
+        driver = context.initialise()
+        _refuse_capture(driver, stream, self._names.entry)
+        with self._lock:
+            self._prepare(driver, blocks, stream)
+            launch()
+            failure: DriverError | None = None
+            taken = 0
+            try:
+                check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+                taken = self._taken(driver)
+            except DriverError as error:  # the records can still be read
+                failure = error
+            known = is_verified(context.device(self._device).compute_capability)
+            hang = hang_of(self._records, self._names, verified=known, where=f"device {self._device}", taken=taken)
+        if hang is not None:
+            raise hang from failure
+        if failure is not None:
+            raise failure
+
+    def _prepare(self, driver: Any, blocks: int, stream: int) -> None:
+        """Empty records and notes, and a panel that names them. In the order of the stream, where nothing else runs."""
+        check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+        self._records.view(np.uint8)[...] = 0
+        needed = max(8, shared.notes_bytes(blocks))
+        if needed > self._notes_bytes:
+            if self._notes:
+                check(driver.cuMemFree(self._notes), "cuMemFree")
+                self._notes, self._notes_bytes = 0, 0
+            self._notes = int(check(driver.cuMemAlloc(needed), "cuMemAlloc"))
+            self._notes_bytes = needed
+        self._panel_host.raw = shared.panel_bytes(self._records_device, self._notes, blocks)
+        source = ctypes.addressof(self._panel_host)
+        check(driver.cuMemsetD8Async(self._notes, 0, needed, stream), "cuMemsetD8Async")
+        check(driver.cuMemcpyHtoDAsync(self._panel, source, shared.PANEL_BYTES, stream), "cuMemcpyHtoDAsync")
+
+    def _taken(self, driver: Any) -> int:
+        """Records that the kernel would have left if there had been room for all."""
+        host = ctypes.addressof(self._panel_host)
+        check(driver.cuMemcpyDtoH(host, self._panel, shared.PANEL_BYTES), "cuMemcpyDtoH")
+        return shared.taken_of(self._panel_host.raw)
+
+
+def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
+    """A debug launch waits for its stream, which a capture cannot hold."""
+    if context.is_capturing(driver, stream):
+        got = f"a stream that captures a graph, for {entry} with debug=True"
+        remedy = "a debug launch waits for its end; capture a kernel without it"
+        raise LaunchError("stream", got, "a stream that does not", remedy)

@@ -1,0 +1,188 @@
+"""Arguments of a launch: Python values -> the bytes that a kernel's parameters take, as ctypes objects.
+
+Widths and kinds come from the kernel (signature), never from the value: a Python int becomes as wide as its parameter
+and is refused if it does not fit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import describe, is_torch, producer_of
+from cudatma.backend import device_remedy
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import ArgumentTypeError, LaunchError
+from cudatma.runtime.signature import Parameter
+
+TENSOR_MAP_BYTES = 128
+_TensorMapWords = ctypes.c_uint64 * (TENSOR_MAP_BYTES // 8)
+_INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+_FLOATS = {4: ctypes.c_float, 8: ctypes.c_double}
+_CTYPES = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Marshalled arguments.
+
+    values: one ctypes object a parameter; changing one in place changes the next launch.
+    device: ordinal that all arrays and tensor maps share, None where there is none among them.
+    kind: "torch" if an argument is a torch tensor or a tensor map of one, else "cupy"; decides whose current stream is
+    meant by None.
+    producers: handles of the streams that producers of arrays and of tensor maps' arrays name.
+    """
+
+    values: list[Any]
+    device: int | None
+    kind: str
+    producers: list[int]
+
+    def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
+        """The array of pointers to the values that cuLaunchKernelEx takes; the values must outlive it."""
+        return (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(value) for value in self.values])
+
+
+def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Arguments:
+    """Turn the arguments of a launch into what its kernel takes.
+
+    Accepts device arrays of any library and None (null) for pointers; tensor maps (``.data`` of 128 bytes, ``.device``)
+    for 128-byte parameters; int, bool, float, NumPy scalars and ctypes objects; bytes for structures.
+    Raises LaunchError for a wrong count, width, range, kind or for arrays of several devices.
+    """
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise LaunchError("args", type(args).__name__, "a tuple or list, one value a parameter")
+    if len(args) != len(parameters):
+        names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
+        raise LaunchError("args", f"{len(args)} arguments", f"{len(parameters)} ({names or 'none'})")
+    marshalled = Arguments([], None, "cupy", [])
+    for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
+        marshalled.values.append(_one(parameter, value, f"args[{index}]", marshalled))
+    return marshalled
+
+
+def _one(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
+    if isinstance(value, bool | np.bool_):
+        return _integer(parameter, int(value), field)
+    if isinstance(value, np.generic):  # before float: np.float64 is one
+        return _numpy_scalar(parameter, value, field)
+    if isinstance(value, int):
+        return _integer(parameter, value, field) if parameter.kind == "int" else _float(parameter, value, field)
+    if isinstance(value, float):
+        return _float(parameter, value, field)
+    if value is None:
+        if not parameter.is_pointer_wide:
+            raise _not_a_pointer(parameter, "None", field)
+        return ctypes.c_uint64(0)
+    if isinstance(value, _CTYPES):
+        return _sized(parameter, value, ctypes.sizeof(value), field)
+    if isinstance(value, bytes | bytearray):
+        return (ctypes.c_uint8 * len(value)).from_buffer_copy(_sized(parameter, value, len(value), field))
+    if parameter.size_bytes == TENSOR_MAP_BYTES and parameter.kind == "bytes":
+        return _tensor_map(parameter, value, field, into)
+    return _array(parameter, value, field, into)
+
+
+def _sized(parameter: Parameter, value: Any, size: int, field: str) -> Any:
+    if size != parameter.size_bytes:
+        got = f"{type(value).__name__} of {size} bytes"
+        raise LaunchError(field, got, f"{parameter.size_bytes} bytes for {parameter.name}")
+    return value
+
+
+def _integer(parameter: Parameter, value: int, field: str) -> Any:
+    bits = 8 * parameter.size_bytes
+    if parameter.kind != "int":
+        remedy = "pass a NumPy or ctypes value of its type"
+        raise LaunchError(
+            field, value, f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}", remedy
+        )
+    if not -(1 << (bits - 1)) <= value < 1 << bits:
+        raise LaunchError(field, value, f"what {bits} bits hold, signed or unsigned, for {parameter.name}")
+    return _INTEGERS[parameter.size_bytes](value & ((1 << bits) - 1))
+
+
+def _float(parameter: Parameter, value: float, field: str) -> Any:
+    if parameter.kind != "float" or parameter.size_bytes not in _FLOATS:
+        allowed = f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}"
+        raise LaunchError(
+            field, value, allowed, "pass a NumPy scalar of the parameter's type, or an int for an integer"
+        )
+    try:
+        number = float(value)
+    except OverflowError as error:
+        got = f"an int of {int(value).bit_length()} bits"
+        raise LaunchError(field, got, f"what a floating-point type holds, for {parameter.name}") from error
+    if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
+        raise LaunchError(field, value, f"what a float holds, up to {_FLOAT32_MAX:g}, for {parameter.name}")
+    return _FLOATS[parameter.size_bytes](number)
+
+
+def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
+    dtype = value.dtype
+    _sized(parameter, value, dtype.itemsize, field)
+    kind = "float" if dtype.kind == "f" or dtype == BFLOAT16 else "int" if dtype.kind in "iu" else "bytes"
+    # __half and __nv_bfloat16 are structures to the compiler, so a "bytes" parameter takes any scalar of its width.
+    if parameter.kind not in (kind, "bytes"):
+        raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
+    made = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
+    return (made or ctypes.c_uint8 * dtype.itemsize).from_buffer_copy(value.tobytes())
+
+
+def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
+    try:
+        data = memoryview(value.data)
+        device = value.device
+    except (AttributeError, TypeError, BufferError, RuntimeError):
+        data = None
+    if data is None or isinstance(value, np.ndarray) or data.nbytes != TENSOR_MAP_BYTES or not data.contiguous:
+        allowed = f"a TensorMap, or {TENSOR_MAP_BYTES} bytes, for {parameter.name}"
+        raise LaunchError(field, type(value).__name__, allowed, "tensor maps are passed by value: __grid_constant__")
+    if is_torch(getattr(value, "owner", None)):
+        into.kind = "torch"
+    _note_producer(into, producer_of(getattr(value, "owner", None)))
+    _same_device(into, device, field)
+    return _TensorMapWords.from_buffer_copy(data)
+
+
+def _not_a_pointer(parameter: Parameter, got: str, field: str) -> LaunchError:
+    allowed = f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}"
+    return LaunchError(field, got, allowed, "check the order of the arguments")
+
+
+def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
+    try:
+        found = describe(value, field)
+    except ArgumentTypeError as error:
+        allowed = "a device array, TensorMap, int, float, bool, NumPy scalar, ctypes object, bytes or None"
+        remedy = "a TensorMap goes to a parameter of 128 bytes: const __grid_constant__ TensorMap"
+        raise LaunchError(field, error.got, allowed, remedy) from error
+    if not parameter.is_pointer_wide:
+        raise _not_a_pointer(parameter, f"an array of {found.dtype}", field)
+    if found.device is None:
+        raise LaunchError(
+            field, "an array in host memory", "an array on the GPU", device_remedy("cupy.asarray copies it there")
+        )
+    if found.kind == "torch":
+        into.kind = "torch"
+    _note_producer(into, found.producer)
+    _same_device(into, found.device, field)
+    return ctypes.c_uint64(found.pointer)
+
+
+def _note_producer(into: Arguments, producer: int | None) -> None:
+    if producer is not None:
+        into.producers.append(producer)
+
+
+def _same_device(into: Arguments, device: int | None, field: str) -> None:
+    if device is None:
+        return
+    if into.device is not None and into.device != device:
+        raise LaunchError(field, f"on device {device}", f"device {into.device}, as the arguments before it")
+    into.device = device

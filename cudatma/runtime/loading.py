@@ -1,0 +1,95 @@
+"""Loading a kernel of a cubin onto a device. Source: CUDA driver API, "Module Management", "Execution Control"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudatma import context
+from cudatma.context import Device
+from cudatma.errors import LaunchError, check
+from cudatma.runtime.launch_config import FunctionLimits
+from cudatma.runtime.signature import Parameter
+from cudatma.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a loaded kernel takes: registers a thread, bytes of local memory a thread (spills and stack), of static
+    shared memory a block and of constant memory; most threads a block, most dynamic shared memory a block in bytes."""
+
+    registers: int
+    local_bytes: int
+    static_shared_bytes: int
+    constant_bytes: int
+    max_threads: int
+    max_dynamic_shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A kernel loaded on one device. handle: CUfunction; module keeps it valid."""
+
+    handle: Any
+    module: Any
+    resources: Resources
+    limits: FunctionLimits
+
+
+def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
+    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded in the middle of that."""
+    if context.is_capturing(driver, stream):
+        remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
+        raise LaunchError(
+            "stream", f"a stream that captures a graph, before {entry} is loaded", "a loaded kernel", remedy
+        )
+
+
+def load_function(
+    driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, card: Device
+) -> Function:
+    """Load one kernel into the current context, which is the card's, and allow it all the shared memory it may have.
+
+    Raises DriverError, LaunchError where the cubin's parameters are not ``parameters``.
+    """
+    with context.outside_captures(driver):
+        module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
+        handle = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
+        _compare_parameters(driver, handle, parameters)
+        resources = _resources(driver, handle, min(card.smem_per_block_bytes, target.smem_per_block_bytes))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(driver.cuFuncSetAttribute(handle, attribute, resources.max_dynamic_shared_bytes), "cuFuncSetAttribute")
+    limits = FunctionLimits(resources.max_threads, resources.max_dynamic_shared_bytes)
+    return Function(handle, module, resources, limits)
+
+
+def _resources(driver: Any, handle: Any, shared_limit_bytes: int) -> Resources:
+    names = driver.CUfunction_attribute
+    registers, local, static, constant, threads = (
+        int(check(driver.cuFuncGetAttribute(name, handle), "cuFuncGetAttribute"))
+        for name in (
+            names.CU_FUNC_ATTRIBUTE_NUM_REGS,
+            names.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+            names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            names.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+            names.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        )
+    )
+    return Resources(registers, local, static, constant, threads, max(0, shared_limit_bytes - static))
+
+
+def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter]) -> None:
+    """PTX and cubin must agree on the parameters: a launch with the wrong widths reads past its arguments.
+
+    [CUDA driver API, cuFuncGetParamInfo, 12.4 and up; older drivers are not asked]
+    """
+    for index, parameter in enumerate(parameters):
+        try:
+            result = driver.cuFuncGetParamInfo(handle, index)
+        except RuntimeError:
+            return
+        size = result[2] if int(result[0]) == 0 else None
+        if size != parameter.size_bytes:
+            got = f"{parameter.size_bytes} bytes in the PTX, {size} in the cubin"
+            raise LaunchError(f"parameters[{index}]", got, "PTX and cubin of one compilation", "compile it again")
