@@ -5,7 +5,8 @@
     python examples/tile_copy.py --target sm_120a      # compiles only; needs no card
 
 A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
-and a function that makes the tensor maps and launches: both in cudatma/kernels/data_movement/tile_copy.py, the smallest kernel.
+and a function that makes the tensor maps and launches: both in cudatma/kernels/data_movement/tile_copy.py, the
+smallest kernel.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _TARGET_WITHOUT_CARD = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
-_COMMON_CODE = ("dtypes", "layout", "pipeline", "render", "target", "used_functions")
+_COMMON_CODE = ("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/used_functions.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +248,11 @@ def _code_digests(spec_module: str) -> list[str]:
 
     Init fields do not tell how a spec computes the numbers that it prints.
     """
-    files = {Path(__file__).with_name(f"{name}.py") for name in _COMMON_CODE}
+    files = {Path(__file__).parents[1] / name for name in _COMMON_CODE}
     own = getattr(sys.modules.get(spec_module), "__file__", None)
     if own is not None:
         files |= set(Path(own).parent.glob("*.py")) if spec_module.startswith("cudatma.") else {Path(own)}
-    return sorted(_digest(path.read_bytes()) for path in files if path.is_file())
+    return sorted(_digest(path.read_bytes()) for path in files)
 
 
 def _have(order: _Order) -> Kernel:

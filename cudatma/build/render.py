@@ -167,7 +167,7 @@ def template_root() -> Path:
 
     Raises TemplateError where neither exists.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
         if (folder / "primitives").is_dir():
             return folder

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.hazards.findings import trapped_at
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock

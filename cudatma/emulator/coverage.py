@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import cudatma.emulator.machine.program  # noqa: F401  (registers the emitters)
+import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.flow import Flow
 from cudatma.emulator.ptx.parser import parse

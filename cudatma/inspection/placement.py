@@ -1,9 +1,9 @@
 """Where each element of a box lands: its global bytes, its shared bytes, its banks.
 
-The geometry is the emulator's, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box); here it gets coordinates
-and names. Everything is in TMA order. Element (r, c) of a box is element c of its row r: rows are numbered as they lie
-in shared memory, dimension 1 fastest; in im2col mode a row is a pixel and c a channel; with interleave a row holds
-pixels, and c counts the values of their slices.
+The geometry is the emulator's, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box); here it
+gets coordinates and names. Everything is in TMA order. Element (r, c) of a box is element c of its row r: rows are
+numbered as they lie in shared memory, dimension 1 fastest; in im2col mode a row is a pixel and c a channel; with
+interleave a row holds pixels, and c counts the values of their slices.
 """
 
 from __future__ import annotations

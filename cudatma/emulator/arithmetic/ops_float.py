@@ -12,6 +12,7 @@ from cudatma.emulator.arithmetic.ops_integer import (
     kind,
     operands,
     write_add_sub,
+    write_div_rem,
     write_extreme,
     write_mul_mad,
     write_sign,
@@ -182,8 +183,13 @@ def special(e: SegmentWriter, i: Instruction) -> None:
         v.store(f"special_function({root!r}, {a})")
 
 
-def write_float_div(e: SegmentWriter, i: Instruction) -> None:
-    """div of floats: .rn and .full give the quotient to nearest."""
+@emitter("div")
+def div(e: SegmentWriter, i: Instruction) -> None:
+    """div of integers and floats; of floats .rn and .full give the quotient to nearest."""
+    operands(e, i, 3)
+    if not kind(e, i).startswith("f"):
+        write_div_rem(e, i)
+        return
     v, mode = Values(e, i), rounding(i)
     a, b = v.sources()
     if mode != "rn":

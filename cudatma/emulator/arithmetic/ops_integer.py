@@ -157,15 +157,11 @@ def low24(a: Array) -> Array:
     return np.where(wide >> 23, wide - (1 << 24), wide) if a.dtype.kind == "i" else wide
 
 
-@emitter("div", "rem")
-def div_rem(e: SegmentWriter, i: Instruction) -> None:
+@emitter("rem")
+def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
+    """div and rem of integers."""
     operands(e, i, 3)
     code = kind(e, i)
-    if code.startswith("f"):
-        from cudatma.emulator.arithmetic.ops_float import write_float_div
-
-        write_float_div(e, i)
-        return
     a, b = (e.src(o, code) for o in i.operands[1:])
     e.dst(i.operands[0], f"{'quotient' if i.parts[0] == 'div' else 'remainder'}({a}, {b})", code)
 

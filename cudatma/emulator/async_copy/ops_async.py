@@ -12,7 +12,7 @@ import cudatma.emulator.async_copy.mbarrier
 import cudatma.emulator.async_copy.remote
 import cudatma.emulator.async_copy.tensor
 import cudatma.emulator.async_copy.tensor_map  # noqa: F401
-from cudatma.emulator.machine.ops_memory import address_of
+from cudatma.emulator.machine.ops_memory import address_of, atom, st
 from cudatma.emulator.ptx.model import Imm, Instruction, Mem, Operand, Sink, Vec
 from cudatma.emulator.ptx.types import CODES, unsigned
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter
@@ -224,8 +224,12 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     e.indent -= 1
 
 
+@emitter("st.async")
 def st_async(e: SegmentWriter, i: Instruction) -> None:
     """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], value, [barrier]."""
+    if "shared::cluster" not in i.parts:  # to global memory: a release store without a barrier
+        st(e, i)
+        return
     code = unsigned(CODES[i.parts[-1]])
     value = i.operands[1]
     items = value.items if isinstance(value, Vec) else (value,)
@@ -234,13 +238,26 @@ def st_async(e: SegmentWriter, i: Instruction) -> None:
     e.line(f"remote.store(w, {e.at}, {to}, {code!r}, ({values},), {bar}, {e.mask})")
 
 
+@emitter("red.async")
 def red_async(e: SegmentWriter, i: Instruction) -> None:
     """red.async.relaxed.cluster...op.type [to], value, [barrier]."""
+    if "shared::cluster" not in i.parts:
+        atom(e, i)
+        return
     code = unsigned(CODES[i.parts[-1]])
     operation = next((p for p in i.parts if p in _OPERATIONS), "")
     value = e.src(i.operands[1], code)
     to, bar = address_of(e, i.operands[0]), address_of(e, i.operands[2])
     e.line(f"remote.reduce(w, {e.at}, {to}, {operation!r}, {i.parts[-1]!r}, {value}, {bar}, {e.mask})")
+
+
+@emitter("st.bulk")
+def st_bulk(e: SegmentWriter, i: Instruction) -> None:
+    """st.bulk{.weak}{.shared::cta} [address], size, 0."""
+    value = i.operands[2]
+    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk fills with zeros alone")
+    size = e.src(i.operands[1], "u64")
+    e.line(f"remote.fill(w, {e.at}, {address_of(e, i.operands[0])}, {size}, {e.mask})")
 
 
 @emitter("fence", "membar")

@@ -13,9 +13,10 @@ import numpy as np
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import lanes_now
 from cudatma.emulator.hazards.checks import Checks, phase_name
-from cudatma.emulator.hazards.clocks import INITS, SCOPES, Clock, joined
+from cudatma.emulator.hazards.clocks import INITS, Clock, joined
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import SCOPES
 
 if TYPE_CHECKING:
     from cudatma.emulator.hazards.global_watch import GlobalWatch

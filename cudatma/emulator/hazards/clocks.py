@@ -11,8 +11,6 @@ import numpy as np
 
 from cudatma.emulator.ptx.types import Array
 
-#: Scopes of fences and strong accesses. sys is no wider than gpu here: there is one device.
-SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}
 #: Key in Far.fenced of what fence.proxy.tensormap has made visible.
 TENSORMAP = -1
 #: The same of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it tells of barriers.

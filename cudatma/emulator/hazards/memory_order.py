@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudatma.emulator.hazards.clocks import SCOPES, Clock, joined
+from cudatma.emulator.hazards.clocks import Clock, joined
 from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.ptx.types import SCOPES
 
 if TYPE_CHECKING:
     from cudatma.emulator.hazards.global_shadow import GlobalShadow

@@ -5,9 +5,8 @@ from __future__ import annotations
 import cudatma.emulator.machine.access
 import cudatma.emulator.machine.atomics
 import cudatma.emulator.machine.windows  # noqa: F401
-from cudatma.emulator.hazards.clocks import SCOPES
-from cudatma.emulator.ptx.model import Imm, Instruction, Mem, Reg, Sink, Sym, Vec
-from cudatma.emulator.ptx.types import BYTES, CODES, unsigned
+from cudatma.emulator.ptx.model import Instruction, Mem, Reg, Sink, Sym, Vec
+from cudatma.emulator.ptx.types import BYTES, CODES, SCOPES, unsigned
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 _SPACES = ("global", "shared", "local", "const", "param")
@@ -129,14 +128,6 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("st")
 def st(e: SegmentWriter, i: Instruction) -> None:
-    if "bulk" in i.parts:
-        _fill(e, i)
-        return
-    if "async" in i.parts and "shared::cluster" in i.parts:
-        from cudatma.emulator.async_copy.ops_async import st_async
-
-        st_async(e, i)
-        return
     code, count = _elements(e, i)
     space, remote = state_space(i)
     e.need(len(i.operands) >= 2, "st wants an address and a value")
@@ -167,25 +158,12 @@ def st(e: SegmentWriter, i: Instruction) -> None:
         e.line(f"st_generic({head}, {order_of(i)!r})")
 
 
-def _fill(e: SegmentWriter, i: Instruction) -> None:
-    """st.bulk{.weak}{.shared::cta} [address], size, 0."""
-    value = i.operands[2]
-    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk fills with zeros alone")
-    size = e.src(i.operands[1], "u64")
-    e.line(f"remote.fill(w, {e.at}, {address_of(e, i.operands[0])}, {size}, {e.mask})")
-
-
 _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
 
 
 @emitter("atom", "red")
 def atom(e: SegmentWriter, i: Instruction) -> None:
     """atom and red on scalars and vectors; results are the values before the operation."""
-    if "async" in i.parts and "shared::cluster" in i.parts:
-        from cudatma.emulator.async_copy.ops_async import red_async
-
-        red_async(e, i)
-        return
     operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
     e.need(bool(operation), "unknown atomic operation")
     name = next((p for p in reversed(i.parts) if p in CODES), "")

@@ -55,3 +55,7 @@ BYTES: dict[str, int] = {**{code: dtype.itemsize for code, dtype in NUMPY.items(
 def unsigned(code: str) -> str:
     """The unsigned code of the same width."""
     return code if code in ("pred", "b128") else f"u{8 * BYTES[code]}"
+
+
+#: Scopes of fences and strong accesses. sys is no wider than gpu here: there is one device.
+SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}

@@ -30,6 +30,7 @@ from cudatma.emulator.ptx.model import (
     Sym,
     Vec,
 )
+from cudatma.emulator.ptx.special import CONSTANTS, WIDTHS
 from cudatma.emulator.ptx.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
 
 Emitter = Callable[["SegmentWriter", Instruction], None]
@@ -47,7 +48,7 @@ RUNTIME: dict[str, Any] = {
 
 
 def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
-    """Register a function as the one that writes these opcodes."""
+    """Register a function as the one that writes these opcodes: "st" all of them but those of "st.async"."""
 
     def register(function: Emitter) -> Emitter:
         for opcode in opcodes:
@@ -193,8 +194,6 @@ class SegmentWriter:
     def special(self, name: str, code: str) -> str:
         if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
             return self.convert(f"w.clock({name!r})", "u64", code)
-        from cudatma.emulator.ptx.special import CONSTANTS, WIDTHS
-
         if name in CONSTANTS:
             return self.splat(CONSTANTS[name], code)
         if name == "is_explicit_cluster":
@@ -313,19 +312,20 @@ class SegmentWriter:
     def _instruction(self, instruction: Instruction) -> bool:
         """Write one instruction; True where it has returned on every path."""
         root = instruction.parts[0]
-        if root not in EMITTERS:
+        emit = EMITTERS.get(".".join(instruction.parts[:2])) or EMITTERS.get(root)
+        if emit is None:
             raise self.error(f"unknown instruction `{instruction.opcode}`")
         stranger = unknown_modifier(instruction)
         if stranger:
             raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._store_back()
-            EMITTERS[root](self, instruction)
+            emit(self, instruction)
             return True
         if instruction.guard is None:
             if self.masked:
                 self._check_whole_warp(instruction)
-            EMITTERS[root](self, instruction)
+            emit(self, instruction)
             return False
         register, negated = instruction.guard
         predicate = ("~" if negated else "") + self._register(register)
@@ -342,7 +342,7 @@ class SegmentWriter:
         if root in _WATCHED:
             self.line(f"w.guard = {self.mask}")
         self._check_whole_warp(instruction)
-        EMITTERS[root](self, instruction)
+        emit(self, instruction)
         if root in _WATCHED:
             self.line("w.guard = None")
         elif len(self.lines) == before:
