@@ -10,15 +10,16 @@ import numpy as np
 import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.hazards.findings import trapped_at
+from cudatma.emulator.hazards.global_watch import prepare
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.hazards.report import Report
 from cudatma.emulator.machine.arguments import pack_arguments, register_array
-from cudatma.emulator.machine.cluster import Dim
 from cudatma.emulator.machine.image import Image
-from cudatma.emulator.machine.launch import Launch, Setup
-from cudatma.emulator.machine.machine import MAX_LOCAL_BYTES
+from cudatma.emulator.machine.launch import GridLaunch, Setup
 from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Deadlock
+from cudatma.emulator.machine.state import MAX_LOCAL_BYTES
 from cudatma.emulator.ptx.names import Variables
 from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.types import Array
@@ -174,7 +175,9 @@ class EmulatedModule:
         self, setup: Setup, schedule: int, seed: int, report: Report, findings: Findings, hazards: str
     ) -> None:
         setup.memory.recent.clear()
-        launch = Launch(setup, schedule, seed)
+        launch = GridLaunch(setup, schedule, seed)
+        if setup.observe is not None:
+            prepare(launch)
         try:
             launch.run()
         except Deadlock as deadlock:
@@ -182,8 +185,9 @@ class EmulatedModule:
                 raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {deadlock}") from None
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
-            for block_cluster in launch.resident if launch.has_idled and hazards != "off" else ():
-                block_cluster.observer.check_bytes()
+            for block_cluster in launch.resident if launch.has_idled else ():
+                if block_cluster.observer is not None:
+                    block_cluster.observer.check_bytes()
             if hazards == "collect":
                 findings.trapped(launch, error)
                 return

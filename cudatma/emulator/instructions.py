@@ -10,5 +10,5 @@ from cudatma.emulator.arithmetic import (  # noqa: F401
     ops_video,
 )
 from cudatma.emulator.async_copy import ops_async  # noqa: F401
-from cudatma.emulator.machine import ops_control, ops_memory, ops_refused, ops_warp, rendezvous  # noqa: F401
+from cudatma.emulator.machine import divergence, ops_control, ops_memory, ops_refused, ops_warp  # noqa: F401
 from cudatma.emulator.tensor_core import ops_tensor, ops_wgmma  # noqa: F401

@@ -14,8 +14,8 @@ import numpy as np
 from cudatma.emulator.async_copy import groups, tensor_values
 from cudatma.emulator.async_copy.mbarrier import find
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 

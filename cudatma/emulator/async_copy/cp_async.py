@@ -15,7 +15,7 @@ from cudatma.emulator.async_copy import groups
 from cudatma.emulator.async_copy.bulk import global_run, strip
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.errors import counted
@@ -87,14 +87,15 @@ def _mover(
 def _watch_sources(w: Warp, at: int, addresses: Array, counts: Array, until: tuple[int, int]) -> None:
     """Tell the hazard layer what is read of buffers that the kernel writes: no more than each lane takes of its source,
     for the last one may end with the buffer."""
+    observer = w.block.cluster.observer
     for size in np.unique(counts[counts > 0]).tolist():
         used = addresses[counts == size]
         whole = access.global_region(w, at, used, 1)
         parts = access.regions_of(w, at, used, 1) if whole is None else [(whole, np.arange(used.size))]
         for region, lanes in parts:
-            if region.shadow is not None:
+            if observer is not None and region.shadow is not None:
                 offsets = (used[lanes] - np.uint64(region.base)).view(np.int64)
-                w.block.cluster.observer.globals.async_read(w, at, region, offsets, size, until, proxy=False)
+                observer.globals.async_read(w, at, region, offsets, size, until, proxy=False)
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.errors import counted

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Split, Warp
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
+from cudatma.emulator.machine.state import Block, Split, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
 from cudatma.errors import counted
 from cudatma.mbarrier_bits import BarrierBits, encode
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block
 
 MAX_COUNT = (1 << 20) - 1
 #: A token holds the phase above the pending arrivals.

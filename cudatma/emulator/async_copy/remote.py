@@ -13,7 +13,7 @@ import numpy as np
 from cudatma.emulator.async_copy import bulk, groups
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import NUMPY, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 

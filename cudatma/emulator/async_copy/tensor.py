@@ -26,8 +26,8 @@ from cudatma.emulator.async_copy.tensor_box import (
 )
 from cudatma.emulator.async_copy.tensor_rules import FOUR_ROWS, check_load, check_store
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import RANK_SHIFT, Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 
@@ -65,9 +65,9 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
 
 def _map_in_use(w: Warp, address: int, until: tuple[int, int]) -> None:
     """Tell the hazard layer how long a copy uses a tensor map that lies in global memory."""
-    region = w.launch.memory.find(address)
-    if region is not None:
-        w.block.cluster.observer.globals.map_in_use(w, region, address - region.base, until)
+    region, observer = w.launch.memory.find(address), w.block.cluster.observer
+    if region is not None and observer is not None:
+        observer.globals.map_in_use(w, region, address - region.base, until)
 
 
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:

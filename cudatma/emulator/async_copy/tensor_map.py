@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy import bulk, groups
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 

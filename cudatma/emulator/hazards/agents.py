@@ -5,7 +5,7 @@ Source: PTX ISA, "Memory Consistency Model": causality order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,9 @@ from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.clocks import Clock, LaneClocks, joined, lane_bits
 from cudatma.emulator.hazards.lane_groups import LaneGroups, names_parts, refine
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.lane_races import LaneRaces
-    from cudatma.emulator.machine.cluster import Cluster
-    from cudatma.emulator.machine.launch import Launch
 
 _SPARE_AGENTS = 512
 #: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where

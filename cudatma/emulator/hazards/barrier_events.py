@@ -6,7 +6,6 @@ Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "memb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +14,10 @@ from cudatma.emulator.hazards.agents import lanes_now
 from cudatma.emulator.hazards.checks import Checks, phase_name
 from cudatma.emulator.hazards.clocks import INITS, Clock, joined
 from cudatma.emulator.hazards.findings import Findings
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.hazards.global_watch import GlobalWatch
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import SCOPES
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.global_watch import GlobalWatch
-    from cudatma.emulator.machine.cluster import Cluster, NamedBarrier
-    from cudatma.emulator.machine.launch import Launch
 
 
 @dataclass(slots=True)

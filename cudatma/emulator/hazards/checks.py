@@ -6,7 +6,7 @@ Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,11 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow, narrowest
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block, Cluster
-    from cudatma.emulator.machine.launch import Launch
-    from cudatma.emulator.machine.program import Program
-
 
 #: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
 _MOST_UNWRITTEN = 256
@@ -63,7 +59,7 @@ class Checks(Agents):
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster)
         self.findings = findings
-        self.lanes = LaneRaces(self, cluster.number)
+        self.lanes = LaneRaces(self, cluster.number, self.tell)
         granule = launch.setup.extra.get("granule")
         if granule is None:
             names = launch.image.reachable(launch.program.function.name)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.hazards.causes import Finding, Place, by_cause
 from cudatma.emulator.hazards.report import Hazard
-from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
 from cudatma.emulator.machine.scheduler import Deadlock
+from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 from cudatma.errors import counted
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.launch import Launch
-    from cudatma.emulator.machine.program import Program
 
 
 class Findings:

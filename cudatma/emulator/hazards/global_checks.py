@@ -6,18 +6,15 @@ Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data rac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.observer import Observer
 
 NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may deliver old ones"
 LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not met since"
@@ -28,7 +25,7 @@ _LANE_REUSE = "{} of the same warp reads these bytes, and the lanes have not met
 class GlobalChecks:
     """The rules for one cluster. number: of the cluster, which tells its agents from those of others."""
 
-    def __init__(self, observer: Observer, number: int) -> None:
+    def __init__(self, observer: Checks, number: int) -> None:
         self._observer, self._number = observer, number
         self._base = number * observer.size + 1
         self._grid = observer.agent("grid", "grid") if observer.launch.setup.extra.get("programmatic") else -1

@@ -7,22 +7,19 @@ Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data rac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cudatma.emulator.hazards.agents import Stamp, used
+from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import TENSORMAP
 from cudatma.emulator.hazards.global_checks import LANE_READ, NC, GlobalChecks
 from cudatma.emulator.hazards.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
 from cudatma.emulator.hazards.memory_order import MemoryOrder, strength_of
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import Region
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.observer import Observer
-    from cudatma.emulator.machine.launch import Launch
 
 
 def prepare(launch: Launch) -> None:
@@ -51,7 +48,7 @@ def _granule(launch: Launch) -> int:
 class GlobalWatch(GlobalChecks):
     """One cluster's accesses to global memory against everybody's."""
 
-    def __init__(self, observer: Observer, number: int) -> None:
+    def __init__(self, observer: Checks, number: int) -> None:
         super().__init__(observer, number)
         self.order = MemoryOrder(observer, number)
 

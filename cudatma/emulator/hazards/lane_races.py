@@ -10,17 +10,14 @@ ISA, "Memory Consistency Model", "bar.warp.sync".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudatma.emulator.hazards.agents import Agents
 from cudatma.emulator.hazards.clocks import lane_bits
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.hazards.shadow import Shadow
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.checks import Checks
-    from cudatma.emulator.hazards.shadow import Shadow
 
 #: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
 #: since, and the lane; 32 stands for all lanes together.
@@ -33,9 +30,10 @@ _LANES = np.arange(LANES, dtype=np.int64)
 class LaneRaces:
     """Packs (warp, meeting, lane) of accesses into integers, and finds two that differ in the lane alone."""
 
-    def __init__(self, checks: Checks, number: int) -> None:
-        self._checks = checks
-        self._first = number * checks.warps + 1
+    def __init__(self, agents: Agents, number: int, tell: Callable[..., None]) -> None:
+        """number: of the cluster. tell: Checks.tell."""
+        self._agents, self._report = agents, tell
+        self._first = number * agents.warps + 1
         self._acquired: dict[int, int] = {}
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -154,13 +152,13 @@ class LaneRaces:
         stamps = self.stamps(w, len(indices))
         if self.reads(w):
             self._tell(w, at, shadow, indices, shadow.lane_writes, stamps, "wrote")
-        first = self.own_copies_from(w, self._checks.cp_agent(w))
+        first = self.own_copies_from(w, self._agents.cp_agent(w))
         if first >= 0:
-            theirs = (shadow.writer[indices] == self._checks.cp_agent(w)) & (shadow.writer_clock[indices] > first)
+            theirs = (shadow.writer[indices] == self._agents.cp_agent(w)) & (shadow.writer_clock[indices] > first)
             theirs &= (shadow.lane_writes[indices] ^ stamps) & _LANE != 0
             if theirs.any():
                 text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
-                self._checks.tell("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
+                self._report("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
         shadow.lane_reads[indices] = stamps
 
     def write(
@@ -178,7 +176,7 @@ class LaneRaces:
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
-            self._checks.tell("lane_race", w, at, text, shadow, place, indices)
+            self._report("lane_race", w, at, text, shadow, place, indices)
 
     def copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
         """A copy that one lane issues, against what other lanes of its warp wrote, or read, since the lanes met."""

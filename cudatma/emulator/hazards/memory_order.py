@@ -9,15 +9,13 @@ observation order, scopes, "membar, fence".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import Clock, joined
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.hazards.global_shadow import GlobalShadow
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.global_shadow import GlobalShadow
-    from cudatma.emulator.hazards.observer import Observer
 
 _GPU = SCOPES["gpu"]
 #: Scope and, below gpu, whose -> by cluster number, what its warps have published there.
@@ -42,7 +40,7 @@ def acquires(order: str) -> bool:
 class MemoryOrder:
     """Fences and flags of one cluster's warps; what is published lies with the shadows, which clusters share."""
 
-    def __init__(self, observer: Observer, number: int) -> None:
+    def __init__(self, observer: Checks, number: int) -> None:
         self._observer, self._number = observer, number
 
     def fence(self, w: Warp, kind: str) -> None:

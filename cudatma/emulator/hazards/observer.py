@@ -7,7 +7,7 @@ Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrie
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,12 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings, report_deadlock
 from cudatma.emulator.hazards.global_watch import GlobalWatch
 from cudatma.emulator.hazards.memory_order import releases
-from cudatma.emulator.hazards.register_watch import RegisterWatch
+from cudatma.emulator.hazards.register_watch import RegisterWatch, watch
 from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited
 from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block, Cluster
-    from cudatma.emulator.machine.launch import Launch
 
 __all__ = ["Findings", "Observer", "report_deadlock"]
 
@@ -37,6 +34,8 @@ class Observer(SwizzleChecks):
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster, findings)
+        if launch.program.unwritten:
+            launch.watch = watch
         self.registers = RegisterWatch(self)
         self.globals = GlobalWatch(self, cluster.number)
 

@@ -5,14 +5,12 @@ Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": accessing registers before th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.hazards.checks import Checks
+from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.flow import bit_set, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.observer import Observer
 
 
 class _State:
@@ -29,7 +27,7 @@ class _State:
 class RegisterWatch:
     """Follows the registers of every warp of a cluster that has wgmmas in flight."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Checks) -> None:
         self.observer = observer
         self._states: dict[int, _State] = {}
         self._operands: dict[int, tuple[int, int]] = {}
@@ -150,6 +148,6 @@ def _bits(operand: Any) -> int:
 
 def watch(split: Split, pc: int) -> None:
     """What the scheduler calls before each segment of kernels with suspicious reads, and once a wgmma was issued."""
-    observer = split.warp.block.cluster.observer
+    observer: Any = split.warp.block.cluster.observer
     if observer is not None:
         observer.registers.check(split, pc)

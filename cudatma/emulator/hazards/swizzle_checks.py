@@ -5,22 +5,19 @@ Source: PTX ISA, "Swizzling Modes", "Matrix descriptor" (swizzling mode, base of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cudatma.emulator.hazards.barrier_events import BarrierEvents
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.hazards.findings import Findings
+from cudatma.emulator.hazards.shadow import Shadow
 from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.layout import Swizzle, required_alignment, swizzle
-
-if TYPE_CHECKING:
-    from cudatma.emulator.hazards.findings import Findings
-    from cudatma.emulator.hazards.shadow import Shadow
-    from cudatma.emulator.machine.cluster import Block, Cluster
-    from cudatma.emulator.machine.launch import Launch
-    from cudatma.emulator.machine.program import Program
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
 CROOKED = 32

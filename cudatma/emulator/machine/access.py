@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import BYTES, LANES, NUMPY, Array
 from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted
@@ -113,11 +113,12 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
     """(count, 32) elements from global, const or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
+    observer = w.block.cluster.observer
     one = _place(w, at, active, size)
     if one is not None:
         region, offsets = one
-        if region.shadow is not None:
-            w.block.cluster.observer.globals.read(w, at, region, offsets, size, order)
+        if observer is not None and region.shadow is not None:
+            observer.globals.read(w, at, region, offsets, size, order)
         found = _gather(region, offsets, code, count)
         if order:
             look(w, at, found, order)
@@ -125,8 +126,8 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
         offsets = _offsets(part, active[lanes])
-        if part.shadow is not None:
-            w.block.cluster.observer.globals.read(w, at, part, offsets, size, order)
+        if observer is not None and part.shadow is not None:
+            observer.globals.read(w, at, part, offsets, size, order)
         values[:, lanes] = _gather(part, offsets, code, count)
     return spread(values, mask)
 

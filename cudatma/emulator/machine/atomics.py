@@ -13,8 +13,8 @@ import numpy as np
 
 from cudatma.emulator.arithmetic.numeric import canon, flush
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import SHARED_WINDOW, Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
 from cudatma.emulator.ptx.writer import runtime
 
@@ -78,14 +78,15 @@ def _watch_global(w: Warp, at: int, addresses: Array, space: str, size: int, ord
     """Tell the hazard layer which lanes' operands lie in global memory, region by region."""
     if space == "shared":
         return
+    observer = w.block.cluster.observer
     inside = addresses[addresses >> np.uint64(60) == 0]
-    if not inside.size:
+    if observer is None or not inside.size:
         return
     whole = access.global_region(w, at, inside, size)
     parts = access.regions_of(w, at, inside, size) if whole is None else [(whole, np.arange(inside.size))]
     for region, lanes in parts:
         offsets = (inside[lanes] - np.uint64(region.base)).view(np.int64)
-        w.block.cluster.observer.globals.atomic(w, at, region, offsets, size, order, returns)
+        observer.globals.atomic(w, at, region, offsets, size, order, returns)
 
 
 #: Element types whose operations may be done without an array a lane.

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import heap
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES
 
 _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(hh|h|ll|l|z)?([diouxXeEfFgGcsp%])")

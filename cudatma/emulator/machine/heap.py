@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine.launch import Launch
 from cudatma.emulator.machine.memory import address_of
+from cudatma.emulator.machine.protocols import Launch
 
 #: What cudaLimitMallocHeapSize is where nobody sets it.
 HEAP_BYTES = 8 << 20

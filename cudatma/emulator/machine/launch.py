@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.errors import ResidencyError
-from cudatma.emulator.hazards import global_watch, register_watch
-from cudatma.emulator.machine.cluster import Block, Cluster, Dim
+from cudatma.emulator.machine.cluster import new_cluster, start
 from cudatma.emulator.machine.image import Image
-from cudatma.emulator.machine.machine import Split
 from cudatma.emulator.machine.memory import PARAM_START, GlobalMemory, address_of
 from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.protocols import Dim, Launch, Observer
 from cudatma.emulator.machine.scheduler import Scheduler
+from cudatma.emulator.machine.state import Block, Cluster, Split
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
 #: Shared memory that a card keeps for the system in each block.
@@ -45,12 +45,12 @@ class Setup:
     step_limit: int
     resident_clusters: int
     registers: int | None = None
-    observe: Callable[[Launch, Cluster], Any] | None = None
+    observe: Callable[[Launch, Cluster], Observer] | None = None
     trace: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Launch:
+class GridLaunch:
     """A running grid. Clusters start in an order that the schedule picks; those that are live run interleaved."""
 
     grid: Dim
@@ -94,8 +94,6 @@ class Launch:
         #: What the driver gives a cooperative launch: the workspace's size in bytes, the grid's barrier.
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
-        if setup.observe is not None:
-            global_watch.prepare(self)
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
         #: What has passed beside the steps, in ns, and whether the kernel has looked at a clock since then.
         self._waited_ns, self._looked_at_clock = 0, False
@@ -157,8 +155,12 @@ class Launch:
         if origin is None:
             return False
         self.scheduler.progress += 1
-        self.resident.append(Cluster(self, origin, len(self.started)))
+        cluster = new_cluster(self, origin, len(self.started))
+        self.resident.append(cluster)
         self.started.append(origin)
+        if self.setup.observe is not None:
+            cluster.observer = self.setup.observe(self, cluster)
+        start(cluster)
         return True
 
     def _take(self, pick: Callable[[int], int]) -> Dim | None:
@@ -177,14 +179,6 @@ class Launch:
         """A block's last thread has left; a cluster that is done makes room for the next."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
-
-    def new_observer(self, cluster: Cluster) -> Any:
-        """The hazard layer of a cluster, None where it is switched off."""
-        if self.setup.observe is None:
-            return None
-        if self.program.unwritten:
-            self.watch = register_watch.watch
-        return self.setup.observe(self, cluster)
 
     def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
         """(count, 32) elements of a kernel parameter, the same for every thread."""

@@ -9,7 +9,8 @@ import numpy as np
 
 import cudatma.emulator.machine.register_pool  # noqa: F401
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine import divergence
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.model import Imm, Instruction, Reg, Sym, Vec
 from cudatma.emulator.ptx.types import CODES, LANES, Array
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
@@ -38,7 +39,7 @@ def bra(e: SegmentWriter, i: Instruction) -> None:
     count = e.temporary(f"count({taken})")
     e.line(f"if {count} == 0: return {following}")
     e.line(f"if {count} == {'count(m)' if e.masked else 32}: return {target}")
-    e.line(f"return w.diverge({taken}, {target}, {following}, {e.segment.reconverge})")
+    e.line(f"return diverge(w, {taken}, {target}, {following}, {e.segment.reconverge})")
 
 
 @emitter("brx")
@@ -48,7 +49,7 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
     if taken is not None:
         e.line(f"if not count({taken}): return {e.segment.index + 1}")
         e.line(
-            f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {e.segment.index + 1}, "
+            f"if not {taken}[m].all(): return diverge(w, {taken}, {e.segment.index}, {e.segment.index + 1}, "
             f"{e.segment.reconverge})"
         )
     e.line(f"return indexed_branch(w, {e.src(i.operands[0], 'u32')}, {targets}, {e.segment.reconverge}, m)")
@@ -63,21 +64,21 @@ def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: A
     same = (index == first) & mask
     if (same == mask).all():
         return targets[first]
-    return w.diverge(same, targets[first], w.split.pc, meet)
+    return divergence.diverge(w, same, targets[first], w.split.pc, meet)
 
 
 @emitter("ret", "exit")
 def leave(e: SegmentWriter, i: Instruction) -> None:
-    whole = "w.quit(m)" if i.parts[0] == "exit" else "w.leave(m)"
+    do = "quit" if i.parts[0] == "exit" else "leave"
     taken = _taken(e, i)
     if taken is None:
-        e.line(f"return {whole}")
+        e.line(f"return {do}(w, m)")
         return
     following = e.segment.index + 1
     count = e.temporary(f"count({taken})")
     e.line(f"if {count} == 0: return {following}")
-    e.line(f"if {count} == count(m): return {whole}")
-    e.line(whole.replace("(m)", f"({taken})"))
+    e.line(f"if {count} == count(m): return {do}(w, m)")
+    e.line(f"{do}(w, {taken})")
     e.line(f"return {following}")
 
 
@@ -112,7 +113,7 @@ def call(e: SegmentWriter, i: Instruction) -> None:
     taken = _taken(e, i)
     if taken is not None:
         e.line(f"if not count({taken}): return {following}")
-        e.line(f"if not {taken}[m].all(): return w.diverge({taken}, {e.segment.index}, {following}, {following})")
+        e.line(f"if not {taken}[m].all(): return diverge(w, {taken}, {e.segment.index}, {following}, {following})")
     if isinstance(callee, Sym):
         e.line(f"return call_function(w, {callee.name!r}, {names[0]}, {names[1]}, {following})")
     elif isinstance(callee, Reg):
@@ -133,7 +134,7 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
     wanted = (len(program.function.params), len(program.function.returns))
     if wanted != (len(arguments), len(results)):
         raise TrapError(f"call of {name} with {len(arguments)} arguments and {len(results)} results; it has {wanted}")
-    return w.call(program, arguments, results, following)
+    return divergence.call(w, program, arguments, results, following)
 
 
 @runtime
@@ -142,7 +143,7 @@ def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str
     first = int(target[mask.argmax()])
     same = (target == np.uint64(first)) & mask
     if not (same == mask).all():
-        return w.diverge(same, w.split.pc, w.split.pc, following)
+        return divergence.diverge(w, same, w.split.pc, w.split.pc, following)
     name = w.launch.image.function_at(first)
     if name is None:
         raise TrapError(f"an indirect call to {first:#x}, which is no function")

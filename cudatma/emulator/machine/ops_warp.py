@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.emulator.arithmetic.numeric import canon
 from cudatma.emulator.arithmetic.ops_integer import kind
 from cudatma.emulator.machine import sync
-from cudatma.emulator.machine.machine import FULL, Warp
+from cudatma.emulator.machine.state import FULL, Warp
 from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Sink
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime

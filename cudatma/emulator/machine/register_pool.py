@@ -9,14 +9,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
-from cudatma.emulator.machine.machine import Split, Warp
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.launch import Launch
 
 #: Registers of an SM; what a thread gets is a multiple of the unit, and at most so many.
 _SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256

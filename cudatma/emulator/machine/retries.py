@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from cudatma.emulator.machine.machine import Frame, Split, Warp
+from cudatma.emulator.machine.state import Frame, Split, Warp
 
 #: How often the try_waits of one place time out in a schedule before they only wait.
 MOST_TIME_OUTS = 10_000

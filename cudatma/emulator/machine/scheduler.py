@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cudatma.emulator.errors import StepLimitError
-from cudatma.emulator.machine.machine import BLOCK, SWITCH, Split
+from cudatma.emulator.machine.divergence import arrive
 from cudatma.emulator.machine.retries import Retries, Stall
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.launch import Launch
+from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
 
 #: How often waits that count their tries go on, in a schedule, before what they wait for happens.
 STARVATION = 2000
@@ -26,6 +24,18 @@ WIDTHS = (1, 2, 4, 8)
 PATIENCE = 20000
 #: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
 SPIN = 200
+
+
+class Grid(Protocol):
+    """What the scheduler asks of the launch that it runs."""
+
+    trace: Any
+    watch: Callable[[Split, int], None] | None
+    resident: list[Any]
+
+    def admit(self) -> bool: ...
+    def admit_beyond(self) -> bool: ...
+    def pass_time(self) -> bool: ...
 
 
 class Deadlock(Exception):  # noqa: N818
@@ -39,7 +49,7 @@ class Deadlock(Exception):  # noqa: N818
 class Scheduler:
     """Runs the splits of all resident clusters. ``progress`` counts what may have released a waiter."""
 
-    def __init__(self, launch: Launch, schedule: int, seed: int, step_limit: int) -> None:
+    def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
         self.launch = launch
         self.schedule, self.seed = schedule, seed
         self.random = random.Random(f"{seed}:{schedule}")
@@ -248,7 +258,7 @@ class Scheduler:
             split.pc = following
             join = split.join
             if join is not None and join.at == following and join.frame is split.frame:
-                warp.arrive(split)
+                arrive(warp, split)
                 return
             if self.is_polling:
                 break

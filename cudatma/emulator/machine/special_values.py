@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.state import Block
 from cudatma.emulator.ptx.types import LANES, Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block
-    from cudatma.emulator.machine.launch import Launch
 
 #: Multiprocessors of the imagined card.
 _PROCESSORS = 132

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Block, Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block, Cluster, NamedBarrier
 
 
 @dataclass(slots=True)
@@ -260,6 +256,14 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     cluster.barrier.waiters.append(w.split)
     cluster.launch.scheduler.block(w.split, ClusterWait(cluster, at))
     return True
+
+
+def lanes_ended(block: Block) -> None:
+    """Fewer threads are left: barriers that waited for all of them may be complete now."""
+    for barrier in block.barriers:
+        if barrier.waiters:
+            complete_named(block, barrier)
+    complete_cluster(block.cluster)
 
 
 def grid_wait(w: Warp) -> None:

@@ -19,8 +19,8 @@ from cudatma.emulator.machine.access import (
     st_shared,
     trap,
 )
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import BYTES, LANES, Array
 from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted

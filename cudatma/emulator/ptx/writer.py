@@ -294,12 +294,12 @@ class SegmentWriter:
         if not ended:
             following = self.segment.next[0] if self.segment.next else -1
             self._store_back()
-            self.line(f"return {following}" if following >= 0 else "return w.leave(m)")
+            self.line(f"return {following}" if following >= 0 else "return leave(w, m)")
         loads = [f"    r{i} = R[{i}]" for i in self.loaded]
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
 
     def _meet(self, instruction: Instruction) -> None:
-        """Let lanes that have parted come together for an instruction that they execute together (rendezvous.py)."""
+        """Let lanes that have parted meet for an instruction that they execute together (machine/divergence.py)."""
         root, operands = instruction.parts[0], instruction.operands
         members = "None"
         if root in MEMBERS and operands:

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.emulator.arithmetic.small_floats import from_ue8m0, values
 from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments, sparse

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.machine import Warp
 from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments, sparse

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from cudatma.emulator.machine import access, windows
-from cudatma.emulator.machine.machine import Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments

@@ -4,20 +4,18 @@ Processes are blocks; threads are warps, and one for each mbarrier; copies and s
 arrows lead from the instruction that issues a copy to the phase that it completes, and from a phase to the warps that
 waited for it; a counter tells how many stages are in flight and full. One step is one microsecond: what a warp does in
 step n lasts from n - 1 to n, and what that brings about happens at n.
-Source: "Trace Event Format" (Google, 2016).
+Source: "Recording Event Format" (Google, 2016).
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, views
-
-if TYPE_CHECKING:
-    from cudatma.emulator.trace.trace import Event, Trace
 
 #: Threads of a block's mbarriers begin here; warps are numbered from 1.
 BARRIER_THREADS = 1001
@@ -41,7 +39,7 @@ class Slice:
         return round(self.end - _SLIVER / 2, 6)
 
 
-def chrome_trace(trace: Trace) -> str:
+def chrome_trace(trace: Recording) -> str:
     """The whole trace as JSON text."""
     out: list[dict[str, Any]] = []
     for pid, view in enumerate(views(trace), 1):

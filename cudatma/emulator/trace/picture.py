@@ -7,17 +7,14 @@ waited.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace import svg
 from cudatma.emulator.trace.legend import draw_legend
+from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, Stage, views
 from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, stage_colour, text_width, tint
 from cudatma.errors import ArgumentError, counted
-
-if TYPE_CHECKING:
-    from cudatma.emulator.trace.trace import Event, Trace
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
@@ -25,7 +22,7 @@ WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
 MOST_FILLS, MOST_BARS = 30, 70
 
 
-def picture(trace: Trace, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
+def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
     """The first blocks of a trace as an SVG document. Raises ArgumentError."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
@@ -60,7 +57,7 @@ def size_text(size: int) -> str:
 class _Picture:
     """Draws downwards; ``y`` is where the next lane begins."""
 
-    def __init__(self, trace: Trace, width: int, first: int, last: int) -> None:
+    def __init__(self, trace: Recording, width: int, first: int, last: int) -> None:
         self.trace, self.width, self.first, self.last = trace, width, first, last
         self.scale = (width - LEFT - RIGHT) / (last - first)
         self.out = Svg()

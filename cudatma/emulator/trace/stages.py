@@ -9,11 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Dim
-    from cudatma.emulator.trace.trace import Event, Trace
+from cudatma.emulator.machine.protocols import Dim
+from cudatma.emulator.trace.recording import Event, Recording
 
 
 @dataclass(slots=True)
@@ -162,7 +160,7 @@ class BlockView:
         return None
 
 
-def views(trace: Trace, most: int | None = None) -> list[BlockView]:
+def views(trace: Recording, most: int | None = None) -> list[BlockView]:
     """The blocks of a trace, at most so many: those that copy first, in the order in which they appear."""
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}

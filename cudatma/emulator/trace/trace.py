@@ -1,176 +1,17 @@
-"""What happened when in one schedule: copies in flight, waits, barrier phases, products.
-
-A Trace is handed to launch(trace=...); the machine tells it what happens, and it writes a Chrome trace (trace_chrome)
-or a picture (trace_svg). Time is the scheduler's step counter.
-"""
+"""A Trace is handed to launch(trace=...); it writes what happened as a Chrome trace or a picture."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 from cudatma.emulator.trace.chrome import chrome_trace
 from cudatma.emulator.trace.picture import picture
-
-if TYPE_CHECKING:
-    from cudatma.emulator.async_copy.mbarrier import MBarrier
-    from cudatma.emulator.machine.cluster import Block, Dim
-    from cudatma.emulator.machine.launch import Launch
-    from cudatma.emulator.machine.machine import Split, Warp
-
-#: More events than this are dropped; a trace is for looking at.
-MAX_EVENTS = 200_000
+from cudatma.emulator.trace.recording import Recording
 
 
-@dataclass(slots=True, eq=False)
-class Event:
-    """Something that began and ended, in steps.
-
-    kind: "copy" (into shared memory), "store" (out of it), "wait", "acquire" (a wait that passed), "phase" (of an
-    mbarrier), "mma" or "wgmma" (``count`` instructions in a row), "hazard", "warp" (its life).
-    block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy.
-    barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had behind it.
-    offset, size_bytes: in shared memory. end: None where the schedule ended before it did.
-    """
-
-    kind: str
-    name: str
-    block: Dim
-    warp: int | None
-    begin: int
-    end: int | None = None
-    barrier: int = -1
-    phase: int = 0
-    offset: int = 0
-    size_bytes: int = 0
-    line: int = 0
-    source: str = ""
-    count: int = 1
-    issuer: tuple[Dim, int] | None = None
-
-
-class Trace:
+class Trace(Recording):
     """Keeps the events of the last schedule that ran, or of the first one that showed a hazard.
 
     kernel, schedule, seed: which run it was. steps: how long it took. events: in the order in which they began.
     """
-
-    def __init__(self) -> None:
-        self.kernel, self.schedule, self.seed = "", 0, 0
-        self.events: list[Event] = []
-        self.dropped = 0
-        self._clock: Any = None
-        self._waits: dict[Split, Event] = {}
-        self._products: dict[Warp, Event] = {}
-        self._lives: dict[Warp, Event] = {}
-        self._phase_begin: dict[tuple[Dim, int], int] = {}
-
-    @property
-    def steps(self) -> int:
-        """Length of the run so far."""
-        return int(self._clock.steps) if self._clock is not None else 0
-
-    # ---- what the machine tells
-
-    def begin(self, launch: Launch) -> None:
-        """A schedule starts: forget the one before."""
-        self.kernel, self._clock = launch.program.function.name, launch.scheduler
-        self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
-        self.dropped = 0
-        for kept in (self.events, self._waits, self._products, self._lives, self._phase_begin):
-            kept.clear()
-
-    def _add(self, event: Event) -> Event:
-        if len(self.events) < MAX_EVENTS:
-            self.events.append(event)
-        else:
-            self.dropped += 1
-        return event
-
-    def _at(self, kind: str, name: str, w: Warp, at: int) -> Event:
-        """An event at an instruction of a warp."""
-        program = w.split.frame.program
-        instruction = program.instruction(at)
-        event = Event(kind, name, w.block.index, w.index, self.steps, line=instruction.line)
-        event.source = program.module.source_of(instruction)
-        return self._add(event)
-
-    def copy_begins(self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier) -> Event:
-        """An asynchronous copy into a block's shared memory is issued; ended() says when it has landed."""
-        event = self._at("copy", f"{size} bytes", w, at)
-        event.issuer, event.block = (w.block.index, w.index), block.index
-        event.offset, event.size_bytes = offset, size
-        event.barrier, event.phase = barrier.offset, barrier.phase
-        return event
-
-    def store_begins(self, w: Warp, at: int, block: Block, offset: int, size: int) -> Event:
-        """An asynchronous store or reduction out of a block's shared memory is issued."""
-        event = self._at("store", f"{size} bytes", w, at)
-        event.issuer, event.offset, event.size_bytes = (w.block.index, w.index), offset, size
-        return event
-
-    def ended(self, event: Event) -> None:
-        """A copy or a store is complete."""
-        event.end = self.steps
-
-    def phase(self, barrier: MBarrier) -> None:
-        """A barrier's phase ended."""
-        key = (barrier.block.index, barrier.offset)
-        name, begin = f"phase {barrier.phase - 1}", self._phase_begin.get(key, 0)
-        event = Event("phase", name, key[0], None, begin, self.steps, barrier.offset, barrier.phase - 1)
-        self._phase_begin[key] = self.steps
-        self._add(event)
-
-    def instant(self, w: Warp, at: int, name: str) -> None:
-        """A tensor-core instruction; those in a row, with no wait between them, are one event."""
-        event = self._products.get(w)
-        if event is None or event.kind != name:
-            event = self._products[w] = self._at(name, name, w, at)
-            event.count = 0
-        event.count += 1
-        event.end = self.steps + 1
-
-    def acquired(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """A wait on a barrier passes: the warp goes on with what the phase before the present one brought."""
-        self.woken(w.split)
-        self._products.pop(w, None)
-        event = self._at("acquire", "passes", w, at)
-        event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
-
-    def blocked(self, split: Split, reason: Any) -> None:
-        """A split begins to wait. One whose wait timed out, and that asks again, has not stopped waiting."""
-        w, barrier = split.warp, getattr(reason, "barrier", None)
-        self._products.pop(w, None)
-        offset = int(getattr(barrier, "offset", -1))
-        before = self._waits.get(split)
-        if before is not None and before.end is None and (before.barrier, before.line) == (offset, self._line(split)):
-            return
-        event = self._at("wait", reason.describe() if reason is not None else "waits", w, getattr(reason, "at", 0))
-        if barrier is not None and offset >= 0:
-            event.barrier, event.phase = offset, int(barrier.phase)
-        self._waits[split] = event
-
-    def _line(self, split: Split) -> int:
-        at = getattr(split.waits_for, "at", 0)
-        return int(split.frame.program.instruction(at).line)
-
-    def woken(self, split: Split) -> None:
-        event = self._waits.pop(split, None)
-        if event is not None:
-            event.end = self.steps
-
-    def warp_begins(self, w: Warp) -> None:
-        self._lives[w] = self._add(Event("warp", f"warp {w.index}", w.block.index, w.index, self.steps))
-
-    def warp_ends(self, w: Warp) -> None:
-        if w in self._lives:
-            self._lives[w].end = self.steps
-
-    def hazard(self, kind: str, block: Dim, warp: int) -> None:
-        """Something is wrong with what a warp just did."""
-        self._add(Event("hazard", kind, block, warp, self.steps, self.steps))
-
-    # ---- output
 
     def to_json(self) -> str:
         """Chrome trace JSON, for ui.perfetto.dev or chrome://tracing; one step is one microsecond."""

@@ -1,31 +1,28 @@
-"""Blocks, warps and their lanes: who is where in the program.
+"""What exists while a grid runs: clusters, blocks, their barriers, warps, and groups of lanes at one place.
 
 Lanes of a warp that part at a branch become splits which run independently (so that one may wait for another) and meet
-again at the branch's immediate post-dominator.
+again at the branch's immediate post-dominator (divergence.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cudatma.emulator.errors import EmulatorError, TrapError
-from cudatma.emulator.machine.memory import LOCAL_WINDOW, PARAM_START, RANK_SHIFT, SHARED_WINDOW, Region
-from cudatma.emulator.machine.special_values import SpecialValues
+from cudatma.emulator.machine.memory import LOCAL_WINDOW, PARAM_START, RANK_SHIFT, SHARED_START, SHARED_WINDOW, Region
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.protocols import Dim, Launch, Observer
 from cudatma.emulator.ptx.types import LANES, Array
-
-if TYPE_CHECKING:
-    from cudatma.emulator.machine.cluster import Block
-    from cudatma.emulator.machine.program import Program
 
 #: What a segment returns when its split stays where it is, or when the warp's splits have changed.
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
 _LANES = np.arange(LANES)
-#: Deepest chain of calls, and the most local memory of one thread.
-MAX_CALLS, MAX_LOCAL_BYTES = 256, 512 << 10
+#: The most local memory of one thread.
+MAX_LOCAL_BYTES = 512 << 10
 
 
 class Frame:
@@ -85,10 +82,10 @@ class Split:
 class Warp:
     """32 threads of a block. ``split`` is the one that runs; ``alive`` the lanes that have not left the kernel."""
 
-    def __init__(self, block: Block, index: int, program: Program) -> None:
-        self.block, self.index = block, index
+    def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
+        """special: name of a special register -> (32,) vector."""
+        self.block, self.index, self.special = block, index, special
         self.launch = block.launch
-        self.special = SpecialValues(block, index)
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
         #: End of what alloca has taken of local memory; frames of calls begin behind it.
@@ -108,7 +105,7 @@ class Warp:
         self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)
-        self._reserve_local(program.local_bytes)
+        self.reserve_local(program.local_bytes)
         self.split = Split(self, 0, self.alive, frame, None)
         self.splits.append(self.split)
 
@@ -170,142 +167,6 @@ class Warp:
             return hit
         return inside
 
-    # ---- divergence
-
-    def diverge(self, taken: Array, target: int, following: int, meet: int) -> int:
-        """Part the running split: lanes in ``taken`` go to target, the others to following; they meet at ``meet``."""
-        split = self.split
-        join = self._join_at(split, meet)
-        others = split.mask & ~taken
-        for mask, pc in ((taken, target), (others, following)):
-            self._place(Split(self, pc, mask, split.frame, join))
-        self.remove(split)
-        return SWITCH
-
-    def _join_at(self, split: Split, meet: int) -> Join | None:
-        """The join for two new splits in place of one."""
-        join = split.join
-        if join is not None and join.at == meet and join.frame is split.frame:
-            join.missing += 1
-            return join
-        if meet == -1 and split.frame.caller is None:
-            if join is not None:
-                join.missing += 1
-            return join
-        return Join(meet, split.frame, join, 2)
-
-    def _place(self, split: Split) -> None:
-        """Put a new split among the warp's, or let it arrive at once where it begins at its join."""
-        self.splits.append(split)
-        join = split.join
-        if join is not None and split.pc == join.at and split.frame is join.frame:
-            self.arrive(split)
-        else:
-            self.launch.scheduler.add(split)
-
-    def remove(self, split: Split) -> None:
-        """A split that is no more."""
-        self.splits.remove(split)
-        self.launch.scheduler.drop(split)
-
-    def arrive(self, split: Split) -> None:
-        """A split has come to its join."""
-        join = split.join
-        if join is None:
-            raise EmulatorError("a split without a join arrived at one")
-        self.remove(split)
-        join.mask = join.mask | split.mask
-        self.one_less(join)
-        if self.waiting:
-            self._lanes_moved()
-
-    def one_less(self, join: Join) -> None:
-        """A split, or an inner join, that the join waited for has come or never will."""
-        join.missing -= 1
-        if join.missing:
-            return
-        mask = join.mask & self.alive
-        parent = join.parent
-        if not mask.any():
-            if parent is not None:
-                self.one_less(parent)
-            return
-        frame, pc = join.frame, join.at
-        if pc == -1:
-            caller = frame.caller
-            if caller is None:
-                raise EmulatorError("a kernel's end was joined")
-            pc, frame = frame.return_to, caller
-        self._place(Split(self, pc, mask, frame, parent))
-
-    def leave(self, mask: Array | None) -> int:
-        """The running split (or those lanes of it) comes to the function's end."""
-        split = self.split
-        if split.frame.caller is None:
-            return self.quit(mask)
-        lanes = split.mask if mask is None else split.mask & mask
-        rest = split.mask & ~lanes
-        join = split.join
-        if join is None or join.at != -1:
-            raise EmulatorError("a return that does not meet its call")
-        if rest.any():
-            join.mask = join.mask | lanes
-            split.mask, split.is_full = rest, False
-        else:
-            self.arrive(split)
-        return SWITCH
-
-    def quit(self, mask: Array | None) -> int:
-        """The running split (or those lanes of it) leaves the kernel."""
-        split = self.split
-        lanes = split.mask if mask is None else split.mask & mask
-        rest = split.mask & ~lanes
-        self.alive = self.alive & ~lanes
-        self.block.live_threads -= int(np.count_nonzero(lanes))
-        if np.count_nonzero(rest):
-            split.mask, split.is_full = rest, False
-            if self.waiting:
-                self._lanes_moved()
-            self.block.lanes_ended()
-            return SWITCH
-        self.remove(split)
-        if split.join is not None:
-            self.one_less(split.join)
-        if self.waiting:
-            self._lanes_moved()
-        if self.alive.any():
-            self.block.lanes_ended()
-        else:
-            self.block.warp_ended(self)
-        return SWITCH
-
-    def _lanes_moved(self) -> None:
-        from cudatma.emulator.machine import rendezvous
-
-        rendezvous.lanes_moved(self)
-
-    # ---- calls
-
-    def call(self, program: Program, arguments: list[str], results: list[str], return_to: int) -> int:
-        """Enter a .func with the running split's lanes. arguments, results: the caller's .param variables."""
-        split = self.split
-        caller = split.frame
-        depth, walk = 0, caller
-        while walk.caller is not None:
-            depth, walk = depth + 1, walk.caller
-        if depth >= MAX_CALLS:
-            raise TrapError(f"calls nested deeper than {MAX_CALLS}: the stack is exhausted")
-        base = max(caller.local_base + caller.program.local_bytes, self.stack_top)
-        frame = Frame(program, caller, return_to, base)
-        self._reserve_local(frame.local_base + program.local_bytes)
-        for formal, actual in zip(program.function.params, arguments, strict=True):
-            frame.params[formal.name] = self.param_buffer(caller, actual, formal.size_bytes)
-        for formal, actual in zip(program.function.returns, results, strict=True):
-            frame.params[formal.name] = self.param_buffer(caller, actual, formal.size_bytes)
-        self.remove(split)
-        self._place(Split(self, 0, split.mask, frame, Join(-1, frame, split.join, 1)))
-        return SWITCH
-
     def param_buffer(self, frame: Frame, name: str, size: int) -> Region:
         """The (32 lanes x size) bytes of a .param variable of a frame."""
         found = frame.params.get(name)
@@ -322,11 +183,11 @@ class Warp:
         frame = self.split.frame
         top = max(self.stack_top, frame.local_base + frame.program.local_bytes)
         start = -(-top // align) * align
-        self._reserve_local(start + size)
+        self.reserve_local(start + size)
         self.stack_top = start + size
         return start
 
-    def _reserve_local(self, size: int) -> None:
+    def reserve_local(self, size: int) -> None:
         """Make each lane's local memory at least this large, keeping what is there."""
         if size <= self.local_bytes:
             return
@@ -337,3 +198,72 @@ class Warp:
         if self.local_bytes:
             data[:, : self.local_bytes] = self.local.data.reshape(LANES, -1)
         self.local, self.local_bytes = Region(0, data.reshape(-1), "local memory"), size
+
+
+class NamedBarrier:
+    """One of a block's 16 barriers (bar.sync id). arrived: threads so far; expected: None until somebody says."""
+
+    __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.arrived = 0
+        self.expected: int | None = None
+        self.waiters: list[Split] = []
+        self.warps: list[Warp] = []
+        self.reductions: list[tuple[Split, Array, Array]] = []
+
+
+class ClusterBarrier:
+    """barrier.cluster: every live thread arrives once a phase."""
+
+    def __init__(self) -> None:
+        self.arrived: dict[int, int] = {}
+        self.waiters: list[Split] = []
+        self.phase = 0
+
+
+class Cluster:
+    """Blocks that may reach each other's shared memory. observer: the hazard layer, or None."""
+
+    def __init__(self, launch: Launch, number: int) -> None:
+        self.launch, self.number = launch, number
+        self.barrier = ClusterBarrier()
+        self.blocks: list[Block] = []
+        self.observer: Observer | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return all(block.is_done for block in self.blocks)
+
+
+class Block:
+    """One block: its shared memory, barriers and warps. index: blockIdx; rank: in its cluster."""
+
+    launch: Launch
+    cluster: Cluster
+    index: Dim
+    place: Dim
+    rank: int
+    warp_count: int
+    shared_base: int
+
+    def __init__(self, launch: Launch, cluster: Cluster, index: Dim, place: Dim, rank: int, shared: Array) -> None:
+        self.launch, self.cluster, self.index, self.place, self.rank = launch, cluster, index, place, rank
+        self.threads = launch.threads
+        self.warp_count = -(-self.threads // LANES)
+        self.shared_base = (rank << RANK_SHIFT) | SHARED_START
+        self.shared = Region(self.shared_base, shared, f"shared memory of block {index}", is_writable=True)
+        self.barriers = [NamedBarrier(k) for k in range(16)]
+        self.mbarriers: dict[int, Any] = {}
+        #: What setmaxnreg gives and takes, once a warp has executed it (register_pool.RegisterPool).
+        self.register_pool: Any = None
+        self.warps: list[Warp] = []
+        self.live_warps, self.live_threads = 0, 0
+        #: Special registers and addresses that all warps of the block have in common.
+        self.common_values: dict[str, Array] = {}
+        self.addresses: dict[tuple[str, int], Array] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return self.live_warps == 0

@@ -1,0 +1,230 @@
+"""Lanes of a warp part, meet again, call functions and leave the kernel.
+
+They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync,
+shuffle or mma by paths that join before that: as on hardware the lanes that come first wait there for the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudatma.emulator.errors import EmulatorError, TrapError
+from cudatma.emulator.machine import sync
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.rendezvous import Wait, lanes_moved, may_come
+from cudatma.emulator.machine.state import SWITCH, Frame, Join, Split, Warp
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import runtime
+
+#: Deepest chain of calls.
+MAX_CALLS = 256
+
+
+@runtime
+def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
+    """Part the running split: lanes in ``taken`` go to target, the others to following; they meet at ``meet``."""
+    split = w.split
+    join = _join_at(w, split, meet)
+    others = split.mask & ~taken
+    for mask, pc in ((taken, target), (others, following)):
+        _place(w, Split(w, pc, mask, split.frame, join))
+    remove(w, split)
+    return SWITCH
+
+
+def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
+    """The join for two new splits in place of one."""
+    join = split.join
+    if join is not None and join.at == meet and join.frame is split.frame:
+        join.missing += 1
+        return join
+    if meet == -1 and split.frame.caller is None:
+        if join is not None:
+            join.missing += 1
+        return join
+    return Join(meet, split.frame, join, 2)
+
+
+def _place(w: Warp, split: Split) -> None:
+    """Put a new split among the warp's, or let it arrive at once where it begins at its join."""
+    w.splits.append(split)
+    join = split.join
+    if join is not None and split.pc == join.at and split.frame is join.frame:
+        arrive(w, split)
+    else:
+        w.launch.scheduler.add(split)
+
+
+def remove(w: Warp, split: Split) -> None:
+    """A split that is no more."""
+    w.splits.remove(split)
+    w.launch.scheduler.drop(split)
+
+
+def arrive(w: Warp, split: Split) -> None:
+    """A split has come to its join."""
+    join = split.join
+    if join is None:
+        raise EmulatorError("a split without a join arrived at one")
+    remove(w, split)
+    join.mask = join.mask | split.mask
+    one_less(w, join)
+    if w.waiting:
+        lanes_moved(w)
+
+
+def one_less(w: Warp, join: Join) -> None:
+    """A split, or an inner join, that the join waited for has come or never will."""
+    join.missing -= 1
+    if join.missing:
+        return
+    mask = join.mask & w.alive
+    parent = join.parent
+    if not mask.any():
+        if parent is not None:
+            one_less(w, parent)
+        return
+    frame, pc = join.frame, join.at
+    if pc == -1:
+        caller = frame.caller
+        if caller is None:
+            raise EmulatorError("a kernel's end was joined")
+        pc, frame = frame.return_to, caller
+    _place(w, Split(w, pc, mask, frame, parent))
+
+
+@runtime
+def leave(w: Warp, mask: Array | None) -> int:
+    """The running split (or those lanes of it) comes to the function's end."""
+    split = w.split
+    if split.frame.caller is None:
+        return quit(w, mask)
+    lanes = split.mask if mask is None else split.mask & mask
+    rest = split.mask & ~lanes
+    join = split.join
+    if join is None or join.at != -1:
+        raise EmulatorError("a return that does not meet its call")
+    if rest.any():
+        join.mask = join.mask | lanes
+        split.mask, split.is_full = rest, False
+    else:
+        arrive(w, split)
+    return SWITCH
+
+
+@runtime
+def quit(w: Warp, mask: Array | None) -> int:
+    """The running split (or those lanes of it) leaves the kernel."""
+    split = w.split
+    lanes = split.mask if mask is None else split.mask & mask
+    rest = split.mask & ~lanes
+    w.alive = w.alive & ~lanes
+    w.block.live_threads -= int(np.count_nonzero(lanes))
+    if np.count_nonzero(rest):
+        split.mask, split.is_full = rest, False
+        if w.waiting:
+            lanes_moved(w)
+        sync.lanes_ended(w.block)
+        return SWITCH
+    remove(w, split)
+    if split.join is not None:
+        one_less(w, split.join)
+    if w.waiting:
+        lanes_moved(w)
+    if w.alive.any():
+        sync.lanes_ended(w.block)
+    else:
+        _warp_ended(w)
+    return SWITCH
+
+
+def _warp_ended(w: Warp) -> None:
+    """All lanes of a warp have left the kernel."""
+    block, launch = w.block, w.launch
+    block.live_warps -= 1
+    if launch.trace is not None:
+        launch.trace.warp_ends(w)
+    if block.cluster.observer is not None:
+        block.cluster.observer.warp_ended(w)
+    sync.lanes_ended(block)
+    if block.live_warps == 0:
+        launch.block_ended(block)
+
+
+@runtime
+def call(w: Warp, program: Program, arguments: list[str], results: list[str], return_to: int) -> int:
+    """Enter a .func with the running split's lanes. arguments, results: the caller's .param variables."""
+    split = w.split
+    caller = split.frame
+    depth, walk = 0, caller
+    while walk.caller is not None:
+        depth, walk = depth + 1, walk.caller
+    if depth >= MAX_CALLS:
+        raise TrapError(f"calls nested deeper than {MAX_CALLS}: the stack is exhausted")
+    base = max(caller.local_base + caller.program.local_bytes, w.stack_top)
+    frame = Frame(program, caller, return_to, base)
+    w.reserve_local(frame.local_base + program.local_bytes)
+    for formal, actual in zip(program.function.params, arguments, strict=True):
+        frame.params[formal.name] = w.param_buffer(caller, actual, formal.size_bytes)
+    for formal, actual in zip(program.function.returns, results, strict=True):
+        frame.params[formal.name] = w.param_buffer(caller, actual, formal.size_bytes)
+    remove(w, split)
+    _place(w, Split(w, 0, split.mask, frame, Join(-1, frame, split.join, 1)))
+    return SWITCH
+
+
+@runtime
+def meet(w: Warp, at: int, members: Array | None) -> int:
+    """Bring the lanes of a joint instruction together before it is executed.
+
+    0: go on (all have come, or the others cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
+    split has grown and begins the segment again.
+    """
+    split = w.split
+    if split.token is not None:  # woken by the barrier that it had joined
+        return 0
+    w.waiting[:] = [wait for wait in w.waiting if wait.split is not split]
+    lanes = w.alive if members is None else _bits(int(members[split.mask.argmax()]))
+    wait = Wait(split, at, lanes)
+    if not wait.missing.any():
+        return 0
+    grown = False
+    for other in list(w.waiting):
+        if other.split.pc == split.pc and other.split.frame is split.frame and (other.split.mask & wait.missing).any():
+            _absorb(w, split, other.split)
+            grown = True
+    if split.timed_out or not may_come(w, wait):
+        split.timed_out = False
+        return SWITCH if grown else 0
+    if wait.missing.any():
+        w.waiting.append(wait)
+        return w.launch.scheduler.block(split, wait)
+    return SWITCH
+
+
+def _bits(members: int) -> Array:
+    lanes: Array = np.unpackbits(np.array([members], "<u4").view(np.uint8), bitorder="little").view(bool)
+    return lanes
+
+
+def _absorb(w: Warp, split: Split, other: Split) -> None:
+    """Make two splits at one place into one; it goes on to the innermost join that both would have come to."""
+    w.waiting[:] = [wait for wait in w.waiting if wait.split is not other]
+    remove(w, other)
+    split.widen(other.mask)
+    above = _ancestors(split.join)
+    common = next((join for join in _ancestors(other.join) if any(join is known for known in above)), None)
+    left = [join for join in (split.join, other.join) if join is not None and join is not common]
+    if common is not None:
+        common.missing += len(left) - 1
+    split.join = common
+    for join in left:
+        one_less(w, join)
+
+
+def _ancestors(join: Join | None) -> list[Join]:
+    found: list[Join] = []
+    while join is not None:
+        found.append(join)
+        join = join.parent
+    return found
