@@ -45,7 +45,6 @@ def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
 class Agents:
     """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
 
-    lanes: LaneRaces
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
@@ -67,6 +66,7 @@ class Agents:
         self._agents: dict[Any, int] = {}
         self._agent_names: dict[int, str] = {}
         self._met: dict[int, int] = {}
+        self._acquired: dict[int, int] = {}
         self._unmet_from: dict[int, int] = {}
 
     # ---- agents
@@ -149,7 +149,7 @@ class Agents:
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
-        epoch = self.lanes.epoch(w)
+        epoch = self.epoch(w)
         found = self._groups.get(w.agent)
         if found is None:
             found = self._groups[w.agent] = LaneGroups(first, epoch)
@@ -164,6 +164,14 @@ class Agents:
 
     def _group_agents(self, w: Warp) -> slice:
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
+
+    def acquired(self, w: Warp) -> None:
+        """A lane has learnt what others released: from here on this is not looked into."""
+        self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
+
+    def epoch(self, w: Warp) -> int:
+        """A number that rises when the lanes of the warp meet, or acquire."""
+        return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
     # ---- what the lanes of a warp know
 

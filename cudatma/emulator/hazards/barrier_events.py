@@ -89,7 +89,7 @@ class BarrierEvents(Checks):
     def cluster_acquire(self, w: Warp) -> None:
         for clock in self.learners(w):
             clock.join(self._cluster_done)
-        self.lanes.acquired(w)
+        self.acquired(w)
 
     # ---- mbarriers
 
@@ -116,7 +116,7 @@ class BarrierEvents(Checks):
         now = int(clocks[0].order[own]) + 1
         for known in clocks:
             known.order[own] = now
-        made = Init(barrier, agent, clock, at, own, now, lanes, self.lanes.epoch(w))
+        made = Init(barrier, agent, clock, at, own, now, lanes, self.epoch(w))
         self._inits[id(barrier)] = made
         self._unfenced.setdefault(w.agent, []).append(made)
 
@@ -229,14 +229,14 @@ class BarrierEvents(Checks):
             for clock in self.learners(w):
                 clock.join(self._pending(barrier)[1])
                 clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
-            self.lanes.acquired(w)
+            self.acquired(w)
 
     # ---- fences
 
     def fence(self, w: Warp, at: int, kind: str) -> None:
         """membar and fence; kind: the opcode behind its root."""
         if kind.startswith("proxy.async"):
-            uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.lanes.epoch(w))
+            uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.epoch(w))
             for clock in self.learners(w):
                 if not kind.endswith("global"):
                     before = clock.proxy[uncovered]

@@ -34,7 +34,6 @@ class LaneRaces:
         """number: of the cluster. tell: Checks.tell."""
         self._agents, self._report = agents, tell
         self._first = number * agents.warps + 1
-        self._acquired: dict[int, int] = {}
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._bases: dict[int, tuple[int, Array, Array]] = {}
@@ -42,17 +41,9 @@ class LaneRaces:
         self._partly: dict[int, tuple[int, Array]] = {}
         self._copies: dict[int, tuple[int, int]] = {}
 
-    def acquired(self, w: Warp) -> None:
-        """A lane has learnt what others released: from here on this is not looked into."""
-        self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
-
-    def epoch(self, w: Warp) -> int:
-        """A number that rises when the lanes of the warp meet, or acquire."""
-        return 1 + w.meetings + self._acquired.get(w.agent, 0)
-
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
         """Who accesses each of ``count`` granules: as many a lane, lane after lane."""
-        epoch = self.epoch(w)
+        epoch = self._agents.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
             base = ((self._first + w.agent) << _EPOCH_BITS | epoch & (1 << _EPOCH_BITS) - 1) << _COUNT_BITS + _LANE_BITS
@@ -75,7 +66,7 @@ class LaneRaces:
 
     def some_met(self, w: Warp, groups: set[int]) -> None:
         """The lanes of each group, as bits, have met: each knows what any of them knew of others."""
-        epoch = self.epoch(w)
+        epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
             met = np.zeros((LANES + 1, LANES + 1), np.int64)
@@ -92,7 +83,7 @@ class LaneRaces:
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)
-        return known[1] if known is not None and known[0] == self.epoch(w) else None
+        return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
         """The position of an access by another lane of the warp that has not met this one since, -1 for none."""
@@ -116,13 +107,13 @@ class LaneRaces:
 
     def reads(self, w: Warp) -> bool:
         """Note that the warp reads; whether it has written since its lanes met."""
-        epoch = self.epoch(w)
+        epoch = self._agents.epoch(w)
         self._read[w.agent] = epoch
         return self._wrote.get(w.agent) == epoch
 
     def writes(self, w: Warp) -> tuple[bool, bool]:
         """Note that the warp writes; whether it has written, and read, since its lanes met."""
-        epoch = self.epoch(w)
+        epoch = self._agents.epoch(w)
         wrote, read = self._wrote.get(w.agent) == epoch, self._read.get(w.agent) == epoch
         self._wrote[w.agent] = epoch
         return wrote, read
@@ -131,14 +122,14 @@ class LaneRaces:
 
     def copies_waited(self, w: Warp, first: int, agent: int) -> None:
         """cp.async groups from number ``first`` on were waited for: a lane's own copies are complete for it alone."""
-        epoch = self.epoch(w)
+        epoch = self._agents.epoch(w)
         known = self._copies.get(agent)
         self._copies[agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
 
     def own_copies_from(self, w: Warp, agent: int) -> int:
         """The first cp.async group that each lane has waited for by itself since the lanes met; -1 for none."""
         known = self._copies.get(agent)
-        return known[1] if known is not None and known[0] == self.epoch(w) else -1
+        return known[1] if known is not None and known[0] == self._agents.epoch(w) else -1
 
     def single(self, w: Warp) -> int:
         """The lane that executes the instruction alone, -1 where several do."""

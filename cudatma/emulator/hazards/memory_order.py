@@ -58,7 +58,7 @@ class MemoryOrder:
                 ready = clock.bare()
                 far.fenced[scope] = observer.without_unmet(w, ready, alone)
         if "release" not in parts:
-            observer.lanes.acquired(w)
+            observer.acquired(w)
         observer.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
@@ -125,4 +125,4 @@ class MemoryOrder:
                     noted.absorb(number, known, self._number)
                     seen[scope] = noted
         if now:
-            observer.lanes.acquired(w)
+            observer.acquired(w)

@@ -58,7 +58,7 @@ class Observer(SwizzleChecks):
                 if published is not None:
                     for clock in self.learners(w):
                         clock.join(published)
-                    self.lanes.acquired(w)
+                    self.acquired(w)
         for clock, known in self.knowers(w, indices):
             self._check_read(w, at, shadow, known, clock, False, bool(order))
         if not (together or order):
