@@ -1,27 +1,12 @@
-"""A launch as data, and its mutants: tensor maps, shared memory and where it begins."""
+"""A launch as data."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator import EmulatedModule, Report
-from cudatma.emulator.async_copy.tensor_map import edit
-from cudatma.emulator.ptx.names import find_name
-from cudatma.emulator.ptx.parser import parse
-from cudatma.layout import Swizzle, required_alignment
-from cudatma.mutants.mutant import Mutant
-from cudatma.mutants.operators import OPERATORS
-from cudatma.mutants.program_graph import loaded_parameters
-from cudatma.mutants.sites import without_comments
-
-_SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
-_MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})
-#: Half of what a tensor copy needs, and of what a bulk copy needs.
-_HALF_TENSOR, _HALF_BULK = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,104 +39,3 @@ class Call:
             **dict(self.options),
             **options,
         )
-
-
-def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
-    """Every mutant of a launch: of each tensor map, of the shared memory, and of each shared array's alignment."""
-    found = list(_bases(ptx, call))
-    functions = parse(ptx).functions
-    entry = find_name(call.entry, [function.name for function in functions.values() if function.is_entry], "entry")
-    loaded = loaded_parameters(functions[entry])
-    for position, value in enumerate(call.args):
-        if isinstance(getattr(value, "spec", None), TiledSpec):
-            found += _maps(position, value.spec)
-            found += _boxes(position, value.spec) if position in loaded else ()
-    if call.shared_bytes:
-        found.append(
-            _launch_mutant(
-                "less_shared",
-                f"{call.shared_bytes - 16} bytes",
-                lambda c: replace(c, shared_bytes=c.shared_bytes - 16),
-                frozenset({"out_of_bounds"}),
-            )
-        )
-    return found
-
-
-def _launch_mutant(operator: str, text: str, change: Callable[[Call], Call], expected: frozenset[str]) -> Mutant:
-    return Mutant(operator, 0, text, f"{OPERATORS[operator]}: {text}", expected, change=change)
-
-
-def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Another swizzle, an address off its alignment: in the 128 bytes, as a driver wrote them."""
-    for mode in (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128):
-        if mode is not spec.swizzle:
-            yield _launch_mutant(
-                "map_swizzle",
-                f"argument {position}: {spec.swizzle.label} becomes {mode.label}",
-                _field(position, "swizzle_mode", 0, int(mode)),
-                frozenset({"swizzle_mismatch", "swizzle_alignment", "uninitialised_shared", "trap", "out_of_bounds"}),
-            )
-    yield _launch_mutant(
-        "map_base",
-        f"argument {position}: address + 8",
-        _field(position, "global_address", 0, 0),
-        frozenset({"trap"}),
-    )
-
-
-def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """A load that delivers a row less or more than the barrier expects; a store of another box may be meant so."""
-    outer = spec.rank - 1
-    for step in (-1, 1):
-        if outer and 1 <= spec.box[outer] + step <= 256:
-            yield _launch_mutant(
-                "map_box",
-                f"argument {position}: {spec.box[outer]} rows become {spec.box[outer] + step}",
-                _field(position, "box_dim", outer, spec.box[outer] + step),
-                frozenset({"byte_count", "out_of_bounds"}),
-            )
-
-
-def _field(position: int, field: str, ordinal: int, value: int) -> Callable[[Call], Call]:
-    def change(call: Call) -> Call:
-        tensor_map = call.args[position]
-        new = tensor_map.spec.address + 8 if field == "global_address" else value
-        raw = edit(bytes(tensor_map), field, ordinal, new)
-        args = (*call.args[:position], raw, *call.args[position + 1 :])
-        return replace(call, args=args, arrays=(*call.arrays, tensor_map))
-
-    return change
-
-
-def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
-    """Each shared array moved by half of an alignment that its users need."""
-    text = without_comments(ptx)
-    swizzles = [value.spec.swizzle for value in call.args if isinstance(getattr(value, "spec", None), TiledSpec)]
-    pattern = max((required_alignment(mode) for mode in swizzles if mode), default=0)
-    for found in _SHARED.finditer(text):
-        align, name = int(found[1]), found[2]
-        needed = _HALF_TENSOR if "cp.async.bulk.tensor" in text else _HALF_BULK
-        steps = [min(align // 2, needed)]
-        if align // 2 > _HALF_TENSOR and pattern:
-            steps.append(pattern // 2)
-        uses = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])")
-        places = [use.end() for use in uses.finditer(text, found.end())]
-        for step in steps:
-            if step >= 4 and places:
-                yield _base(text, found, step, places)
-
-
-def _base(text: str, found: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
-    """A static array grows by as much, and so does the launch's dynamic one, so that nothing else is overlaid."""
-    name, size = found[2], found[3]
-    grown = [(found.start(3), found.end(3), str(int(size) + step))] if size else []
-    return Mutant(
-        "move_base",
-        text.count("\n", 0, found.start()) + 1,
-        f"{name} + {step}",
-        f"{OPERATORS['move_base']}: `{name}` is moved by {step} bytes",
-        _MISPLACED,
-        edits=(*grown, *((place, place, f"+{step}") for place in places)),
-        change=None if size else lambda call: replace(call, shared_bytes=call.shared_bytes + step),
-    )

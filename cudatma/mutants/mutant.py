@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cudatma.mutants.call import Call
+from cudatma.mutants.call import Call
 
 #: What the usual mistakes are called: a reader that was not held back, a slot that was refilled too early.
 EARLY_READ = frozenset({"read_before_load", "wrong_parity", "exit_with_pending_load"})

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from cudatma.emulator import Report, StepLimitError, TrapError, load
 from cudatma.errors import CudaTmaError
-from cudatma.mutants.call import Call, mutants_of_call
+from cudatma.mutants.call import Call
 from cudatma.mutants.exemptions import Exemptions
+from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Mutant
 from cudatma.mutants.operators import mutants_of
 

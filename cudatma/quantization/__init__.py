@@ -4,11 +4,13 @@ from cudatma.quantization.awq import from_awq, load_awq
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
 from cudatma.quantization.compressed_tensors import from_compressed_tensors, load_compressed_tensors
 from cudatma.quantization.gptq import from_gptq, load_gptq
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.marlin_layout import from_marlin, load_marlin
-from cudatma.quantization.packed import GROUP_SIZES, LAYOUT_VERSION, PackedWeight
-from cudatma.quantization.packing import LogicalWeight, pack, unpack
+from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
+from cudatma.quantization.packing import pack
 from cudatma.quantization.rounding import quantize, quantize_linear
-from cudatma.quantization.storage import load_weights, save_weights
+from cudatma.quantization.unpacking import LogicalWeight, unpack
+from cudatma.quantization.weights_file import load_weights, save_weights
 
 __all__ = [
     "GROUP_SIZES",

@@ -1,6 +1,6 @@
 """Files of other layout versions, brought to the current one step by step.
 
-A later layout raises packed.LAYOUT_VERSION and registers here, for each version before it, a function that turns the
+A later layout raises layout_v1.LAYOUT_VERSION and registers here, for each version before it, a function that turns the
 arrays of that version into those of a later one. Version 1 is the first, so that nothing is registered yet.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cudatma.errors import WeightFileError
-from cudatma.quantization.packed import LAYOUT_VERSION
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 #: Depths and channels of one block, and its bytes.
+LAYOUT_VERSION = 1
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
 #: The offset of symmetric weights, and what padding holds.

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from cudatma.arrays import with_cupy
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
-from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentTypeError, FieldError, QuantizationError, WeightFileError
 from cudatma.quantization import layout_v1
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
+from cudatma.quantization.converters import StoredWeight
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION, SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array, library_of, upload
 from cudatma.quantization.scale_range import ScaleFit, fit_scales
+from cudatma.quantization.storage import read_weights, write_weights
+from cudatma.quantization.unpacking import unpack
 
-LAYOUT_VERSION = 1
 #: Depths that share one scale; -1 is one scale for the whole column.
 GROUP_SIZES = (32, 64, 128, -1)
 #: GPTQ's first format stores zero points minus one in four bits, so 16 occurs.
@@ -95,8 +97,6 @@ class PackedWeight(_Referable):
         Exact in float32 and float64 (a 5-bit integer times an 11-bit significand); other types round once.
         """
         dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
-        from cudatma.quantization.packing import unpack
-
         logical = unpack(self.to_host())
         depth = self.shape[0]
         size = depth if self.group_size == -1 else self.group_size
@@ -134,17 +134,41 @@ class PackedWeight(_Referable):
         return self if self.device is None else self._moved(lambda array: host_array(array, "array"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the weight to a safetensors file (storage.save_weights). Raises WeightFileError."""
-        from cudatma.quantization.storage import save_weights
-
-        save_weights(path, {"weight": self})
+        """Write the weight to a safetensors file (weights_file.save_weights). Raises WeightFileError."""
+        write_weights(path, {"weight": self.stored("weight")})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PackedWeight:
         """Read the only weight of a file written by save() or save_weights(). Raises WeightFileError."""
-        from cudatma.quantization.storage import load_single
+        weights = read_weights(path)
+        if len(weights) != 1:
+            shown = ", ".join(list(weights)[:4]) or "none"
+            raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one", "use load_weights()")
+        return cls.from_stored(path, next(iter(weights.values())))
 
-        return load_single(path)
+    def stored(self, name: str) -> StoredWeight:
+        """What a file holds of this weight under ``name``."""
+        host = self.to_host()
+        held = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
+        return StoredWeight(name, self.layout_version, self.shape, self.group_size, self.dtype, held)
+
+    @classmethod
+    def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedWeight:
+        """The weight that the file at ``path`` holds. Raises WeightFileError, which names file, weight and field."""
+        parts = stored.arrays
+        try:
+            return cls(
+                qweight=parts["qweight"],
+                scales=parts["scales"],
+                zeros=parts.get("zeros"),
+                perm=parts.get("perm"),
+                shape=stored.shape,
+                group_size=stored.group_size,
+                dtype=stored.dtype,
+            )
+        except FieldError as error:
+            field = f"{os.fspath(path)}: {stored.name}.{error.field}"
+            raise WeightFileError(field, error.got, error.allowed, "pack the weight again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles are made anew: what kernels attached belongs to this weight's addresses.

@@ -1,9 +1,8 @@
-"""Between a weight's plain integers and a PackedWeight: pack and unpack."""
+"""A weight's plain integers, packed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,6 @@ from cudatma.quantization import layout_v1
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array, namespace_of, on_device_of, upload
 from cudatma.quantization.packed import MAX_ZERO, PackedWeight, check_group_size
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LogicalWeight:
-    """A weight's integers in plain order: q uint8 (K, N), scales (G, N), zeros uint8 (G, N) or None, perm (K,) or None.
-
-    Rows of q are packed depths: row k belongs to activation column perm[k].
-    """
-
-    q: Any
-    scales: Any
-    zeros: Any | None
-    perm: Any | None
 
 
 def pack(
@@ -66,16 +52,6 @@ def pack(
             group_size=group_size,
             dtype=scales.dtype.name,
         )
-
-
-def unpack(weight: PackedWeight) -> LogicalWeight:
-    """The inverse of pack(): a weight's integers in plain order, on the host or the device where the weight is."""
-    depth, width = weight.shape
-    xp = namespace_of(weight.qweight)
-    with on_device_of(weight.qweight):
-        q = layout_v1.unpack_values(weight.qweight, layout_v1.blocks(depth), layout_v1.blocks(width), xp)
-        rows = [None if a is None else layout_v1.restore_channels(a)[:, :width] for a in (weight.scales, weight.zeros)]
-        return LogicalWeight(q[:depth, :width], rows[0], rows[1], weight.perm)
 
 
 def _plain_zeros(zeros: Any) -> NDArray[Any]:

@@ -17,60 +17,44 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentTypeError, FieldError, WeightFileError
+from cudatma.errors import WeightFileError
 from cudatma.quantization.converters import StoredWeight, check_version, upgrade
-from cudatma.quantization.packed import LAYOUT_VERSION, PackedWeight
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors
 
 FORMAT = "cudatma-packed-weight"
 _MAX_VERSION_DIGITS = 9
-_ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
-def save_weights(path: str | os.PathLike[str], weights: Mapping[str, PackedWeight]) -> None:
-    """Write weights by name to one safetensors file; weights on a device are copied to the host.
+def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeight]) -> None:
+    """Write weights by name, with arrays on the host, to one file.
 
     The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
-    Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path or no PackedWeight.
+    Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path.
     """
     path = as_path(path)
-    if not isinstance(weights, Mapping):
-        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping from name to PackedWeight")
     tensors: dict[str, NDArray[Any]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name, weight in weights.items():
-        if not isinstance(weight, PackedWeight) or not isinstance(name, str):
-            raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, "a PackedWeight by its name, a str")
-        host = weight.to_host()
-        held = {array: getattr(host, array) for array in _ARRAYS if getattr(host, array) is not None}
-        tensors.update({f"{name}.{array}": value for array, value in held.items()})
+        tensors.update({f"{name}.{array}": value for array, value in weight.arrays.items()})
         facts[name] = {
             "shape": list(weight.shape),
             "group_size": weight.group_size,
             "dtype": weight.dtype,
-            "arrays": list(held),
+            "arrays": list(weight.arrays),
         }
     metadata = {"format": FORMAT, "layout_version": str(LAYOUT_VERSION), "weights": json.dumps(facts)}
     _write(path, tensors, metadata)
 
 
-def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
-    """Read all weights of a file that save_weights() wrote, by name, on the host.
+def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
+    """All weights of a file by name, in the current layout version.
 
-    Files of an earlier layout version go through the converters. Raises WeightFileError for files that are truncated
-    or corrupt, of another format or an unknown version, or that lack a tensor.
+    Raises WeightFileError for files that are truncated or corrupt, of another format or an unknown version, or that
+    lack a tensor.
     """
     file = open_safetensors(path)
     return {name: _weight(file, name, facts) for name, facts in _facts(file).items()}
-
-
-def load_single(path: str | os.PathLike[str]) -> PackedWeight:
-    """The only weight of a file. WeightFileError as load_weights(), and where there are several or none."""
-    weights = load_weights(path)
-    if len(weights) != 1:
-        shown = ", ".join(list(weights)[:4]) or "none"
-        raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one", "use load_weights()")
-    return next(iter(weights.values()))
 
 
 def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> None:
@@ -111,7 +95,7 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
     return facts
 
 
-def _weight(file: SafetensorsFile, name: str, facts: Any) -> PackedWeight:
+def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
     field = f"{file.path}: {name}"
     try:
         depth, width = facts["shape"]
@@ -125,15 +109,4 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> PackedWeight:
     missing = [array for array in ("qweight", "scales") if array not in parts]
     if missing:
         raise WeightFileError(field, f"no {' and no '.join(missing)}", "qweight and scales", "pack the weight again")
-    try:
-        return PackedWeight(
-            qweight=parts["qweight"],
-            scales=parts["scales"],
-            zeros=parts.get("zeros"),
-            perm=parts.get("perm"),
-            shape=stored.shape,
-            group_size=stored.group_size,
-            dtype=stored.dtype,
-        )
-    except FieldError as error:
-        raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, "pack the weight again") from error
+    return stored
