@@ -32,8 +32,20 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("tools", "the commands, the pytest plugin"),
 )
 FACTS = (
-    "errors", "dtypes", "target", "context", "layout", "pipeline", "mbarrier_bits", "library_streams", "arrays", "backend"
-)  # fmt: skip
+    *("errors", "dtypes", "target", "context", "layout", "pipeline"),
+    *("mbarrier_bits", "library_streams", "arrays", "backend"),
+)
+    "errors",
+    "dtypes",
+    "target",
+    "context",
+    "layout",
+    "pipeline",
+    "mbarrier_bits",
+    "library_streams",
+    "arrays",
+    "backend",
+]
 TOP = ("cli", "__main__", "pytest_plugin")
 #: The emulator's packages in the same order; "" is what stands beside them and uses all.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
@@ -106,7 +118,7 @@ def emulator_part(module: str) -> str:
 # ---- the picture
 
 _ROW, _BOX, _LEFT, _TOP, _WIDTH = 56, 40, 24, 20, 1080
-_BOX_WIDTH, _INK, _FAINT = 700, "#1f2933", "#52606d"
+_BOX_WIDTH, _FAINT = 700, "#52606d"
 
 
 def picture(graph: Mapping[str, set[str]]) -> str:
@@ -124,7 +136,8 @@ def picture(graph: Mapping[str, set[str]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
         "<title>Packages of cudatma and the imports between them</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" '
+        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#829ab1"/></marker></defs>',
     ]
     middle = {name: _TOP + _ROW * (len(names) - 1 - row) + _BOX // 2 for row, name in enumerate(names)}
@@ -144,7 +157,7 @@ def picture(graph: Mapping[str, set[str]]) -> str:
         label = {"facts": "cudatma/*.py", "tools": "tools/, cli, pytest plugin"}.get(name, f"{name}/")
         lines += [
             f'<rect x="{_LEFT}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX}" rx="5" fill="#f0f4f8" stroke="#9fb3c8"/>',
-            f'<text x="{_LEFT + 12}" y="{y + 17}" font-size="14" font-weight="bold" fill="{_INK}">{escape(label)}</text>',
+            f'<text x="{_LEFT + 12}" y="{y + 17}" font-size="14" font-weight="bold">{escape(label)}</text>',
             f'<text x="{right - 12}" y="{y + 17}" font-size="11" text-anchor="end" fill="{_FAINT}">'
             f"{sizes[name]} modules</text>",
             f'<text x="{_LEFT + 12}" y="{y + 33}" font-size="12" fill="{_FAINT}">{escape(what)}</text>',

@@ -45,7 +45,6 @@ def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
 class Agents:
     """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
 
-
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
         blocks = len(cluster.blocks)

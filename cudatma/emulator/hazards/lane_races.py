@@ -79,7 +79,7 @@ class LaneRaces:
         self._bases.pop(w.agent, None)
         self._copies.pop(w.agent, None)
         if met.max() == _COUNT:
-            self.acquired(w)  # no room to count on
+            self._agents.acquired(w)  # no room to count on
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)
