@@ -392,7 +392,7 @@ def test_two_devices(add: Kernel) -> None:
 _FORK = """
 import os, sys, warnings
 import cupy
-from cudatma import build
+from cudatma.build import kernel as build
 from cudatma.errors import LaunchError
 warnings.simplefilter("ignore")
 kernel = build.compile(sys.argv[1])
@@ -423,7 +423,7 @@ def test_fork_is_noticed() -> None:
 
 _SPAWN = """
 import multiprocessing, pickle, sys
-from cudatma import build
+from cudatma.build import kernel as build
 
 def work(kernel):
     import cupy
@@ -451,7 +451,7 @@ def test_an_error_of_the_kernel_is_named() -> None:
     """A trap destroys the context, so it happens in a process of its own."""
     code = (
         "import cupy, sys, time\n"
-        "from cudatma import build\n"
+        "from cudatma.build import kernel as build\n"
         "from cudatma.errors import DriverError\n"
         "bad = build.compile('extern \"C\" __global__ void bad(int* x) { *x = 1; }')\n"
         "bad.launch(1, 1, (8,))\n"

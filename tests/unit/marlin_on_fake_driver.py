@@ -579,7 +579,7 @@ def kernel_of(module: str) -> Launches:
 
 
 def case_dequantize() -> None:
-    kernel = kernel_of("dequantize")
+    kernel = kernel_of("marlin.dequantize")
     current[0] = 0x40
     for stream, wanted in ((None, 0x40), (0x50, 0x50), (0, 0)):
         allocated_on.clear()
@@ -589,14 +589,14 @@ def case_dequantize() -> None:
 
 
 def case_tile_copy() -> None:
-    kernel = kernel_of("tile_copy")
+    kernel = kernel_of("data_movement.tile_copy")
     assert waits(lambda: c.tile_copy(Foreign((64, 64), 0x66), Array((64, 64)), stream=0x50)) == (0x50, 0x66)
     assert waits(lambda: c.tile_copy(Array((64, 64)), Array((64, 64)), stream=0x50)) is None
     assert kernel.streams == [0x50, 0x50]
 
 
 def case_a_ragged_copy_waits_where_it_is_made() -> None:
-    kernel = kernel_of("ragged_copy")
+    kernel = kernel_of("data_movement.ragged_copy")
     copy = c.RaggedCopy([Foreign((64, 64), 0x66)], [Array((64, 64))])
     assert counts.synchronized == 0x66
     told(0, 0x67, 7, capture=100)

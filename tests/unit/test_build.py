@@ -172,8 +172,8 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
 def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
     tree = ast.parse(Path(build.__file__).with_name("render.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    ours = {name.removeprefix("cudatma.") for name in imported if name.startswith("cudatma.")}
-    assert ours - {"errors"} <= set(build._COMMON_CODE)
+    ours = {name.removeprefix("cudatma.").replace(".", "/") for name in imported if name.startswith("cudatma.")}
+    assert {f"{name}.py" for name in ours - {"errors"}} <= set(build._COMMON_CODE)
 
 
 def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_concurrent_threads_compile_once(templates: Path, compilations: list[str
 
 _WORKER = """
 import sys
-from cudatma import build
+from cudatma.build import kernel as build
 seen = []
 real = build.compile_source
 def counted(*args, **options):
@@ -241,7 +241,7 @@ def test_concurrent_processes_compile_once() -> None:
 
 _WARM = """
 import sys
-from cudatma import build
+from cudatma.build import kernel as build
 build.compile("probes/every_primitive.cu.j2", target="sm_90a")
 print("cuda.bindings.nvrtc" in sys.modules)
 """

@@ -35,17 +35,6 @@ FACTS = (
     *("errors", "dtypes", "target", "context", "layout", "pipeline"),
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
-    "errors",
-    "dtypes",
-    "target",
-    "context",
-    "layout",
-    "pipeline",
-    "mbarrier_bits",
-    "library_streams",
-    "arrays",
-    "backend",
-]
 TOP = ("cli", "__main__", "pytest_plugin")
 #: The emulator's packages in the same order; "" is what stands beside them and uses all.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
