@@ -1,83 +1,83 @@
 """cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM fed by it."""
 
-from cudatma.backend import selected_backend
-from cudatma.build.kernel import compile, debugging
-from cudatma.descriptor import (
-    Im2colSpec,
-    Im2colWideSpec,
-    Interleave,
-    L2Promotion,
-    OobFill,
-    Swizzle,
-    TensorMap,
-    TiledSpec,
-    check_cluster,
-    create_activation_tma_desc,
-    create_scale_tma_desc,
-    create_weight_tma_desc,
-    multicast_mask,
-)
-from cudatma.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendWarning,
-    CacheError,
-    CompileError,
-    CudaTmaError,
-    DescriptorError,
-    DriverError,
-    HazardError,
-    LaunchError,
-    PipelineHang,
-    QuantizationError,
-    TargetError,
-    TemplateError,
-    TuneFileWarning,
-    WeightFileError,
-)
-from cudatma.inspection import Inspection, inspect
-from cudatma.kernels.data_movement import (
-    broadcast,
-    copy,
-    gather,
-    gather_rows,
-    halo_tiles,
-    im2col,
-    prefetch,
-    reduce_into,
-    scatter_rows,
-    transpose,
-)
-from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
-from cudatma.kernels.data_movement.tile_copy import tile_copy
-from cudatma.kernels.marlin import (
-    MarlinLinear,
-    MarlinWorkspace,
-    WorkspaceBytes,
-    marlin_gemm,
-    release_workspaces,
-    workspace_bytes,
-)
-from cudatma.kernels.marlin.dequantize import dequantize
-from cudatma.kernels.marlin.explain import Explanation, marlin_explain
-from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.quantization import (
-    PackedWeight,
-    from_awq,
-    from_compressed_tensors,
-    from_gptq,
-    from_marlin,
-    load_awq,
-    load_compressed_tensors,
-    load_gptq,
-    load_marlin,
-    load_weights,
-    quantize,
-    quantize_linear,
-    save_weights,
-)
-from cudatma.runtime.launch import Kernel, LaunchPlan
-from cudatma.target import TARGETS, Target, detect, get_target
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cudatma.backend import selected_backend
+    from cudatma.build.kernel import compile, debugging
+    from cudatma.descriptor import (
+        Im2colSpec,
+        Im2colWideSpec,
+        Interleave,
+        L2Promotion,
+        OobFill,
+        Swizzle,
+        TensorMap,
+        TiledSpec,
+        check_cluster,
+        create_activation_tma_desc,
+        create_scale_tma_desc,
+        create_weight_tma_desc,
+        multicast_mask,
+    )
+    from cudatma.errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        BackendWarning,
+        CacheError,
+        CompileError,
+        CudaTmaError,
+        DescriptorError,
+        DriverError,
+        HazardError,
+        LaunchError,
+        PipelineHang,
+        QuantizationError,
+        TargetError,
+        TemplateError,
+        TuneFileWarning,
+        WeightFileError,
+    )
+    from cudatma.inspection import Inspection, inspect
+    from cudatma.kernels.data_movement.broadcast import broadcast
+    from cudatma.kernels.data_movement.copy import copy
+    from cudatma.kernels.data_movement.gather import gather, halo_tiles
+    from cudatma.kernels.data_movement.im2col import im2col
+    from cudatma.kernels.data_movement.prefetch import prefetch
+    from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
+    from cudatma.kernels.data_movement.reduce import reduce_into
+    from cudatma.kernels.data_movement.rows import gather_rows, scatter_rows
+    from cudatma.kernels.data_movement.tile_copy import tile_copy
+    from cudatma.kernels.data_movement.transpose import transpose
+    from cudatma.kernels.marlin import (
+        MarlinLinear,
+        MarlinWorkspace,
+        WorkspaceBytes,
+        marlin_gemm,
+        release_workspaces,
+        workspace_bytes,
+    )
+    from cudatma.kernels.marlin.dequantize import dequantize
+    from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+    from cudatma.pipeline import Operand, PipelineSpec
+    from cudatma.quantization import (
+        PackedWeight,
+        from_awq,
+        from_compressed_tensors,
+        from_gptq,
+        from_marlin,
+        load_awq,
+        load_compressed_tensors,
+        load_gptq,
+        load_marlin,
+        load_weights,
+        quantize,
+        quantize_linear,
+        save_weights,
+    )
+    from cudatma.runtime.launch import Kernel, LaunchPlan
+    from cudatma.target import TARGETS, Target, detect, get_target
 
 __version__ = "0.1.0"
 
@@ -161,3 +161,56 @@ __all__ = [
     "transpose",
     "workspace_bytes",
 ]
+
+#: Module -> the public names that it gives, imported when they are first asked for (PEP 562).
+_PUBLIC = {
+    "backend": "selected_backend",
+    "build.kernel": "compile debugging",
+    "descriptor": (
+        "Im2colSpec Im2colWideSpec Interleave L2Promotion OobFill Swizzle TensorMap TiledSpec check_cluster "
+        "create_activation_tma_desc create_scale_tma_desc create_weight_tma_desc multicast_mask"
+    ),
+    "errors": (
+        "ArgumentError ArgumentTypeError BackendWarning CacheError CompileError CudaTmaError DescriptorError "
+        "DriverError HazardError LaunchError PipelineHang QuantizationError TargetError TemplateError "
+        "TuneFileWarning WeightFileError"
+    ),
+    "inspection": "Inspection inspect",
+    "kernels.data_movement.broadcast": "broadcast",
+    "kernels.data_movement.copy": "copy",
+    "kernels.data_movement.gather": "gather halo_tiles",
+    "kernels.data_movement.im2col": "im2col",
+    "kernels.data_movement.prefetch": "prefetch",
+    "kernels.data_movement.ragged_copy": "RaggedCopy ragged_copy",
+    "kernels.data_movement.reduce": "reduce_into",
+    "kernels.data_movement.rows": "gather_rows scatter_rows",
+    "kernels.data_movement.tile_copy": "tile_copy",
+    "kernels.data_movement.transpose": "transpose",
+    "kernels.marlin": ("MarlinLinear MarlinWorkspace WorkspaceBytes marlin_gemm release_workspaces workspace_bytes"),
+    "kernels.marlin.dequantize": "dequantize",
+    "kernels.marlin.explain": "Explanation marlin_explain",
+    "pipeline": "Operand PipelineSpec",
+    "quantization": (
+        "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "
+        "load_gptq load_marlin load_weights quantize quantize_linear save_weights"
+    ),
+    "runtime.launch": "Kernel LaunchPlan",
+    "target": "TARGETS Target detect get_target",
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+_PACKAGES = ("build", "descriptor", "emulator", "errors", "inspection", "kernels", "mutants", "quantization", "runtime")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"cudatma.{_MODULE_OF[name]}"), name)
+    elif name in _PACKAGES:
+        value = import_module(f"cudatma.{name}")
+    else:
+        raise AttributeError(f"module 'cudatma' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

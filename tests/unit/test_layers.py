@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import cudatma
 from tools.dev import import_graph
 from tools.dev.import_graph import EMULATOR, LAYERS, cycle, emulator_part, imported, layer_of
 
@@ -80,6 +82,25 @@ def test_imports_are_found_wherever_they_stand() -> None:
     assert found("from .sass import f", "tools.report") == {"tools.sass"}
     assert found("from . import spec", "cudatma.descriptor", True) == {"cudatma.descriptor.spec"}
     assert found("from ..target import Target", "cudatma.descriptor.spec") == {"cudatma.target"}
+
+
+def test_the_facade_finds_what_it_tells_type_checkers() -> None:
+    tree = ast.parse((ROOT / "cudatma" / "__init__.py").read_text())
+    told = {
+        alias.name: (node.module or "").removeprefix("cudatma.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cudatma.")
+        for alias in node.names
+    }
+    assert told == cudatma._MODULE_OF
+    assert {*told, "__version__"} == set(cudatma.__all__)
+    assert all(hasattr(cudatma, name) for name in cudatma.__all__)
+
+
+def test_importing_the_facade_loads_no_library() -> None:
+    code = "import sys, cudatma; print([n for n in ('numpy', 'jinja2', 'cudatma.errors') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_importing_cudatma_loads_no_gpu_library() -> None:
