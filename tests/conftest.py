@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import settings
 
+import cudatma
 from cudatma.cli import tools_package
 
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
@@ -28,6 +28,8 @@ with suppress(ImportError):  # gpu-test needs no hypothesis
     settings.load_profile("quick")
 
 tools_package()  # gives a checkout that is not installed its cudatma.tools
+for public in cudatma.__all__:  # pytester forgets the modules that a test is the first to import
+    getattr(cudatma, public)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
