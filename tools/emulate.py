@@ -29,7 +29,7 @@ from cudatma.build.kernel import default_target
 from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.ptx.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
-from cudatma.kernels.registry import REGISTRY
+from cudatma.kernels.registry import REGISTRY, current_name
 from cudatma.target import get_target
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -170,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma emulate``; returns the exit status."""
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
+    options.kernel = options.kernel and current_name(options.kernel)
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")

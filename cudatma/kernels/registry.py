@@ -6,6 +6,7 @@ A kernel is added with one line below. Nothing is imported until a kernel's spec
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -75,11 +76,11 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.marlin.sample:wgmma_sample",
         ),
         KernelEntry(
-            "marlin_strip",
-            "kernels/marlin_strip.cu.j2",
-            "cudatma.kernels.marlin.strip_config:dump_specs",
+            "marlin_skinny",
+            "kernels/marlin_skinny.cu.j2",
+            "cudatma.kernels.marlin.skinny_config:dump_specs",
             "W4A16 GEMM for few tokens, mma.sync, fed by TMA",
-            "cudatma.kernels.marlin.sample:strip_sample",
+            "cudatma.kernels.marlin.sample:skinny_sample",
         ),
         KernelEntry(
             "tile_copy",
@@ -173,8 +174,22 @@ REGISTRY: dict[str, KernelEntry] = {
 }
 
 
+#: Names that kernels had before, which still find them, with a DeprecationWarning, until the next release.
+FORMER_NAMES = {"marlin_strip": "marlin_skinny"}
+
+
+def current_name(name: str) -> str:
+    """The kernel's name of today; any other text as it is."""
+    if name not in FORMER_NAMES:
+        return name
+    text = f"the kernel {name} is now called {FORMER_NAMES[name]}; the next release does not know the former name"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return FORMER_NAMES[name]
+
+
 def kernel(name: str) -> KernelEntry:
     """The entry of a kernel; ArgumentError that lists the known ones."""
+    name = current_name(name)
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their specs")
     return REGISTRY[name]

@@ -27,8 +27,8 @@ CHOSEN = (
     "marlin/tma",
     "marlin_wgmma/cluster",
     "marlin_wgmma/plain",
-    "marlin_strip/even",
-    "marlin_strip/cluster",
+    "marlin_skinny/even",
+    "marlin_skinny/cluster",
     "tile_copy/2d",
     "ring/3x4",
     "multicast/2",
@@ -73,10 +73,10 @@ EXPECT = "mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES"
 PLANTED = (
     ("marlin_wgmma/cluster", EXPECT, f"{EXPECT} + 16", "full_barriers[0]", "16 announced bytes"),
     ("marlin_wgmma/setmaxnreg", "stage, EMPTY_ARRIVALS)", "stage, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
-    ("marlin_strip/even", "empty + 8 * stage, CONSUMER_WARPS)", "empty + 8 * stage, 9)", "empty_barriers[0]", "of 9"),
+    ("marlin_skinny/even", "empty + 8 * stage, CONSUMER_WARPS)", "empty + 8 * stage, 9)", "empty_barriers[0]", "of 9"),
     # Of two others that send 2048 bytes each, one never does.
     (
-        "marlin_strip/cluster",
+        "marlin_skinny/cluster",
         SENDS,
         f"    if (rank == 2) return false;\n{SENDS}",
         "cluster_barrier[0]",
@@ -99,7 +99,7 @@ def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, 
 
 def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     """Block 1 of each cluster waits for bytes that never come; what the others wait for is what it did not send."""
-    subject = SUBJECTS["marlin_strip/cluster"]
+    subject = SUBJECTS["marlin_skinny/cluster"]
     old = "mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES"
     with pytest.raises(PipelineHang) as caught:
         subject.make().run(module(subject, (old, f"{old} + (blockIdx.x % 3 == 1 ? 16 : 0)")), schedules=1)
@@ -116,7 +116,7 @@ def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     [("bar += 4;", r"cluster_barrier\[0\]"), ("addr += 4;", r"cluster_reduction\[(0|128)\]")],
 )
 def test_a_misplaced_store_to_another_block_is_refused(moved: str, what: str) -> None:
-    subject = SUBJECTS["marlin_strip/cluster"]
+    subject = SUBJECTS["marlin_skinny/cluster"]
     old = "    if (!debug::may_store_remotely("
     with pytest.raises(PipelineHang, match="refused") as caught:
         subject.make().run(module(subject, (old, f"    {moved}\n{old}")), schedules=1)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cudatma.build.render import render
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
@@ -42,37 +42,37 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
 
 
 #: Few tokens: half a row of weights, groups that end inside of a 64-deep block; whole rows, scales in the epilogue.
-STRIPS = {
-    "odd_zeros": StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
-    "column": StripSpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
+SKINNY = {
+    "odd_zeros": SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
+    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
     # A stage's activations in one box.
-    "deep_box": StripSpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
+    "deep_box": SkinnySpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
 }
 
 
 #: Where there are clusters, whose blocks divide the depth: one N tile and one token, which the mma's columns repeat;
 #: three N tiles for two blocks.
 CLUSTERS = {
-    "cluster": StripSpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
-    "cluster_columns": StripSpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),
+    "cluster": SkinnySpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
+    "cluster_columns": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),
 }
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_the_strip_source_of_clusters(golden: Golden, kernel_source: KernelSource, name: str) -> None:
+def test_the_skinny_source_of_clusters(golden: Golden, kernel_source: KernelSource, name: str) -> None:
     spec = CLUSTERS[name]
     spec.check_target(get_target("sm_90a"))
-    golden(f"marlin_strip_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
+    golden(f"marlin_skinny_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
 
 
-@pytest.mark.parametrize("name", STRIPS)
-def test_the_strip_source(golden: Golden, kernel_source: KernelSource, name: str) -> None:
-    spec = STRIPS[name]
-    golden(f"marlin_strip_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
+@pytest.mark.parametrize("name", SKINNY)
+def test_the_skinny_source(golden: Golden, kernel_source: KernelSource, name: str) -> None:
+    spec = SKINNY[name]
+    golden(f"marlin_skinny_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), *STRIPS.values()], ids=lambda spec: spec.entry)
-def test_both_targets_run_the_same_kernel(spec: MarlinSpec | StripSpec) -> None:
+@pytest.mark.parametrize("spec", [*SPECS.values(), *SKINNY.values()], ids=lambda spec: spec.entry)
+def test_both_targets_run_the_same_kernel(spec: MarlinSpec | SkinnySpec) -> None:
     """So what is reviewed, and what was run on another card, is what SM120 computes."""
     targets = ("sm_90a", "sm_120a")
     for target in targets:

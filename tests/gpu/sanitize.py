@@ -25,7 +25,7 @@ from marlin_operands import FEEDS, POISON, TOLERANCE, Options, load_path
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import pack
@@ -42,9 +42,9 @@ CASES = (
 )
 #: What the cost model chooses for other layers only: spec, M, K, N.
 SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
-    "strips of one token": (StripSpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
-    "strips, three blocks divide the depth": (StripSpec(*FP16, 16, 3, 128, 2, 3, blocks_k=3), 27, 712, 200),
-    "strips, two blocks": (StripSpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
+    "skinny, one token": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
+    "skinny, three blocks divide the depth": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, blocks_k=3), 27, 712, 200),
+    "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
     "multicast": (WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, steps=1, in_flight=3), 200, 712, 400),
     "multicast, 256 tokens": (
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,

@@ -13,7 +13,7 @@ from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import Decision
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import detect
 
@@ -29,8 +29,8 @@ if not TARGET.has_wgmma:
 cupy = pytest.importorskip("cupy")
 
 
-def strip(block_m: int, strips: int, block_k: int, warps_k: int, blocks_k: int, **fields: Any) -> StripSpec:
-    return StripSpec("float16", 128, False, block_m, strips, block_k, warps_k, 3, blocks_k=blocks_k, **fields)
+def skinny(block_m: int, n_tiles: int, block_k: int, warps_k: int, blocks_k: int, **fields: Any) -> SkinnySpec:
+    return SkinnySpec("float16", 128, False, block_m, n_tiles, block_k, warps_k, 3, blocks_k=blocks_k, **fields)
 
 
 def wgmma(block_m: int, block_k: int, blocks_k: int, **fields: Any) -> WgmmaSpec:
@@ -39,12 +39,12 @@ def wgmma(block_m: int, block_k: int, blocks_k: int, **fields: Any) -> WgmmaSpec
 
 
 #: Spec, rows, K, N: parts of the depth that are even or not, columns or tokens for each block, for some, for one.
-CASES: dict[str, tuple[StripSpec | WgmmaSpec, int, int, int]] = {
-    "strip_2": (strip(8, 4, 256, 2, 2), 5, 4096, 392),
-    "strip_3_uneven": (strip(16, 3, 128, 2, 3), 27, 1416, 1000),
-    "strip_8_one_column": (strip(8, 1, 128, 2, 8), 1, 3080, 64),
-    "strip_5_odd": (strip(32, 5, 128, 2, 5), 29, 2000, 800),
-    "strip_4_deep_box": (strip(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
+CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
+    "skinny_2": (skinny(8, 4, 256, 2, 2), 5, 4096, 392),
+    "skinny_3_uneven": (skinny(16, 3, 128, 2, 3), 27, 1416, 1000),
+    "skinny_8_one_column": (skinny(8, 1, 128, 2, 8), 1, 3080, 64),
+    "skinny_5_odd": (skinny(32, 5, 128, 2, 5), 29, 2000, 800),
+    "skinny_4_deep_box": (skinny(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
     "wgmma_2": (wgmma(64, 128, 2, warpgroups=2), 61, 2048, 300),
     "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),
     "wgmma_4_stack": (wgmma(72, 128, 4, stack=2), 140, 1160, 1000),
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[StripSpec | WgmmaSpec, int, int, int]] = {
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: StripSpec | WgmmaSpec) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec | WgmmaSpec) -> None:
     monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
 
 
@@ -71,7 +71,7 @@ def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPat
     assert is_poison(bits(buffer)[rows:])
 
 
-@pytest.mark.parametrize("name", ["strip_3_uneven", "strip_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
+@pytest.mark.parametrize("name", ["skinny_3_uneven", "skinny_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
 def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Plain launches, and chains of dependent ones, whose blocks wait beside those of the launch before."""
     spec, rows, k, n = CASES[name]

@@ -31,13 +31,13 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels.marlin import plan, strip_config, wgmma_config
+from cudatma.kernels.marlin import plan, skinny_config, wgmma_config
 from cudatma.kernels.marlin.card import Card, imagined_card
 from cudatma.kernels.marlin.choose import Decision, decide
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import Target, detect, get_target
 
@@ -70,13 +70,13 @@ PORTABLE_JOBS = [
 ]
 #: Whether scale and offset are one multiply-add is for each weight to decide.
 WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_config.dump_specs(TARGET)))
-STRIP_SPECS = strip_config.dump_specs(TARGET)
+SKINNY_SPECS = skinny_config.dump_specs(TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two token tiles.
 DEEP_JOBS = [
-    (StripSpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
-    (StripSpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
-    (StripSpec("float16", -1, False, 32, 2, 512, 2, 3, deep_box=True), 4160, 8136),
-    (StripSpec("bfloat16", 64, False, 16, 3, 128, 2, 4, deep_box=True), 64, 300),
+    (SkinnySpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
+    (SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
+    (SkinnySpec("float16", -1, False, 32, 2, 512, 2, 3, deep_box=True), 4160, 8136),
+    (SkinnySpec("bfloat16", 64, False, 16, 3, 128, 2, 4, deep_box=True), 64, 300),
 ]
 
 
@@ -135,8 +135,8 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
             check_job(Job(k, n, options, ("tma",), tokens))
 
 
-@pytest.mark.parametrize("spec", STRIP_SPECS, ids=lambda spec: spec.entry)
-def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> None:
+@pytest.mark.parametrize("spec", SKINNY_SPECS, ids=lambda spec: spec.entry)
+def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> None:
     """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
@@ -152,7 +152,7 @@ def test_each_strip_tile(monkeypatch: pytest.MonkeyPatch, spec: StripSpec) -> No
 
 
 @pytest.mark.parametrize(("spec", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
-def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: StripSpec, k: int, n: int) -> None:
+def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k: int, n: int) -> None:
     """Against float64, and in the same bits as with a box for each 64 depths; behind a window's rows lie NaNs."""
     weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
     tokens, found = spec.block_m + 5, []

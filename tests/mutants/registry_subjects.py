@@ -20,8 +20,8 @@ from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.mutants.call import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -45,21 +45,21 @@ _WGMMA: dict[str, dict[str, Any]] = {
     # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
     "depth_cluster": {"block_k": 128, "blocks_k": 3},
 }
-_STRIP: dict[str, dict[str, Any]] = {
-    "even": {"strips": 2, "warps_k": 2},
-    "odd_zeros": {"strips": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+_SKINNY: dict[str, dict[str, Any]] = {
+    "even": {"n_tiles": 2, "warps_k": 2},
+    "odd_zeros": {"n_tiles": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
     # Tiles of four tokens, which the mma's columns repeat.
-    "few_tokens": {"block_m": 4, "strips": 1, "warps_k": 2, "deep_box": True},
+    "few_tokens": {"block_m": 4, "n_tiles": 1, "warps_k": 2, "deep_box": True},
     # Two columns of warps for three blocks, whose parts of the depth are 5, 5 and 6 stages: each ring wraps twice.
-    "cluster": {"strips": 2, "warps_k": 2, "blocks_k": 3, "stages": 2},
+    "cluster": {"n_tiles": 2, "warps_k": 2, "blocks_k": 3, "stages": 2},
 }
 #: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
 #: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
-#: next. The strip kernel's ring has to wrap within the one tile of a block.
-_SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), StripSpec: (13, 1024)}
+#: next. The skinny GEMM's ring has to wrap within the one tile of a block.
+_SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), SkinnySpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
 #: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
-_DIVIDED_DEPTH = {WgmmaSpec: 1536, StripSpec: 2048}
+_DIVIDED_DEPTH = {WgmmaSpec: 1536, SkinnySpec: 2048}
 
 
 def marlin_spec(variant: str) -> MarlinSpec:
@@ -96,8 +96,8 @@ def wgmma_spec(variant: str) -> WgmmaSpec:
     return WgmmaSpec(**fields)
 
 
-def strip_spec(variant: str) -> StripSpec:
-    """Few strips of the strip kernel with a short ring."""
+def skinny_spec(variant: str) -> SkinnySpec:
+    """Few N tiles of the skinny GEMM with a short ring."""
     fields: dict[str, Any] = {
         "dtype": "float16",
         "group_size": 128,
@@ -105,9 +105,9 @@ def strip_spec(variant: str) -> StripSpec:
         "block_m": 16,
         "block_k": 128,
         "stages": 3,
-        **_STRIP[variant],
+        **_SKINNY[variant],
     }
-    return StripSpec(**fields)
+    return SkinnySpec(**fields)
 
 
 @lru_cache(maxsize=16)
@@ -178,7 +178,7 @@ def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
     specs: list[tuple[str, AnyMarlinSpec]] = [(f"marlin/{variant}", marlin_spec(variant)) for variant in _MARLIN]
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
-    specs += [(f"marlin_strip/{variant}", strip_spec(variant)) for variant in _STRIP]
+    specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))

@@ -20,7 +20,7 @@ from tools.sass import find_program
 
 COLUMNS = {
     "ID": ("", "0"),
-    "Kernel Name": ("", "marlin_strip_f16(unsigned int, int)"),
+    "Kernel Name": ("", "marlin_skinny_f16(unsigned int, int)"),
     "gpu__time_duration.sum": ("ns", "35,520"),
     "smsp__inst_executed.sum": ("inst", "1,234,567"),
     "sm__inst_executed_pipe_lsu.sum": ("inst", "1000"),

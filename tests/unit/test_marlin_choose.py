@@ -15,9 +15,9 @@ from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.shortlist import shortlist, variants
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Entry, parse_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
@@ -49,12 +49,12 @@ def test_every_candidate_can_run(layer: Layer, m: int, card: Card) -> None:
         assert spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm)
         assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
         assert has_room(spec, spec.blocks_per_sm)
-        assert not isinstance(spec, StripSpec) or layer.k % 64 == 0 or not spec.deep_box
+        assert not isinstance(spec, SkinnySpec) or layer.k % 64 == 0 or not spec.deep_box
         assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "each CTA of a cluster has a stage"
         work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
         assert work.tiles_m * spec.block_m >= m
         assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
-        clusters = work.tiles_n * (1 if isinstance(spec, StripSpec) else work.tiles_m)
+        clusters = work.tiles_n * (1 if isinstance(spec, SkinnySpec) else work.tiles_m)
         assert spec.blocks_k == 1 or clusters <= clusters_at_once(spec.blocks_k, card.multiprocessors)
 
 
@@ -96,16 +96,16 @@ def test_rows_and_target_decide_which_kernels_there_are() -> None:
     def kinds(m: int, card: Card) -> set[type[AnyMarlinSpec]]:
         return {type(spec) for spec, _ in ranked(candidates(Layer(4096, 4096, 128, False, "float16"), m, card))}
 
-    assert [kinds(m, H200) for m in (1, 16, 500)] == [{StripSpec}, {StripSpec, WgmmaSpec}, {WgmmaSpec}]
+    assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
     without = imagined_card("sm_120a", 132)
-    assert [kinds(m, without) for m in (16, 500)] == [{StripSpec, MarlinSpec}, {MarlinSpec}]
+    assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MarlinSpec}, {MarlinSpec}]
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The specs that are constructed from now on."""
     found: list[str] = []
-    for kind in (StripSpec, WgmmaSpec, MarlinSpec):
+    for kind in (SkinnySpec, WgmmaSpec, MarlinSpec):
         check = kind.__post_init__
 
         def counted(self: AnyMarlinSpec, check: object = check) -> None:

@@ -19,16 +19,17 @@ from cudatma.kernels.marlin.candidate import Candidate, cheapest, ranked
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.marlin.former_names import SPEC_FIELDS, renamed
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
 READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
-KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": StripSpec, "wgmma": WgmmaSpec, "mma_sync": MarlinSpec}
+KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MarlinSpec}
 RTX5090 = imagined_card("sm_120a", 170)
 #: At most so many percent behind the fastest measured, on average over the layers of a batch size, and in any of them.
 #: The table that ships holds what is 2 % and more behind.
@@ -47,7 +48,7 @@ def readings(*kinds: str) -> list[tuple[Layer, int, dict[Any, float]]]:
 
 def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
     kind = next(name for name, of in KINDS.items() if type(spec) is of)
-    names = [name for name in READINGS["fields"][kind] if name not in ("us", "evict_normal")]
+    names = [SPEC_FIELDS.get(name, name) for name in READINGS["fields"][kind] if name not in ("us", "evict_normal")]
     tail = [int(spec.weight_policy == "evict_normal")] if kind == "wgmma" else []
     return (kind, *(int(getattr(spec, name)) for name in names), *tail)
 
@@ -93,7 +94,7 @@ def test_predictions_are_near_the_measurements(kind: str) -> None:
 
 def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
     kind, *values = key
-    given = dict(zip(READINGS["fields"][kind], values, strict=False))
+    given = renamed(dict(zip(READINGS["fields"][kind], values, strict=False)))
     policy = "evict_normal" if given.pop("evict_normal", 0) else "evict_first"
     if "deep_box" in given:
         given["deep_box"] = bool(given["deep_box"])
@@ -135,14 +136,14 @@ def test_more_work_never_costs_less(layer: Layer, m: int, card: Card) -> None:
     for spec, cost in list(ranked(candidates(layer, m, card)))[:2]:
         more = spec.cost(2 * m, layer.n, layer.k, card)
         # Whether tiles are divided among CTAs changes with their number.
-        if isinstance(spec, StripSpec) or more.reduction_us == cost.reduction_us == 0:
+        if isinstance(spec, SkinnySpec) or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
         slower = replace(card, sm_clock_mhz=card.sm_clock_mhz // 2)
         assert spec.cost(m, layer.n, layer.k, slower).us > cost.us
 
 
 def test_a_ring_that_is_too_short_comes_after_all_others() -> None:
-    shallow = StripSpec("float16", 128, False, 8, 1, 512, 4, 2)
+    shallow = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 2)
     deep = replace(shallow, stages=3)
     cheap, dear = Cost(1, 0, 0, 0, 0), Cost(9, 0, 0, 0, 0)
     listed = [Candidate(cheap, lambda least: shallow if least <= 2 else None), Candidate(dear, lambda least: deep)]

@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.explain import Explanation, marlin_explain
 from cudatma.kernels.marlin.explain_text import plain_table, table_text
 from cudatma.kernels.marlin.layer import Layer
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
@@ -34,7 +34,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 
 @pytest.mark.parametrize(
     ("layer", "m", "target", "kernel"),
-    [(LAYER, 1, "sm_90a", "strip"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "portable")],
+    [(LAYER, 1, "sm_90a", "skinny"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "portable")],
 )
 def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
@@ -81,7 +81,7 @@ def test_clusters_are_told() -> None:
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, spec = tmp_path / "tuned.json", StripSpec("float16", 128, False, 16, 1, 256, 4, 5)
+    path, spec = tmp_path / "tuned.json", SkinnySpec("float16", 128, False, 16, 1, 256, 4, 5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), Entry(LAYER, 16, spec, 5.5, 5.9))
     tuning.forget()
@@ -89,7 +89,7 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     tuning.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
     assert f"{path} has this layer, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
-    assert "marlin_strip_f16_g128_16x32x256_k4_s5" in str(said)
+    assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
 
 
 def test_as_json() -> None:
@@ -118,7 +118,7 @@ def test_as_text() -> None:
     assert any(line.startswith("predicted  ") and "main loop of the busiest SM" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
-    assert marked[0].endswith(f"strip   {explained(LAYER, 1).spec.entry}")
+    assert marked[0].endswith(f"skinny  {explained(LAYER, 1).spec.entry}")
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
     assert "zero points" in str(explained(Layer(512, 512, -1, True, "float16"), 4))

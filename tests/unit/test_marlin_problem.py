@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.problem import DivisorStruct, ProblemStruct, Schedule, ceil_div, fill_problem, schedule
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 
 SPECS = [
@@ -312,7 +312,7 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
     ],
 )
 def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: int, k: int, n: int, early: int) -> None:
-    spec, problem = StripSpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True), ProblemStruct()
+    spec, problem = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True), ProblemStruct()
     plan = schedule(spec, block_m, n, k, 132)
     for programmatic, wanted in ((True, early), (False, 0)):
         fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
@@ -326,7 +326,7 @@ def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: in
         (16, 1, 4096, 12288, 1),  # 24 MiB of weights
         (16, 2, 8192, 28672, 1),  # never measured
         (24, 1, 8192, 28672, 1),
-        (8, 2, 8192, 28672, 2),  # as strips do
+        (8, 2, 8192, 28672, 2),  # as the skinny GEMM does
     ],
 )
 def test_tiles_of_wgmma_ask_early_too(block_m: int, blocks_k: int, k: int, n: int, early: int) -> None:
@@ -338,16 +338,16 @@ def test_tiles_of_wgmma_ask_early_too(block_m: int, blocks_k: int, k: int, n: in
 
 def test_clusters_that_divide_the_depth() -> None:
     """A cluster a tile, whatever is resident; all blocks have stages, and nothing goes through the workspace."""
-    strip = StripSpec("float16", 128, False, 8, 1, 512, 4, 3, blocks_k=3)
-    assert strip.launch_cluster == 3
-    # 32 strips of 1024 channels, three blocks each: 96; eight stages of 512 depths.
-    assert schedule(strip, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
-    assert schedule(strip, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
+    skinny = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 3, blocks_k=3)
+    assert skinny.launch_cluster == 3
+    # 32 N tiles of 1024 channels, three blocks each: 96; eight stages of 512 depths.
+    assert schedule(skinny, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
+    assert schedule(skinny, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
     tile = replace(WGMMA[0], cluster=1, blocks_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
     # Two tiles of 64 tokens, sixteen of 256 channels, 32 stages of 128 depths.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
-    for spec in (strip, replace(tile, blocks_k=3)):
+    for spec in (skinny, replace(tile, blocks_k=3)):
         assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
             schedule(spec, 1, 128, 2 * spec.block_k, 132)

@@ -16,10 +16,19 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.former_names import KERNELS, SPEC_FIELDS
 from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
-from cudatma.kernels.marlin.tune_file import Entry, GpuClass, parse_entry, store_entry, usable_entries, user_file
+from cudatma.kernels.marlin.tune_file import (
+    Entry,
+    GpuClass,
+    entries_for,
+    parse_entry,
+    store_entry,
+    usable_entries,
+    user_file,
+)
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
@@ -27,7 +36,8 @@ SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, steps=1, in_flight=3)
-STRIP = StripSpec("float16", 128, False, 8, 1, 512, 4, 6)
+SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
+MMA_SYNC = MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +60,7 @@ def source(m: int) -> str:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    mma_sync = MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
-    for spec in (WGMMA, STRIP, replace(WGMMA, cluster=2, weight_policy="evict_normal"), mma_sync):
+    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2, weight_policy="evict_normal"), MMA_SYNC):
         one = Entry(LAYER, 64, spec, 8.5, 10.25)
         assert parse_entry(json.loads(json.dumps(one.as_json())), SM90A) == one
 
@@ -112,6 +121,22 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         assert source(64) == "rule"
 
 
+@pytest.mark.parametrize("spec", [WGMMA, SKINNY, MMA_SYNC], ids=lambda spec: type(spec).__name__)
+def test_a_file_of_schema_2_is_read_under_the_names_of_today(file: Path, spec: Any) -> None:
+    store_entry(file, GPU, entry(64, spec))
+    content = json.loads(file.read_text())
+    assert content["schema"] == 3
+    former = {new: old for names in (KERNELS, SPEC_FIELDS) for old, new in names.items()}
+    (stored,) = content["sections"][0]["entries"]
+    stored["kernel"] = former.get(stored["kernel"], stored["kernel"])
+    stored["spec"] = {former.get(name, name): value for name, value in stored["spec"].items()}
+    file.write_text(json.dumps(content | {"schema": 2}))
+    assert entries_for(file, H200) == [entry(64, spec).as_json()]
+    store_entry(file, GPU, entry(8))
+    assert json.loads(file.read_text())["schema"] == 3
+    assert [one.spec for one in usable_entries(file, H200, SM90A)[0]] == [spec, WGMMA]
+
+
 # ---- What is ignored, and said
 
 
@@ -141,10 +166,10 @@ COMMANDS = (
         ("{", "Expecting property name"),
         ("[]", "no file of tuning entries"),
         ('{"hello": 1}', "no file of tuning entries"),
-        ('{"schema": 3, "sections": []}', "schema is 3, and this version of cudatma reads 2"),
-        ('{"schema": 2}', "sections are damaged"),
+        ('{"schema": 4, "sections": []}', "schema is 4, and this version of cudatma reads 3"),
+        ('{"schema": 3}', "sections are damaged"),
         (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
-        ('{"schema": 2, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
+        ('{"schema": 3, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
         ('{"schema": 1, "sections": 5}', "an earlier version of cudatma wrote it"),
         ('{"schema": 1, "sections": [{"cells": [{"k": [], "n": {}, "m": 1}, 7]}]}', "an earlier version"),
         ('{"schema": 1, "sections": [{"cells": [{"k": "; ls", "n": {}, "m": 1}]}]}', "again with: cudatma tune$"),
@@ -192,7 +217,7 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
 
 
 def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Path) -> None:
-    store_entry(file, GPU, entry(1, STRIP))
+    store_entry(file, GPU, entry(1, SKINNY))
     store_entry(file, GPU, entry(64))
     older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
     file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
@@ -233,7 +258,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
 def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[str, Any]) -> None:
-    store_entry(file, GPU, entry(1, STRIP))
+    store_entry(file, GPU, entry(1, SKINNY))
     content = json.loads(file.read_text())
     content["sections"][0]["entries"].append(raw)
     file.write_text(json.dumps(content))
@@ -248,7 +273,7 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
 
 @pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}, {"k": None, "n": 10**99}])
 def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
-    store_entry(file, GPU, entry(1, STRIP))
+    store_entry(file, GPU, entry(1, SKINNY))
     content = json.loads(file.read_text())
     content["sections"][0]["entries"].append(broken(**sizes))
     file.write_text(json.dumps(content))
@@ -259,11 +284,11 @@ def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: d
 
 def test_what_a_launch_would_refuse_is_refused() -> None:
     """One box for whole blocks of 64 in K; a stage for each CTA of a cluster; a number that is none."""
-    deep = entry(8, replace(STRIP, deep_box=True)).as_json()
+    deep = entry(8, replace(SKINNY, deep_box=True)).as_json()
     with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
         parse_entry(deep | {"k": 4128}, SM90A)
     assert caught.value.field == "spec.deep_box"
-    assert parse_entry(entry(8, STRIP).as_json() | {"k": 4128}, SM90A).layer.k == 4128
+    assert parse_entry(entry(8, SKINNY).as_json() | {"k": 4128}, SM90A).layer.k == 4128
     clusters, two_stages = entry(64, replace(WGMMA, blocks_k=3)).as_json(), 2 * WGMMA.block_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
         parse_entry(clusters | {"k": two_stages}, SM90A)

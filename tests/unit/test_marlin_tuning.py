@@ -18,8 +18,8 @@ from cudatma.kernels.marlin.card import H200, Card
 from cudatma.kernels.marlin.choose import choose_by_cost, decide
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, parse_entry, read_sections, store_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -27,7 +27,7 @@ from cudatma.target import get_target
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, steps=1, in_flight=3)
-STRIP = StripSpec("float16", 128, False, 8, 1, 512, 4, 6)
+SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
 TABLE = tuning.SHIPPED
 
 
@@ -81,12 +81,12 @@ def test_files_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
     store_entry(tuning.SHIPPED, GPU, entry(64, replace(WGMMA, stages=4)))
-    store_entry(tuning.SHIPPED, GPU, entry(1, STRIP))
+    store_entry(tuning.SHIPPED, GPU, entry(1, SKINNY))
     assert decided(64) == ("shipped", replace(WGMMA, stages=4))
     store_entry(file, GPU, entry(64))
     tuning.forget()
     assert decided(64) == ("tuned", WGMMA)
-    assert decided(1) == ("shipped", STRIP)
+    assert decided(1) == ("shipped", SKINNY)
 
 
 def test_none_turns_the_table_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_a_gpu_of_the_same_class_is_the_same_gpu(file: Path) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("m", "spec"), [(64, WGMMA), (8, STRIP)], ids=["wgmma", "skinny"])
+@pytest.mark.parametrize(("m", "spec"), [(64, WGMMA), (8, SKINNY)], ids=["wgmma", "skinny"])
 def test_an_entry_serves_layers_alike_with_their_own_operands(
     file: Path, m: int, spec: Any, change: dict[str, Any]
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
 
 
 FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, steps=1, in_flight=1)
-FOR_TWO = StripSpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
+FOR_TWO = SkinnySpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
 SCALED_SUMS = MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
 
 
@@ -182,7 +182,7 @@ def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: En
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decided(m, **change)[0] == "rule"
-    other = WGMMA if m == 64 else STRIP
+    other = WGMMA if m == 64 else SKINNY
     store_entry(file, GPU, entry(m, other, group_size=64))
     tuning.forget()
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
@@ -233,14 +233,14 @@ def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: in
 
 def test_a_pinned_configuration_is_for_its_thread_alone() -> None:
     others: list[Any] = []
-    with tuning.pinned(STRIP):
-        assert decided(500) == ("pinned", STRIP)
+    with tuning.pinned(SKINNY):
+        assert decided(500) == ("pinned", SKINNY)
         thread = threading.Thread(target=lambda: others.append(decided(500)))
         thread.start()
         thread.join()
         with tuning.pinned(WGMMA):
             assert decided(500) == ("pinned", WGMMA)
-        assert decided(500) == ("pinned", STRIP)
+        assert decided(500) == ("pinned", SKINNY)
     assert others == [("rule", choose_by_cost(LAYER, 500, H200))] == [decided(500)]
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.layer import Layer
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, read_sections, store_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
-STRIP = StripSpec("float16", 128, False, 16, 3, 512, 4, 3)
+SKINNY = SkinnySpec("float16", 128, False, 16, 3, 512, 4, 3)
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
 
 
@@ -37,23 +37,23 @@ def test_what_gains_two_percent_ships_in_place_of_what_shipped(
 ) -> None:
     first, second = tmp_path / "one.json", tmp_path / "two.json"
     measured(first, 64, WGMMA, 9.0)
-    measured(first, 16, STRIP, 9.7)
-    measured(first, 1, STRIP, 9.9)  # 1 %
+    measured(first, 16, SKINNY, 9.7)
+    measured(first, 1, SKINNY, 9.9)  # 1 %
     assert tuned_tables.main([str(first)]) == 0
     assert "3 entries looked at, 2 in shipped.json" in capsys.readouterr().out
     assert table.stat().st_mode & 0o777 == 0o644
-    measured(second, 64, STRIP, 8.0)
-    measured(second, 16, STRIP, 10.0)  # measured again, and no better than the cost model's choice
+    measured(second, 64, SKINNY, 8.0)
+    measured(second, 16, SKINNY, 10.0)  # measured again, and no better than the cost model's choice
     assert tuned_tables.main([str(second)]) == 0
     (section,) = read_sections(table)
-    assert [(raw["m"], raw["kernel"], raw["us"]) for raw in section["entries"]] == [(64, "strip", 8.0)]
+    assert [(raw["m"], raw["kernel"], raw["us"]) for raw in section["entries"]] == [(64, "skinny", 8.0)]
 
 
 @pytest.mark.parametrize("spoil", [("revision", '"revision": 1', '"revision": 99'), ("damaged", '"schema"', '"x"')])
 def test_what_cannot_be_used_is_refused_before_anything_is_written(
     tmp_path: Path, table: Path, spoil: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = measured(tmp_path / "one.json", 64, WGMMA, 9.0), measured(tmp_path / "two.json", 16, STRIP, 9.0)
+    good, bad = measured(tmp_path / "one.json", 64, WGMMA, 9.0), measured(tmp_path / "two.json", 16, SKINNY, 9.0)
     bad.write_text(bad.read_text().replace(spoil[1], spoil[2]))
     assert tuned_tables.main([str(good), str(bad)]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -14,7 +14,7 @@ from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
-from cudatma.kernels.marlin.strip_config import strip_candidates
+from cudatma.kernels.marlin.skinny_config import skinny_candidates
 from cudatma.kernels.marlin.tuning import lookup, pinned_scope
 from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
 from cudatma.target import get_target
@@ -61,7 +61,7 @@ def choose_by_cost(layer: Layer, m: int, card: Card) -> AnyMarlinSpec:
 
 def candidates(layer: Layer, m: int, card: Card) -> list[Candidate]:
     """Those of every kernel, in no order."""
-    found = [*strip_candidates(layer, m, card), *wgmma_candidates(layer, m, card)]
+    found = [*skinny_candidates(layer, m, card), *wgmma_candidates(layer, m, card)]
     if not get_target(card.target).has_wgmma:  # where wgmma is, mma.sync is slower at every M
         found += mma_sync_candidates(layer, m, card)
     return found

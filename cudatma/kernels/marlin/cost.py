@@ -62,10 +62,10 @@ def _memory_us(k: int, n: int, card: Card) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTile:
-    """Of StripSpec; fields as there."""
+    """Of SkinnySpec; fields as there."""
 
     block_m: int
-    strips: int
+    n_tiles: int
     block_k: int
     blocks_k: int = 1
 
@@ -83,17 +83,17 @@ _MMA_N = 8
 def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Card) -> Cost:
     """One launch of the skinny GEMM."""
     columns, clock = max(_MMA_N, tile.block_m), card.sm_clock_mhz
-    ctas = ceil_div(n, 32 * tile.strips) * ceil_div(m, tile.block_m) * tile.blocks_k
+    ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.blocks_k
     steps = ceil_div(ctas, card.multiprocessors) * ceil_div(ceil_div(k, tile.block_k), tile.blocks_k) * tile.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / card.mma_sync_flops)
     exchanged = 0.0
     if tile.blocks_k > 1:
-        sums = (tile.blocks_k - 1) * ceil_div(tile.strips, tile.blocks_k) * columns / _MMA_N
+        sums = (tile.blocks_k - 1) * ceil_div(tile.n_tiles, tile.blocks_k) * columns / _MMA_N
         exchanged = _SKINNY_CLUSTER_US + sums * _SKINNY_SUMS / clock
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=steps * tile.strips * (_SKINNY_N32 + mma * columns) / clock,
+        sm_us=steps * tile.n_tiles * (_SKINNY_N32 + mma * columns) / clock,
         reduction_us=exchanged,
         memory_us=_SKINNY_MEMORY * _memory_us(k, n, card),
         tensor_us=0.0,

@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def kernel(self) -> str:
-        """``"strip"``, ``"wgmma"`` or ``"portable"``."""
+        """``"skinny"``, ``"wgmma"`` or ``"portable"``."""
         return kernel_name(self.spec)
 
     @property

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import GROUP_SIZES, MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 
 #: Any of the kernels' specs; StagedTile holds what they have in common.
-AnyMarlinSpec: TypeAlias = MarlinSpec | StripSpec | WgmmaSpec
+AnyMarlinSpec: TypeAlias = MarlinSpec | SkinnySpec | WgmmaSpec
 _MAX_EXTENT = 2**31 - 1
 
 

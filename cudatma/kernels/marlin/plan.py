@@ -23,8 +23,8 @@ from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight
@@ -196,11 +196,11 @@ def bound(spec: AnyMarlinSpec, values: Mapping[str, Any]) -> list[Any]:
 def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -> dict[str, TensorMap]:
     """The maps that a kernel takes, by its parameters' names.
 
-    Weights: a whole tile a box, and where strips begin inside of a 64-channel row half a row; the mma.sync kernel loads
-    the blocks of 64 channels one by one.
+    Weights: a whole tile a box, and where N tiles begin inside of a 64-channel row half a row; the mma.sync kernel
+    loads the blocks of 64 channels one by one.
     """
     depth, blocks = spec.block_k // 64, ceil_div(w.shape[0], 64)
-    deep = depth if isinstance(spec, StripSpec) and spec.deep_box else 1
+    deep = depth if isinstance(spec, SkinnySpec) and spec.deep_box else 1
 
     def weight(rows: int, *, half_rows: bool = False) -> TensorMap:
         return create_weight_tile_tma_desc(w.qweight, blocks, depth, rows, half_rows=half_rows, target=target)

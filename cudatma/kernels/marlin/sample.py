@@ -17,7 +17,7 @@ from cudatma.kernels.marlin.layer import Layer, resolve_fused
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.strip_config import strip_candidates
+from cudatma.kernels.marlin.skinny_config import skinny_candidates
 from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
 from cudatma.kernels.sample import Sample
 from cudatma.quantization import quantize
@@ -61,7 +61,7 @@ def wgmma_sample(
     return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
-def strip_sample(
+def skinny_sample(
     target: Target,
     *,
     m: int = 8,
@@ -73,7 +73,7 @@ def strip_sample(
     seed: int = 0,
 ) -> Sample:
     """The same on the kernel for few tokens, whatever their number; k: a multiple of 8."""
-    return _sample(target, strip_candidates, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, skinny_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
 def _sample(

@@ -15,7 +15,7 @@ from cudatma.kernels.marlin.choose import candidates
 from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import Target, get_target
@@ -70,7 +70,7 @@ def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyM
             for side, deep in _WARPGROUPS
             if spec.block_n % (64 * side) == 0
         ]
-    if isinstance(spec, StripSpec):
+    if isinstance(spec, SkinnySpec):
         if layer.k % 64 == 0:
             changes.append({"deep_box": not spec.deep_box})
         # A ring that comes round at least once; more weights under way delay the first stage.

@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": 2, "sections": [{"gpu": {..}, "entries": [{layer, m, kernel, revision, spec, us, rule_us}]}]}
+    {"schema": 3, "sections": [{"gpu": {..}, "entries": [{layer, m, kernel, revision, spec, us, rule_us}]}]}
 
 A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry
 holds for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
@@ -24,19 +24,22 @@ from cudatma.build.filelock import locked
 from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.marlin.former_names import renamed_entry
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.problem import ceil_div
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.spec import MarlinSpec
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import Target
 
-SCHEMA = 2
+SCHEMA = 3
+#: Of files that differ in names alone: reading them renames.
+_SCHEMA_OF_FORMER_NAMES = 2
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
-KERNELS: dict[str, type[AnyMarlinSpec]] = {"strip": StripSpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
+KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
 _LAYER_FIELDS = ("group_size", "has_zeros", "dtype")
 _PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
@@ -84,7 +87,7 @@ class Entry:
 
 
 def kernel_name(spec: AnyMarlinSpec) -> str:
-    """``"strip"``, ``"wgmma"`` or ``"portable"``."""
+    """``"skinny"``, ``"wgmma"`` or ``"portable"``."""
     return next(name for name, kind in KERNELS.items() if type(spec) is kind)
 
 
@@ -130,7 +133,7 @@ def parse_entry(raw: Any, target: Target) -> Entry:
     if m < 1:
         raise ArgumentError("m", m, "1 and more")
     spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
-    if isinstance(spec, StripSpec) and spec.deep_box and layer.k % 64:
+    if isinstance(spec, SkinnySpec) and spec.deep_box and layer.k % 64:
         raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
     if ceil_div(layer.k, spec.block_k) < spec.blocks_k:
         raise ArgumentError("spec.blocks_k", spec.blocks_k, f"at most the stages of k = {layer.k}")
@@ -202,11 +205,13 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if content["schema"] == 1:
         cells = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
         raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(cells)}")
-    if content["schema"] != SCHEMA:
+    if content["schema"] not in (SCHEMA, _SCHEMA_OF_FORMER_NAMES):
         raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
+    if content["schema"] == _SCHEMA_OF_FORMER_NAMES:
+        return [section | {"entries": [renamed_entry(raw) for raw in section["entries"]]} for section in sections]
     return sections
 
 

@@ -1,4 +1,4 @@
-"""StripSpec: rules, shared memory, expected bytes, and which blocks cover a weight."""
+"""SkinnySpec: rules, shared memory, expected bytes, and which blocks cover a weight."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
+from cudatma.kernels.marlin.skinny_config import dump_specs, skinny_candidates, tile_tokens
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.strip_config import dump_specs, strip_candidates, tile_tokens
-from cudatma.kernels.marlin.strip_spec import StripSpec
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 BASE: dict[str, Any] = {
-    "dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "strips": 3, "block_k": 256,
+    "dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "n_tiles": 3, "block_k": 256,
     "warps_k": 2, "stages": 4,
 }  # fmt: skip
 
@@ -32,28 +32,28 @@ BASE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("strips", 0), ("strips", 9), ("block_k", 64),
+        ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("n_tiles", 0), ("n_tiles", 9), ("block_k", 64),
         ("warps_k", 3), ("warps_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
         ("blocks_per_sm", 3), ("deep_box", 1), ("blocks_k", 0), ("blocks_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
     with pytest.raises((ArgumentError, TypeError)) as raised:
-        StripSpec(**{**BASE, field: value})
+        SkinnySpec(**{**BASE, field: value})
     assert field in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("named", "fields"),
     [
-        ("at most 16 warps", {"strips": 5, "warps_k": 4}),
+        ("at most 16 warps", {"n_tiles": 5, "warps_k": 4}),
         ("deep_box", {"block_m": 4}),  # boxes of 64 depths bring the mma's eight tokens
         ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
     ],
 )
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=named):
-        StripSpec(**{**BASE, **fields})
+        SkinnySpec(**{**BASE, **fields})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
     layer = Layer(4096, 4096, 128, False, "float16")
     assert tile_tokens(layer, m, block_k) == wanted
     assert tile_tokens(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
-    of = StripSpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
+    of = SkinnySpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
     assert of.activation_stage_bytes == wanted * block_k * 2
     assert of.activation_stage_bytes % 1024 == 0
     eight = replace(of, block_m=max(8, wanted))
@@ -76,16 +76,16 @@ def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
 
 
 def test_the_box_tells_entries_apart_and_nothing_else() -> None:
-    flat, deep = (StripSpec(**BASE, deep_box=deep) for deep in (False, True))
+    flat, deep = (SkinnySpec(**BASE, deep_box=deep) for deep in (False, True))
     assert deep.entry == flat.entry + "_d"
     assert deep.smem_layout() == flat.smem_layout()
 
 
 def test_blocks_of_a_cluster_tell_entries_apart() -> None:
     """Names, what is launched, and nothing of a stage."""
-    made = [StripSpec(**BASE, blocks_k=blocks) for blocks in range(1, 9)]
+    made = [SkinnySpec(**BASE, blocks_k=blocks) for blocks in range(1, 9)]
     assert len({of.entry for of in made}) == 8
-    assert made[0].entry == StripSpec(**BASE).entry
+    assert made[0].entry == SkinnySpec(**BASE).entry
     assert [of.launch_cluster for of in made] == list(range(1, 9))
     assert {(of.cluster, of.transaction_bytes, of.threads, of.partial_bytes) for of in made} == {
         (1, made[0].transaction_bytes, made[0].threads, 0)
@@ -93,20 +93,20 @@ def test_blocks_of_a_cluster_tell_entries_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strips", "block_m", "blocks_k", "size"),
+    ("n_tiles", "block_m", "blocks_k", "size"),
     [
-        # Owned strips x others x fragments (two of a strip, for each 8 tokens) x 512 bytes.
+        # Owned N tiles x others x fragments (two of an N tile, for each 8 tokens) x 512 bytes.
         (1, 8, 4, 1 * 3 * 2 * 512),
-        (3, 8, 2, 2 * 1 * 2 * 512),  # three strips for two blocks: two and one
+        (3, 8, 2, 2 * 1 * 2 * 512),  # three N tiles for two blocks: two and one
         (3, 16, 8, 1 * 7 * 4 * 512),  # some blocks have none
         (7, 8, 3, 3 * 2 * 2 * 512),
         (8, 32, 2, 4 * 1 * 8 * 512),
         (8, 32, 1, 0),
     ],
 )
-def test_sums_of_a_cluster_by_hand(strips: int, block_m: int, blocks_k: int, size: int) -> None:
-    fields = {**BASE, "strips": strips, "block_m": block_m, "warps_k": 1}
-    of = StripSpec(**fields, blocks_k=blocks_k)
+def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, blocks_k: int, size: int) -> None:
+    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "warps_k": 1}
+    of = SkinnySpec(**fields, blocks_k=blocks_k)
     layout = {name: held for name, _, held in of.smem_layout()}
     assert layout["cluster_reduction"] == size
     assert layout["cluster_barrier"] == (8 if blocks_k > 1 else 0)
@@ -114,24 +114,24 @@ def test_sums_of_a_cluster_by_hand(strips: int, block_m: int, blocks_k: int, siz
 
 
 @given(
-    strips=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), blocks_k=st.integers(1, 8),
+    n_tiles=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), blocks_k=st.integers(1, 8),
     group_size=st.sampled_from((128, -1)),
 )  # fmt: skip
-def test_each_strip_is_owned_once_and_all_others_sums_have_room(
-    strips: int, block_m: int, blocks_k: int, group_size: int
+def test_each_n_tile_is_owned_once_and_all_others_sums_have_room(
+    n_tiles: int, block_m: int, blocks_k: int, group_size: int
 ) -> None:
-    """Strips are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
-    fields = {**BASE, "strips": strips, "block_m": block_m, "warps_k": 1}
-    of = StripSpec(**{**fields, "group_size": group_size}, blocks_k=blocks_k)
-    owned = [[strip for strip in range(strips) if strip % blocks_k == rank] for rank in range(blocks_k)]
-    assert sorted(strip for mine in owned for strip in mine) == list(range(strips))
+    """N tiles are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
+    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "warps_k": 1}
+    of = SkinnySpec(**{**fields, "group_size": group_size}, blocks_k=blocks_k)
+    owned = [[n_tile for n_tile in range(n_tiles) if n_tile % blocks_k == rank] for rank in range(blocks_k)]
+    assert sorted(n_tile for mine in owned for n_tile in mine) == list(range(n_tiles))
     assert of.column_bytes == 32 * block_m * 4
     most = max(map(len, owned)) * (blocks_k - 1) * of.column_bytes
     assert {name: size for name, _, size in of.smem_layout()}["cluster_reduction"] == most
 
 
 def test_clusters_need_a_card_that_has_them() -> None:
-    narrow = StripSpec(**{**BASE, "strips": 1}, blocks_k=2)
+    narrow = SkinnySpec(**{**BASE, "n_tiles": 1}, blocks_k=2)
     narrow.check_target(SM90A)
     with pytest.raises(TargetError, match="blocks_k > 1"):
         narrow.check_target(SM120A)
@@ -139,12 +139,12 @@ def test_clusters_need_a_card_that_has_them() -> None:
 
 
 def test_shared_memory_is_checked_against_the_target() -> None:
-    fits_sm90 = StripSpec(**{**BASE, "strips": 7, "stages": 6})
+    fits_sm90 = SkinnySpec(**{**BASE, "n_tiles": 7, "stages": 6})
     fits_sm90.check_target(SM90A)
     with pytest.raises(ArgumentError, match="stages"):
         fits_sm90.check_target(SM120A)
     with pytest.raises(TargetError):
-        StripSpec(**BASE).check_target(replace(SM90A, features=SM90A.features - {"tma"}))
+        SkinnySpec(**BASE).check_target(replace(SM90A, features=SM90A.features - {"tma"}))
 
 
 @given(
@@ -152,14 +152,14 @@ def test_shared_memory_is_checked_against_the_target() -> None:
     group_size=st.sampled_from(GROUP_SIZES),
     has_zeros=st.booleans(),
     block_m=st.sampled_from((8, 16, 32)),
-    strips=st.integers(1, 8),
+    n_tiles=st.integers(1, 8),
     block_k=st.sampled_from((128, 256, 512, 1024)),
     warps_k=st.sampled_from((1, 2, 4, 8, 16)),
 )
-def test_expected_bytes_are_those_of_the_boxes(warps_k: int, strips: int, block_k: int, **fields: Any) -> None:
+def test_expected_bytes_are_those_of_the_boxes(warps_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
     """What the full barrier counts is what the maps' loads bring, and every slot is aligned for TMA."""
-    assume(strips * warps_k <= 16 and block_k // 64 % warps_k == 0)
-    of = StripSpec(strips=strips, block_k=block_k, warps_k=warps_k, stages=2, **fields)
+    assume(n_tiles * warps_k <= 16 and block_k // 64 % warps_k == 0)
+    of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, warps_k=warps_k, stages=2, **fields)
     depth = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
     options: dict[str, Any] = {"target": SM90A, "backend": "codec"}
@@ -193,7 +193,7 @@ def test_no_more_dependent_blocks_than_meant(name: str) -> None:
     """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
     for layer in (Layer(4096, 4096, 128, False, "float16"), Layer(8192, 57344, 128, False, "float16")):
-        for chosen, _ in ranked(strip_candidates(layer, 1, imagined_card(target, 132))):
+        for chosen, _ in ranked(skinny_candidates(layer, 1, imagined_card(target, 132))):
             spec = replace(chosen, stages=2)
             asked = dependent_smem_bytes(spec, target)
             assert spec.smem_bytes <= asked <= target.smem_per_block_bytes

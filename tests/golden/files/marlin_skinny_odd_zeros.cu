@@ -1,33 +1,31 @@
-// cudatma: kernels/marlin_strip.cu.j2 for sm_90a
-// spec: StripSpec
+// cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
+// spec: SkinnySpec
 //   dtype = 'bfloat16'
-//   group_size = 64
+//   group_size = 32
 //   has_zeros = True
 //   block_m = 16
-//   strips = 3
+//   n_tiles = 3
 //   block_k = 256
-//   warps_k = 2
+//   warps_k = 4
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   deep_box = False
-//   blocks_k = 2
-// 6 warps consume, 1 produce; a block takes 76344 B.
+//   blocks_k = 1
+// 12 warps consume, 1 produce; a block takes 89136 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle
 //    12288 B  weights 96 x 256 int4, packed layout 1
-//     1024 B  scales 4 x 128 bfloat16
-//      512 B  zero points 4 x 128 uint8
+//     2048 B  scales 8 x 128 bfloat16
+//     1024 B  zero points 8 x 128 uint8
 // Shared memory, by offset
 //        0  activations, 24576 B
 //    24576  weights, 36864 B
-//    61440  scales, 3072 B
-//    64512  zeros, 1536 B
-//    66048  depth_reduction, 6144 B
-//    72192  cluster_reduction, 4096 B
-//    76288  cluster_barrier, 8 B
-//    76296  full_barriers, 24 B
-//    76320  empty_barriers, 24 B
+//    61440  scales, 6144 B
+//    67584  zeros, 3072 B
+//    70656  depth_reduction, 18432 B
+//    89088  full_barriers, 24 B
+//    89112  empty_barriers, 24 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -40,24 +38,17 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
-__device__ __forceinline__ void barrier_cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-}
-
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 N_TILES = 3;        // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 WARPS_K = 2;      // warps that work on the same strip and divide each stage's depth
-constexpr u32 BLOCKS_K = 2;        // blocks of the cluster, which work on the same channels and divide the depth
-constexpr u32 COLUMN_BYTES = 2048;   // sums of a strip
+constexpr u32 WARPS_K = 4;      // warps that work on the same N tile and divide each stage's depth
 constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 6;
-constexpr u32 GROUP_SIZE = 64;   // depths that share a scale; 0: the whole column
+constexpr u32 CONSUMER_WARPS = 12;
+constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
 
-constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
+constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of an N tile
 constexpr u32 N8 = 2;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
@@ -69,18 +60,16 @@ constexpr u32 SCALE_ROW = 128;  // channels of a stage's row of scales: whole 64
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
 constexpr u32 WEIGHT_STAGE_BYTES = 12288;
-constexpr u32 SCALE_STAGE_BYTES = 1024;
-constexpr u32 ZERO_SLOT_BYTES = 512;
-constexpr u32 TRANSACTION_BYTES = 22016;   // what TMA brings into one stage
+constexpr u32 SCALE_STAGE_BYTES = 2048;
+constexpr u32 ZERO_SLOT_BYTES = 1024;
+constexpr u32 TRANSACTION_BYTES = 23552;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 24576;
 constexpr u32 SCALES = 61440;
-constexpr u32 ZEROS = 64512;
-constexpr u32 DEPTH_REDUCTION = 66048;
-constexpr u32 CLUSTER_REDUCTION = 72192;
-constexpr u32 CLUSTER_BARRIER = 76288;
-constexpr u32 FULL_BARRIERS = 76296;
-constexpr u32 EMPTY_BARRIERS = 76320;
+constexpr u32 ZEROS = 67584;
+constexpr u32 DEPTH_REDUCTION = 70656;
+constexpr u32 FULL_BARRIERS = 89088;
+constexpr u32 EMPTY_BARRIERS = 89112;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -111,19 +100,19 @@ struct Problem {
     u64 output_pitch;          // elements
 };
 // ---- Which channels a block computes --------------------------------------------------------------------------------
-// Strips are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
-struct Strips {
+// N tiles are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
+struct NTiles {
     u32 first;          // of this block
     u32 first_row;      // the 64-channel row that it lies in
     u32 first_whole;    // the first row that lies in the block as a whole
     bool half_first;    // the block begins with the upper half of a row; else an odd block ends with the lower half of one
 
-    __device__ __forceinline__ explicit Strips(u32 tile_n)
-        : first(tile_n * STRIPS), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
+    __device__ __forceinline__ explicit NTiles(u32 tile_n)
+        : first(tile_n * N_TILES), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
 
-    // Shared memory has the whole rows first, whichever end the half row belongs to. The strip at a position there.
+    // Shared memory has the whole rows first, whichever end the half row belongs to. The N tile at a position there.
     __device__ __forceinline__ u32 at(u32 position) const {
-        return first + (half_first ? (position + 1) % STRIPS : position);
+        return first + (half_first ? (position + 1) % N_TILES : position);
     }
 };
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
@@ -170,18 +159,18 @@ struct Maps {
 
 // Operands that no kernel before this one writes: weights, the whole rows first and then half a row, scales and zero points.
 // Blocks outside of the tensor arrive as zeros, and so do their scales.
-__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const Strips& strips, u32 k_iteration,
+__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const NTiles& n_tiles, u32 k_iteration,
                                                u64 policy) {
     const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
     mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, strips.first_whole, policy);
+    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, n_tiles.first_whole, policy);
     const u32 half = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(half, maps.half_weight, full, strips.half_first ? HALF_BLOCK_WORDS : 0, k64,
-                                      strips.half_first ? strips.first_row : strips.first_whole + WHOLE_ROWS, policy);
+    cp_async_bulk_tensor_3d_load_hint(half, maps.half_weight, full, n_tiles.half_first ? HALF_BLOCK_WORDS : 0, k64,
+                                      n_tiles.half_first ? n_tiles.first_row : n_tiles.first_whole + WHOLE_ROWS, policy);
     const u32 group = k_iteration * BLOCK_K / GROUP_SIZE;
-    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale, full, strips.first_row * 64, group);
-    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero, full, strips.first_row * 64, group);
+    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale, full, n_tiles.first_row * 64, group);
+    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero, full, n_tiles.first_row * 64, group);
 }
 
 // K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
@@ -192,7 +181,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, its strip, a part of each stage's depth ---------------------------------------------------
+// ---- Consumer: one warp, its N tile, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -203,25 +192,25 @@ struct SlotAddresses {
     u32 activations, weights, scales, zeros;
     u32 block_bytes;                            // from one 64-deep block of weights to the next
 
-    // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
-    __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
+    // position: of the warp's N tile among those in shared memory. n_tile: the same one, counted over the whole weight.
+    __device__ __forceinline__ SlotAddresses(u32 smem, const NTiles& n_tiles, u32 position, u32 n_tile, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
         // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
         const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
         // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
-        const bool in_half_row = position == STRIPS - 1;
+        const bool in_half_row = position == N_TILES - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
         weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
-        const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (strip / 2 - strips.first_row) * 64 + place_in_row(strip, lane);
+        const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (n_tile / 2 - n_tiles.first_row) * 64 + place_in_row(n_tile, lane);
         scales = kept(smem + SCALES + at * 2);
         zeros = kept(smem + ZEROS + at);
     }
 
-    // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
-    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.
-    __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
+    // This thread's channels of an N tile, four side by side in the permuted order of a 64-channel row: channel
+    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other N tile follow, or precede.
+    __device__ __forceinline__ static u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 };
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
@@ -245,7 +234,7 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
             b[step][n + 1][1] = r[3];
         }
 }
-// four: the zero points of channels g, g + 8 of the strip's first fragment and of its second.
+// four: the zero points of channels g, g + 8 of the N tile's first fragment and of its second.
 __device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 four) {
     zeros[0] = zero_point(four & 0xff, four >> 8 & 0xff);
     zeros[1] = zero_point(four >> 16 & 0xff, four >> 24);
@@ -307,7 +296,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         }
     }
 }
-// ---- Result: the warps of the same strip add up, and store -------------------------------------------------------------
+// ---- Result: the warps of the same N tile add up, and store -------------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
@@ -326,11 +315,11 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 // Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
-// this warp has fragments. position: of the warp's strip among those in shared memory.
+// this warp has fragments. position: of the warp's N tile among those in shared memory.
 __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 part,
                                              u32 lane) {
-    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
-    const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
+    constexpr u32 N_TILE_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = N_TILES * N_TILE_BYTES;
+    const u32 base = smem + DEPTH_REDUCTION + position * N_TILE_BYTES + lane * 16;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS; ++c) {
         const u32 owner = c / OWN, place = part - (part > owner);
@@ -353,32 +342,6 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    return true;
-}
-// A strip belongs to one block of the cluster. The others send it their sums, which it adds to its own in the
-// order of their ranks. first: the warp's first fragment. Returns whether this warp goes on.
-__device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, u32 position, u32 first, u32 rank, u32 lane) {
-    const u32 owner = position % BLOCKS_K, base = smem + CLUSTER_REDUCTION + position / BLOCKS_K * (BLOCKS_K - 1) * COLUMN_BYTES
-                      + first * N8 * FRAGMENT_BYTES + lane * 16;
-    // The owner too: racecheck never ends where some of those that have arrived do not wait.
-    barrier_cluster_wait();   // the owner has begun, and its barrier is there
-    if (rank != owner) {
-        const u32 place = rank - (rank > owner);
-        const u32 target = mapa_shared_cluster(base + place * COLUMN_BYTES, owner);
-        const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, own[c][n], barrier);
-        return false;
-    }
-    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the others' sums are there
-#pragma unroll
-    for (u32 p = 0; p < BLOCKS_K - 1; ++p)
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], base + p * COLUMN_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
     return true;
 }
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
@@ -431,11 +394,11 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T for few tokens. A block computes STRIPS strips of 32 channels for the whole depth. The last warp produces: it
+// Y^T = W^T X^T for few tokens. A block computes N_TILES N tiles of 32 channels for the whole depth. The last warp produces: it
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
-extern "C" __global__ void __launch_bounds__(224, 1)
-marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
+extern "C" __global__ void __launch_bounds__(416, 1)
+marlin_skinny_bf16_g32_zeros_16x96x256_k4_s3(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap half_weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
@@ -450,13 +413,10 @@ marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    // Which stages are this block's.
-    const u32 tile = blockIdx.x / BLOCKS_K, rank = blockIdx.x - tile * BLOCKS_K;
-    const u32 k_begin = rank * problem.k_iterations / BLOCKS_K;
-    const u32 k_iterations = (rank + 1) * problem.k_iterations / BLOCKS_K - k_begin;
+    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
     u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
     for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
-    const Strips strips(tile_n);
+    const NTiles n_tiles(tile_n);
 
     const Maps maps{&weight_map, &half_weight_map,
                     &scale_map, &zero_map, &activation_map};
@@ -470,27 +430,21 @@ marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
         }
-        mbarrier_init(smem + CLUSTER_BARRIER, 1);
-        fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        // Of each strip that is this block's, the others' sums.
-        constexpr u32 SENDERS = BLOCKS_K - 1;
-        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (STRIPS + SENDERS - rank) / BLOCKS_K * SENDERS * COLUMN_BYTES);
+        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
         // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
         // every stage's weights, and the first mma waits for the whole ring.
         const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
 #pragma unroll 1
-        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
+        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
         griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 k = 0; k < first; ++k) {
-            if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+            if (k >= early) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
             load_activations(smem, k, maps, tile_m, k_begin + k);
         }
     }
-    __syncwarp();
-    barrier_cluster_arrive_relaxed();   // a fence has ordered the barriers
     __syncthreads();   // the barriers are there
     if (produces) {
         if (elect_sync()) {
@@ -498,7 +452,7 @@ marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
 #pragma unroll 1
             for (u32 k = STAGES; k < k_iterations; ++k) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, strips, k_begin + k, policy);
+                load_constants(smem, stage, maps, n_tiles, k_begin + k, policy);
                 load_activations(smem, stage, maps, tile_m, k_begin + k);
                 if (++stage == STAGES) {
                     stage = 0;
@@ -510,9 +464,9 @@ marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 part = warp_index / STRIPS, position = warp_index % STRIPS;
-    const u32 strip = strips.at(position), channel0 = strip * 32;
-    const SlotAddresses slots(smem, strips, position, strip, part, lane);
+    const u32 part = warp_index / N_TILES, position = warp_index % N_TILES;
+    const u32 n_tile = n_tiles.at(position), channel0 = n_tile * 32;
+    const SlotAddresses slots(smem, n_tiles, position, n_tile, part, lane);
     Accumulators acc;
     clear(acc);
     ZeroPoint zero_points[FRAGMENTS];
@@ -534,9 +488,8 @@ marlin_strip_bf16_g64_zeros_16x96x256_k2_s3_c2(
         }
     }
     OwnSums own;
-    const u32 own_first = part * OWN;   // of the strip's fragments
+    const u32 own_first = part * OWN;   // of the N tile's fragments
     if (!reduce_depth(own, acc, smem, position, part, lane)) return;
-    if (!reduce_cluster(own, smem, position, own_first, rank, lane)) return;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
     const u32 own_channel = channel0 + 16 * own_first;
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);

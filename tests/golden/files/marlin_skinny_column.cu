@@ -1,31 +1,26 @@
-// cudatma: kernels/marlin_strip.cu.j2 for sm_90a
-// spec: StripSpec
-//   dtype = 'bfloat16'
-//   group_size = 32
-//   has_zeros = True
-//   block_m = 16
-//   strips = 3
-//   block_k = 256
-//   warps_k = 4
+// cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
+// spec: SkinnySpec
+//   dtype = 'float16'
+//   group_size = -1
+//   has_zeros = False
+//   block_m = 8
+//   n_tiles = 2
+//   block_k = 512
+//   warps_k = 1
 //   stages = 3
-//   weight_policy = 'evict_first'
-//   blocks_per_sm = 1
+//   weight_policy = 'evict_normal'
+//   blocks_per_sm = 2
 //   deep_box = False
 //   blocks_k = 1
-// 12 warps consume, 1 produce; a block takes 89136 B.
+// 2 warps consume, 1 produce; a block takes 73776 B.
 // One stage holds
-//     8192 B  activations 16 x 256 bfloat16, 128B swizzle
-//    12288 B  weights 96 x 256 int4, packed layout 1
-//     2048 B  scales 8 x 128 bfloat16
-//     1024 B  zero points 8 x 128 uint8
+//     8192 B  activations 8 x 512 float16, 128B swizzle
+//    16384 B  weights 64 x 512 int4, packed layout 1
 // Shared memory, by offset
 //        0  activations, 24576 B
-//    24576  weights, 36864 B
-//    61440  scales, 6144 B
-//    67584  zeros, 3072 B
-//    70656  depth_reduction, 18432 B
-//    89088  full_barriers, 24 B
-//    89112  empty_barriers, 24 B
+//    24576  weights, 49152 B
+//    73728  full_barriers, 24 B
+//    73752  empty_barriers, 24 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -39,37 +34,37 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 STRIPS = 3;        // strips of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 BLOCK_M = 8;      // tokens of a block (columns of the mma)
+constexpr u32 N_TILES = 2;        // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
-constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 WARPS_K = 4;      // warps that work on the same strip and divide each stage's depth
+constexpr u32 BLOCK_K = 512;      // depth of one stage
+constexpr u32 WARPS_K = 1;      // warps that work on the same N tile and divide each stage's depth
 constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 12;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
+constexpr u32 CONSUMER_WARPS = 2;
+constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
 
-constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of a strip
-constexpr u32 N8 = 2;                   // 8-token fragments
+constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of an N tile
+constexpr u32 N8 = 1;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
 constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
-constexpr u32 SCALE_ROW = 128;  // channels of a stage's row of scales: whole 64-channel rows
+constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 WEIGHT_STAGE_BYTES = 12288;
-constexpr u32 SCALE_STAGE_BYTES = 2048;
-constexpr u32 ZERO_SLOT_BYTES = 1024;
-constexpr u32 TRANSACTION_BYTES = 23552;   // what TMA brings into one stage
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
+constexpr u32 SCALE_STAGE_BYTES = 0;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 24576;   // what TMA brings into one stage
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 61440;
-constexpr u32 ZEROS = 67584;
-constexpr u32 DEPTH_REDUCTION = 70656;
-constexpr u32 FULL_BARRIERS = 89088;
-constexpr u32 EMPTY_BARRIERS = 89112;
+constexpr u32 SCALES = 73728;
+constexpr u32 ZEROS = 73728;
+constexpr u32 DEPTH_REDUCTION = 73728;
+constexpr u32 FULL_BARRIERS = 73728;
+constexpr u32 EMPTY_BARRIERS = 73752;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -100,53 +95,68 @@ struct Problem {
     u64 output_pitch;          // elements
 };
 // ---- Which channels a block computes --------------------------------------------------------------------------------
-// Strips are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
-struct Strips {
+// N tiles are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
+struct NTiles {
     u32 first;          // of this block
     u32 first_row;      // the 64-channel row that it lies in
     u32 first_whole;    // the first row that lies in the block as a whole
     bool half_first;    // the block begins with the upper half of a row; else an odd block ends with the lower half of one
 
-    __device__ __forceinline__ explicit Strips(u32 tile_n)
-        : first(tile_n * STRIPS), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
+    __device__ __forceinline__ explicit NTiles(u32 tile_n)
+        : first(tile_n * N_TILES), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
 
-    // Shared memory has the whole rows first, whichever end the half row belongs to. The strip at a position there.
+    // Shared memory has the whole rows first, whichever end the half row belongs to. The N tile at a position there.
     __device__ __forceinline__ u32 at(u32 position) const {
-        return first + (half_first ? (position + 1) % STRIPS : position);
+        return first + position;
     }
 };
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
 struct ZeroPoint {
     u32 low, high;
 };
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
@@ -159,18 +169,12 @@ struct Maps {
 
 // Operands that no kernel before this one writes: weights, the whole rows first and then half a row, scales and zero points.
 // Blocks outside of the tensor arrive as zeros, and so do their scales.
-__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const Strips& strips, u32 k_iteration,
+__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const NTiles& n_tiles, u32 k_iteration,
                                                u64 policy) {
     const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
     mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, strips.first_whole, policy);
-    const u32 half = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(half, maps.half_weight, full, strips.half_first ? HALF_BLOCK_WORDS : 0, k64,
-                                      strips.half_first ? strips.first_row : strips.first_whole + WHOLE_ROWS, policy);
-    const u32 group = k_iteration * BLOCK_K / GROUP_SIZE;
-    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale, full, strips.first_row * 64, group);
-    cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero, full, strips.first_row * 64, group);
+    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, n_tiles.first_whole, policy);
 }
 
 // K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
@@ -181,7 +185,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
                                      k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, its strip, a part of each stage's depth ---------------------------------------------------
+// ---- Consumer: one warp, its N tile, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -192,25 +196,22 @@ struct SlotAddresses {
     u32 activations, weights, scales, zeros;
     u32 block_bytes;                            // from one 64-deep block of weights to the next
 
-    // position: of the warp's strip among those in shared memory. strip: the same one, counted over the whole weight.
-    __device__ __forceinline__ SlotAddresses(u32 smem, const Strips& strips, u32 position, u32 strip, u32 part, u32 lane) {
+    // position: of the warp's N tile among those in shared memory. n_tile: the same one, counted over the whole weight.
+    __device__ __forceinline__ SlotAddresses(u32 smem, const NTiles& n_tiles, u32 position, u32 n_tile, u32 part, u32 lane) {
         const u32 k64 = part * K64_PER_WARP, token = lane & 7;
-        // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
-        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
+        // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
+        const u32 row = token, chunk = lane >> 3;
         // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
-        const bool in_half_row = position == STRIPS - 1;
-        block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
-        const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
+        block_bytes = K64_BLOCK_BYTES;
+        const u32 upper = position % 2 * HALF_BLOCK_BYTES;
         weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
-        const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (strip / 2 - strips.first_row) * 64 + place_in_row(strip, lane);
-        scales = kept(smem + SCALES + at * 2);
-        zeros = kept(smem + ZEROS + at);
+        scales = zeros = 0;
     }
 
-    // This thread's channels of a strip, four side by side in the permuted order of a 64-channel row: channel
-    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other strip follow, or precede.
-    __device__ __forceinline__ static u32 place_in_row(u32 strip, u32 lane) { return 8 * (lane >> 2) + 4 * (strip & 1); }
+    // This thread's channels of an N tile, four side by side in the permuted order of a 64-channel row: channel
+    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other N tile follow, or precede.
+    __device__ __forceinline__ static u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 };
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
@@ -223,52 +224,21 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Activations of a 64-deep block: operand B of its four 16-deep steps, which lie 32 bytes apart under the swizzle.
 __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
 #pragma unroll
-    for (u32 step = 0; step < 4; ++step)
-#pragma unroll
-        for (u32 n = 0; n < N8; n += 2) {
-            u32 r[4];
-            ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * ROW_BYTES);
-            b[step][n][0] = r[0];
-            b[step][n][1] = r[1];
-            b[step][n + 1][0] = r[2];
-            b[step][n + 1][1] = r[3];
-        }
-}
-// four: the zero points of channels g, g + 8 of the strip's first fragment and of its second.
-__device__ __forceinline__ void set_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 four) {
-    zeros[0] = zero_point(four & 0xff, four >> 8 & 0xff);
-    zeros[1] = zero_point(four >> 16 & 0xff, four >> 24);
-}
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS], u32 smem) {
-    u32 four;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
-    set_zero_points(zeros, four);
-}
-// A group, or this warp's part of a stage, ends: its sums are scaled into the accumulators.
-__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[FRAGMENTS];   // of channels g (low half) and g + 8 (high half)
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
-        const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += sums[c][n][0] * low;
-            acc[c][n][1] += sums[c][n][1] * low;
-            acc[c][n][2] += sums[c][n][2] * high;
-            acc[c][n][3] += sums[c][n][3] * high;
-        }
+    for (u32 step = 0; step < 4; step += 2) {
+        u32 r[4];
+        ldmatrix_x4(r, row ^ (step << 5));
+        b[step][0][0] = r[0];
+        b[step][0][1] = r[1];
+        b[step + 1][0][0] = r[2];
+        b[step + 1][0][1] = r[3];
     }
-    clear(sums);
 }
 // This warp's part of one stage.
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
                                                u32 stage) {
     const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
-    const u32 scales = slots.scales + stage * SCALE_STAGE_BYTES;
-    Accumulators sums;   // of the group at hand, not yet scaled
-    clear(sums);
+    Accumulators& sums = acc;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
         uint4 packed[FRAGMENTS];   // one word for each 16-deep step
@@ -281,69 +251,37 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
         load_activation_fragments(b, activations + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
         for (u32 step = 0; step < 4; ++step) {
-            const u32 done = i * 64 + step * 16;   // depths of this warp's part
-            if (done % GROUP_SIZE == 0)
-                load_zero_points(zeros, slots.zeros + stage * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], step), zeros[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_bf16(sums[c][n], a, b[step][n][0], b[step][n][1]);
+                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(sums[c][n], a, b[step][n][0], b[step][n][1]);
             }
-            if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
-                scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
         }
     }
 }
-// ---- Result: the warps of the same strip add up, and store -------------------------------------------------------------
+// ---- Result: the warps of the same N tile add up, and store -------------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
 typedef float OwnSums[OWN][N8][4];
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
+// Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r. begin: the first channel
+// that own has.
+__device__ __forceinline__ void scale_columns(OwnSums& own, const Problem& problem, const u16* scales, u32 begin, u32 lane) {
+#pragma unroll
+    for (u32 c = 0; c < OWN; ++c) {
+        const u32 channel = begin + 16 * c;
+        u32 pair = 0;
+        if (channel < problem.scale_pitch)
+            pair = *(const u32*)(scales + (channel / 64 * 64 + 8 * (lane >> 2) + 2 * (channel % 64 / 16)));
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) own[c][n][i] *= i < 2 ? low_to_float(pair) : high_to_float(pair);
+    }
 }
 
-__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
-}
-// Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
-// this warp has fragments. position: of the warp's strip among those in shared memory.
-__device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 part,
-                                             u32 lane) {
-    constexpr u32 STRIP_BYTES = 2 * N8 * FRAGMENT_BYTES, PART_BYTES = STRIPS * STRIP_BYTES;
-    const u32 base = smem + DEPTH_REDUCTION + position * STRIP_BYTES + lane * 16;
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
-        const u32 owner = c / OWN, place = part - (part > owner);
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            if (part == owner) {
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
-            } else {
-                leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
-            }
-        }
-    }
-    bar_sync(1, 32 * CONSUMER_WARPS);   // the others' sums are there
-    if (part >= OWNERS) return false;
-    const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
-#pragma unroll
-    for (u32 place = 0; place < WARPS_K - 1; ++place)
-#pragma unroll
-        for (u32 c = 0; c < OWN; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    return true;
-}
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c)
@@ -394,16 +332,14 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T for few tokens. A block computes STRIPS strips of 32 channels for the whole depth. The last warp produces: it
+// Y^T = W^T X^T for few tokens. A block computes N_TILES N tiles of 32 channels for the whole depth. The last warp produces: it
 // fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
 // slot back through `empty`.
-extern "C" __global__ void __launch_bounds__(416, 1)
-marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
+extern "C" __global__ void __launch_bounds__(96, 2)
+marlin_skinny_f16_column_8x64x512_k1_s3_b2(
     const __grid_constant__ cudatma::TensorMap weight_map,
-    const __grid_constant__ cudatma::TensorMap half_weight_map,
-    const __grid_constant__ cudatma::TensorMap scale_map,
-    const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u16* scales,
     const cudatma::u16* bias,
     cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
@@ -416,12 +352,12 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
     u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
     for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
-    const Strips strips(tile_n);
+    const NTiles n_tiles(tile_n);
 
-    const Maps maps{&weight_map, &half_weight_map,
-                    &scale_map, &zero_map, &activation_map};
+    const Maps maps{&weight_map, nullptr,
+                    nullptr, nullptr, &activation_map};
     const bool produces = warp_index == CONSUMER_WARPS;
-    const u64 policy = createpolicy_evict_first();
+    const u64 policy = createpolicy_evict_normal();
 
     // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers --------------
     // elect_sync() rather than lane 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
@@ -436,12 +372,12 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
         // every stage's weights, and the first mma waits for the whole ring.
         const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
 #pragma unroll 1
-        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, strips, k_begin + k, policy);
+        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
         griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 k = 0; k < first; ++k) {
-            if (k >= early) load_constants(smem, k, maps, strips, k_begin + k, policy);
+            if (k >= early) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
             load_activations(smem, k, maps, tile_m, k_begin + k);
         }
     }
@@ -452,7 +388,7 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
 #pragma unroll 1
             for (u32 k = STAGES; k < k_iterations; ++k) {
                 mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, strips, k_begin + k, policy);
+                load_constants(smem, stage, maps, n_tiles, k_begin + k, policy);
                 load_activations(smem, stage, maps, tile_m, k_begin + k);
                 if (++stage == STAGES) {
                     stage = 0;
@@ -464,9 +400,9 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 part = warp_index / STRIPS, position = warp_index % STRIPS;
-    const u32 strip = strips.at(position), channel0 = strip * 32;
-    const SlotAddresses slots(smem, strips, position, strip, part, lane);
+    const u32 part = warp_index / N_TILES, position = warp_index % N_TILES;
+    const u32 n_tile = n_tiles.at(position), channel0 = n_tile * 32;
+    const SlotAddresses slots(smem, n_tiles, position, n_tile, part, lane);
     Accumulators acc;
     clear(acc);
     ZeroPoint zero_points[FRAGMENTS];
@@ -487,11 +423,11 @@ marlin_strip_bf16_g32_zeros_16x96x256_k4_s3(
             phase ^= 1;
         }
     }
-    OwnSums own;
-    const u32 own_first = part * OWN;   // of the strip's fragments
-    if (!reduce_depth(own, acc, smem, position, part, lane)) return;
+    OwnSums& own = acc;
+    const u32 own_first = 0;
     griddepcontrol_wait();   // the result may still be in use by the kernel before this one
     const u32 own_channel = channel0 + 16 * own_first;
+    scale_columns(own, problem, scales, own_channel, lane);
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);
     store_result(own, problem, output, tile_m, own_channel, lane);
 }

@@ -14,8 +14,8 @@ from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.strip_config import dump_specs, strip_candidates
-from cudatma.kernels.marlin.strip_spec import StripSpec
+from cudatma.kernels.marlin.skinny_config import dump_specs, skinny_candidates
+from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
@@ -29,10 +29,10 @@ TENSOR_MAP_BYTES = 128
 
 
 def ids(case: object) -> str:
-    return case.entry if isinstance(case, StripSpec) else str(case)
+    return case.entry if isinstance(case, SkinnySpec) else str(case)
 
 
-def compiled(spec: StripSpec, target: str) -> Kernel:
+def compiled(spec: SkinnySpec, target: str) -> Kernel:
     try:
         return load_kernel(spec.template, spec, get_target(target))
     except DriverError as error:
@@ -41,7 +41,7 @@ def compiled(spec: StripSpec, target: str) -> Kernel:
 
 @pytest.mark.sweep(10)
 @pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX, ids=ids)
-def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
+def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     kernel = compiled(spec, target)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
@@ -60,8 +60,8 @@ def test_resources_and_parameters(target: str, spec: StripSpec) -> None:
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
     """Warps that divided the depth would spill 250 bytes and more of each thread."""
-    found = ranked(strip_candidates(Layer(2048, n, group_size, False, "float16"), 32, H200))
-    spec = next(one for one, _ in found if isinstance(one, StripSpec) and one.blocks_per_sm == 2)
+    found = ranked(skinny_candidates(Layer(2048, n, group_size, False, "float16"), 32, H200))
+    spec = next(one for one, _ in found if isinstance(one, SkinnySpec) and one.blocks_per_sm == 2)
     assert spec.block_m == 32
     used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]
     assert used.spill_store_bytes <= 128
@@ -69,7 +69,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
 
 
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + CASES[-1:] + OTHER_BOX, ids=ids)
-def test_instructions(target: str, spec: StripSpec) -> None:
+def test_instructions(target: str, spec: SkinnySpec) -> None:
     """TMA alone brings what is multiplied: ahead of the wait, for the first lap, and for all others."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")

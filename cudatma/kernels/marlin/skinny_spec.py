@@ -1,6 +1,6 @@
 """What the Marlin template for few tokens needs to know: one frozen dataclass, every rule stated once.
 
-Few tokens are bound by the weight's bytes. So a block keeps a strip of channels for the whole depth, as many as fill
+Few tokens are bound by the weight's bytes. So a block keeps N tiles for the whole depth, as many as fill
 the card once: no tile is divided among blocks, nothing but the weight's stream decides, and a block's warps add up
 their sums in shared memory. The product is transposed, as in the portable kernel: channels are the rows of the mma.
 """
@@ -17,10 +17,10 @@ from cudatma.kernels.marlin.cost import Cost, SkinnyTile, skinny_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, StagedTile
 from cudatma.target import Target
 
-#: Channels of one strip: two 16-channel fragments, which a warp keeps.
-STRIP_CHANNELS = 32
+#: Channels of one N tile: two 16-channel fragments, which a warp keeps.
+N_TILE = 32
 #: A box of scales has at most 256 channels.
-MAX_STRIPS = 8
+MAX_N_TILES = 8
 #: Columns of an mma.
 MMA_TOKENS = 8
 _MAX_WARPS = 16
@@ -37,14 +37,14 @@ def least_tokens(block_k: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StripSpec(StagedTile):
-    """One instance of ``kernels/marlin_strip.cu.j2``. Every operand comes by TMA.
+class SkinnySpec(StagedTile):
+    """One instance of ``kernels/marlin_skinny.cu.j2``. Every operand comes by TMA.
 
     dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
     block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
     stages of whole turns of the swizzle (``least_tokens()``).
-    strips: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
-    A warp computes one strip. warps_k: warps that work on the same strip and divide the depth of a stage.
+    n_tiles: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
+    A warp computes one N tile. warps_k: warps that work on the same N tile and divide the depth of a stage.
     deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
     each of its 64-deep blocks is a box.
     blocks_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column of
@@ -55,7 +55,7 @@ class StripSpec(StagedTile):
     group_size: int
     has_zeros: bool
     block_m: int
-    strips: int
+    n_tiles: int
     block_k: int
     warps_k: int
     stages: int
@@ -64,7 +64,7 @@ class StripSpec(StagedTile):
     deep_box: bool = False
     blocks_k: int = 1
 
-    template: ClassVar[str] = "kernels/marlin_strip.cu.j2"
+    template: ClassVar[str] = "kernels/marlin_skinny.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
     feed_weight: ClassVar[str] = "tma"
@@ -76,7 +76,7 @@ class StripSpec(StagedTile):
         one_of = {
             "group_size": GROUP_SIZES,
             "block_m": (1, 2, 4, 8, 16, 32),
-            "strips": tuple(range(1, MAX_STRIPS + 1)),
+            "n_tiles": tuple(range(1, MAX_N_TILES + 1)),
             "block_k": (128, 256, 512, 1024),
             "warps_k": (1, 2, 4, 8, 16),
             "weight_policy": ("evict_first", "evict_normal"),
@@ -91,7 +91,7 @@ class StripSpec(StagedTile):
         if type(self.stages) is not int or not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
         if self.consumer_warps > _MAX_WARPS:
-            raise ArgumentError("strips * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
+            raise ArgumentError("n_tiles * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
         if self.block_k // 64 % self.warps_k:
             why = "each warp takes whole 64-deep blocks"
             raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
@@ -118,21 +118,21 @@ class StripSpec(StagedTile):
         blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         box = "_d" if self.deep_box else ""
         cluster = f"_c{self.blocks_k}" if self.blocks_k > 1 else ""
-        return f"marlin_strip_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{box}{cluster}"
+        return f"marlin_skinny_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{box}{cluster}"
 
     @property
     def block_n(self) -> int:
-        return STRIP_CHANNELS * self.strips
+        return N_TILE * self.n_tiles
 
     @property
     def whole_rows(self) -> int:
-        """64-channel rows of packed weights that lie in a block's strips as a whole."""
-        return self.strips // 2
+        """64-channel rows of packed weights that lie in a block's N tiles as a whole."""
+        return self.n_tiles // 2
 
     @property
     def has_half_row(self) -> bool:
-        """An odd number of strips begins or ends in the midst of a 64-channel row."""
-        return self.strips % 2 == 1
+        """An odd number of N tiles begins or ends in the midst of a 64-channel row."""
+        return self.n_tiles % 2 == 1
 
     @property
     def columns(self) -> int:
@@ -143,11 +143,11 @@ class StripSpec(StagedTile):
     def sums(self) -> int:
         """fp32 sums that a consumer thread keeps: of the whole depth, and of the group at hand, not yet scaled."""
         sets = 2 if self.has_stage_scales else 1
-        return sets * STRIP_CHANNELS * self.columns // 32
+        return sets * N_TILE * self.columns // 32
 
     @property
     def consumer_warps(self) -> int:
-        return self.strips * self.warps_k
+        return self.n_tiles * self.warps_k
 
     @property
     def producer_warps(self) -> int:
@@ -178,18 +178,18 @@ class StripSpec(StagedTile):
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        owned = -(-self.strips // self.blocks_k)
+        owned = -(-self.n_tiles // self.blocks_k)
         cluster = (self.blocks_k - 1) * owned * self.column_bytes
         barrier = 8 if self.blocks_k > 1 else 0
         return (
-            ("depth_reduction", (self.warps_k - 1) * self.strips * self.column_bytes),
+            ("depth_reduction", (self.warps_k - 1) * self.n_tiles * self.column_bytes),
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )
 
     def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
         """Predicted time of an (m, n, k) problem."""
-        return skinny_cost(SkinnyTile(self.block_m, self.strips, self.block_k, self.blocks_k), m, n, k, card)
+        return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.blocks_k), m, n, k, card)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.strip_spec import MAX_STRIPS, MMA_TOKENS, STRIP_CHANNELS, StripSpec, least_tokens
+from cudatma.kernels.marlin.skinny_spec import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
 from cudatma.target import KIB, Target, get_target
 
 #: More tokens than that are bound by mma.sync, not by the weight's bytes.
@@ -36,7 +36,7 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def strip_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
+def skinny_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
     """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
     target = get_target(card.target)
     if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
@@ -50,24 +50,24 @@ def strip_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
 class _Always:
     """A spec that is there already: its ring is as deep as it has to be."""
 
-    spec: StripSpec
+    spec: SkinnySpec
 
-    def __call__(self, least_stages: int) -> StripSpec:
+    def __call__(self, least_stages: int) -> SkinnySpec:
         return self.spec
 
 
-def ring_stages(k: int, strips: int, block_k: int) -> int:
+def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
     """Stages of a ring that is as deep as is of use for ``k`` depths; shared memory may hold fewer."""
-    wanted = max(LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, STRIP_CHANNELS * strips * block_k // 2))
+    wanted = max(LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * block_k // 2))
     # Not all of the depth at once either, for the same reason.
     iterations = ceil_div(k, block_k)
     return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, LEAST_STAGES), 2))
 
 
-def has_deep_box(layer: Layer, block_m: int, strips: int) -> bool:
-    """Whether one box should bring a stage's activations. Of eight tokens, for several strips, a box for each 64 depths
-    is up to 2 % ahead; fewer come by no other way."""
-    return layer.k % 64 == 0 and (strips == 1 or block_m != MMA_TOKENS)
+def has_deep_box(layer: Layer, block_m: int, n_tiles: int) -> bool:
+    """Whether one box should bring a stage's activations. Of eight tokens, for several N tiles, a box for each 64
+    depths is up to 2 % ahead; fewer come by no other way."""
+    return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_TOKENS)
 
 
 def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
@@ -79,37 +79,37 @@ def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Strips of a block, blocks that divide the depth, and waves of blocks, one behind the other."""
+    """N tiles of a block, blocks that divide the depth, and waves of blocks, one behind the other."""
 
-    strips: int
+    n_tiles: int
     blocks_k: int
     waves: int
 
 
 def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
-    """As few strips a block as its limit allows: for the whole depth, and for each number of blocks that divide it."""
-    strips = ceil_div(n, STRIP_CHANNELS)
-    waves = ceil_div(strips, multiprocessors * MAX_STRIPS)
-    yield _Way(ceil_div(strips, multiprocessors * waves), 1, waves)
+    """As few N tiles a block as its limit allows: for the whole depth, and for each number of blocks that divide it."""
+    n_tiles = ceil_div(n, N_TILE)
+    waves = ceil_div(n_tiles, multiprocessors * MAX_N_TILES)
+    yield _Way(ceil_div(n_tiles, multiprocessors * waves), 1, waves)
     for blocks_k in BLOCKS_K[1:] if target.has("cluster") else ():
         # Clusters that have to wait for others take twice as long.
         at_once = clusters_at_once(blocks_k, multiprocessors)
-        if at_once and (each := ceil_div(strips, at_once)) <= MAX_STRIPS:
+        if at_once and (each := ceil_div(n_tiles, at_once)) <= MAX_N_TILES:
             yield _Way(each, blocks_k, 1)
 
 
-def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> StripSpec | None:
+def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> SkinnySpec | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
     budget, depth = target.smem_share_bytes(blocks), ceil_div(layer.k, way.blocks_k)
 
-    def with_ring(block_k: int, warps_k: int) -> StripSpec | None:
+    def with_ring(block_k: int, warps_k: int) -> SkinnySpec | None:
         """None where no ring fits."""
-        block_m, wanted = tile_tokens(layer, m, block_k), ring_stages(depth, way.strips, block_k)
-        spec = StripSpec(
-            layer.dtype, layer.group_size, layer.has_zeros, block_m, way.strips, block_k, warps_k, wanted,
-            weight_policy(m, block_m), blocks, has_deep_box(layer, block_m, way.strips), way.blocks_k,
+        block_m, wanted = tile_tokens(layer, m, block_k), ring_stages(depth, way.n_tiles, block_k)
+        spec = SkinnySpec(
+            layer.dtype, layer.group_size, layer.has_zeros, block_m, way.n_tiles, block_k, warps_k, wanted,
+            weight_policy(m, block_m), blocks, has_deep_box(layer, block_m, way.n_tiles), way.blocks_k,
         )  # fmt: skip
         rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
         return next((one for one in rings if one.smem_bytes <= budget), None)
@@ -129,7 +129,7 @@ def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, 
     tokens = tile_tokens(layer, m, _DEPTHS[0])
     whole_depth = blocks > 1 and tokens >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
     for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
-        if way.strips * warps_k > (_MOST_DEEP_WARPS if warps_k == 8 else _MOST_WARPS):
+        if way.n_tiles * warps_k > (_MOST_DEEP_WARPS if warps_k == 8 else _MOST_WARPS):
             continue
         for block_k in _DEPTHS:
             depth = ceil_div(layer.k, way.blocks_k)
@@ -139,13 +139,13 @@ def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, 
                 continue
             if block_k < max(64 * warps_k, layer.group_size) or tokens * block_k * 2 > _STAGE_ACTIVATION_BYTES:
                 continue
-            if STRIP_CHANNELS * way.strips * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
+            if N_TILE * way.n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
                 found.append((block_k, warps_k))
     return found
 
 
-def dump_specs(target: Target) -> list[StripSpec]:
-    """The instances that stand for all in dumps and compile checks: each number of strips, and each feature once."""
+def dump_specs(target: Target) -> list[SkinnySpec]:
+    """The instances that stand for all in dumps and compile checks: each number of N tiles, and each feature once."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
     middle, square = replace(small, n=12288), replace(large, n=8192)
     cases = [(layer, 1) for layer in (small, square, middle, large)] + [(small, 16), (small, 32), (large, 16)]
@@ -160,5 +160,5 @@ def dump_specs(target: Target) -> list[StripSpec]:
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
     card = imagined_card(target, H200.multiprocessors)
-    specs = (cheapest(strip_candidates(layer, m, card)) for layer, m in cases)
-    return list(dict.fromkeys(spec for spec in specs if isinstance(spec, StripSpec)))
+    specs = (cheapest(skinny_candidates(layer, m, card)) for layer, m in cases)
+    return list(dict.fromkeys(spec for spec in specs if isinstance(spec, SkinnySpec)))

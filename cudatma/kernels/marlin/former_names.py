@@ -1,0 +1,26 @@
+"""Names that recorded data still has: tuning files of schema 2, and benchmarks/results/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Kernels of tuning entries.
+KERNELS = {"strip": "skinny"}
+#: Fields of specs.
+SPEC_FIELDS = {"strips": "n_tiles"}
+
+
+def renamed(fields: dict[str, Any], names: dict[str, str] = SPEC_FIELDS) -> dict[str, Any]:
+    """Fields under the names of today."""
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
+def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """A tuning entry of schema 2 in the words of schema 3. What is damaged stays as it is: the reader says why."""
+    kernel, spec = entry.get("kernel"), entry.get("spec")
+    found = dict(entry)
+    if isinstance(kernel, str):
+        found["kernel"] = KERNELS.get(kernel, kernel)
+    if isinstance(spec, dict):
+        found["spec"] = renamed(spec)
+    return found
