@@ -57,7 +57,7 @@ lint: $(READY) ## ruff and mypy --strict, as CI runs them
 	$(RUN) -m mypy
 
 pictures: $(READY) ## draw the pipeline that README and docs show, from one schedule of the emulator
-	$(RUN) -m cudatma.cli emulate marlin --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
+	$(RUN) -m cudatma.cli emulate marlin_mma_sync --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
 
 format: $(READY) ## rewrite the files as `make lint` wants them
 	$(RUN) -m ruff check --fix .

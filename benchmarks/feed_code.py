@@ -19,7 +19,7 @@ from benchmarks.subjects import FEEDS, TITLES, disassembled
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
 
@@ -58,7 +58,7 @@ class FeedCode:
         return self.producer_slots + self.consumer_slots
 
 
-def copies_by_operand(spec: MarlinSpec) -> dict[str, int]:
+def copies_by_operand(spec: MmaSyncSpec) -> dict[str, int]:
     """Load instructions of one stage, in the order in which the template issues them.
 
     TMA: one instruction a box. cp.async: one warp instruction for each 32 pieces of 16 bytes.
@@ -124,7 +124,7 @@ def producer_slots(loops: Sequence[Loop], copies: Sequence[int], warps: int) -> 
     return round(warps * rest + sum(count * cost for count, cost in zip(copies, costs, strict=True)))
 
 
-def analyse(spec: MarlinSpec, sass: str, log: str) -> FeedCode:
+def analyse(spec: MmaSyncSpec, sass: str, log: str) -> FeedCode:
     """What a compiled instance costs. sass: nvdisasm's or cuobjdump's text. log: ptxas', under -v.
 
     Raises LookupError if the two are not of this kernel.
@@ -153,7 +153,7 @@ def analyse(spec: MarlinSpec, sass: str, log: str) -> FeedCode:
     )
 
 
-def compile_and_analyse(spec: MarlinSpec, target: Target) -> FeedCode:
+def compile_and_analyse(spec: MmaSyncSpec, target: Target) -> FeedCode:
     """analyse() of a spec, compiled for a target. Raises LookupError where nothing disassembles it."""
     return analyse(spec, *disassembled(spec, target))
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble
@@ -23,7 +23,7 @@ TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_asy
 SUBJECTS = tuple(TITLES)
 
 
-def spec_of(path: str, layer: Layer, m: int) -> MarlinSpec:
+def spec_of(path: str, layer: Layer, m: int) -> MmaSyncSpec:
     """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of FEEDS."""
     from cudatma import context
     from cudatma.kernels.marlin.card import card_of

@@ -35,8 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 EXAMPLES = """examples:
   cudatma doctor
   cudatma demo
-  cudatma dump marlin --target sm_120a --out out
-  cudatma emulate marlin --m 16 --n 256 --k 512 --trace marlin.svg
+  cudatma dump marlin_mma_sync --target sm_120a --out out
+  cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --trace marlin.svg
   cudatma COMMAND --help
 """
 

@@ -28,9 +28,9 @@ from .sass import disassemble, parse_ptxas, without_encodings
 
 EXAMPLES = """examples:
   cudatma dump --list                                     every kernel, and its specs for each target
-  cudatma dump marlin --target sm_120a --out out          all representative specs of one kernel
+  cudatma dump marlin_mma_sync --target sm_120a --out out          all representative specs of one kernel
   cudatma dump all --target sm_90a --target sm_120a       every kernel for two architectures
-  cudatma dump marlin --target sm_90a --config stages=3   the same specs with a field changed
+  cudatma dump marlin_mma_sync --target sm_90a --config stages=3   the same specs with a field changed
 """
 
 

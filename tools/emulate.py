@@ -1,7 +1,7 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
-sizes are options: marlin (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
+sizes are options: marlin_mma_sync (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
 --stages --blocks), and the operations of docs/operations.md: window_move, run_move, transpose, gather_boxes, im2col,
 broadcast. With --coverage nothing runs: it lists which instructions of a PTX file the emulator knows.
 
@@ -42,7 +42,7 @@ EXAMPLES = f"""arguments of a kernel
 
 examples:
   cudatma emulate tile_copy --schedules 50
-  cudatma emulate marlin --m 16 --n 256 --k 512 --target sm_120a --trace marlin.svg --trace marlin.json
+  cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --target sm_120a --trace marlin.svg --trace marlin.json
   cudatma emulate copy.cu --grid 4 --block 128 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512 \\
       --expect y=x.npy
   cudatma emulate launch.toml --schedules 100 --seed 7

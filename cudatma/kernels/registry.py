@@ -62,11 +62,11 @@ REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
     for entry in (
         KernelEntry(
-            "marlin",
-            "kernels/marlin_portable.cu.j2",
+            "marlin_mma_sync",
+            "kernels/marlin_mma_sync.cu.j2",
             "cudatma.kernels.marlin.mma_sync_config:dump_specs",
             "W4A16 GEMM, mma.sync, fed by TMA or cp.async",
-            "cudatma.kernels.marlin.sample:sample",
+            "cudatma.kernels.marlin.sample:mma_sync_sample",
         ),
         KernelEntry(
             "marlin_wgmma",
@@ -175,7 +175,7 @@ REGISTRY: dict[str, KernelEntry] = {
 
 
 #: Names that kernels had before, which still find them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {"marlin_strip": "marlin_skinny"}
+FORMER_NAMES = {"marlin": "marlin_mma_sync", "marlin_strip": "marlin_skinny"}
 
 
 def current_name(name: str) -> str:

@@ -79,7 +79,7 @@ def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
     """The kernel that is fed by TMA alone has no other loads into shared memory."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
-    jobs = [job for job in jobs_for(REGISTRY["marlin"], get_target(name), {}) if job.spec.all_tma]
+    jobs = [job for job in jobs_for(REGISTRY["marlin_mma_sync"], get_target(name), {}) if job.spec.all_tma]
     assert jobs, "no representative spec is fed by TMA alone"
     sass = dump(jobs[0], folder).sass
     assert sass is not None

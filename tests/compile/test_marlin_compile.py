@@ -17,8 +17,8 @@ from cudatma.errors import DriverError
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.layer import Feeds, Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.mma_sync_spec import FEEDS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
@@ -32,10 +32,10 @@ TENSOR_MAP_BYTES = 128
 
 
 def ids(value: object) -> str:
-    return value.entry if isinstance(value, MarlinSpec) else str(value)
+    return value.entry if isinstance(value, MmaSyncSpec) else str(value)
 
 
-def compiled(spec: MarlinSpec, target: str) -> Kernel:
+def compiled(spec: MmaSyncSpec, target: str) -> Kernel:
     try:
         return load_kernel(spec.template, spec, target)
     except DriverError as error:
@@ -43,7 +43,7 @@ def compiled(spec: MarlinSpec, target: str) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def opcodes(spec: MarlinSpec, target: str) -> tuple[Counter[str], tuple[str, ...]]:
+def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ...]]:
     """How often each mnemonic occurs, and the opcodes that only a cluster has; skips without a disassembler."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
@@ -58,7 +58,7 @@ def opcodes(spec: MarlinSpec, target: str) -> tuple[Counter[str], tuple[str, ...
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_resources(name: str, spec: MarlinSpec) -> None:
+def test_resources(name: str, spec: MmaSyncSpec) -> None:
     kernel, target = compiled(spec, name), get_target(name)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
@@ -71,7 +71,7 @@ def test_resources(name: str, spec: MarlinSpec) -> None:
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_parameters(name: str, spec: MarlinSpec) -> None:
+def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     """A map for each operand that TMA brings, a pointer for the others, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
     tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.feed_scale == "tma" else 0
@@ -83,7 +83,7 @@ def test_parameters(name: str, spec: MarlinSpec) -> None:
 
 @pytest.mark.sweep(8)
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
-def test_sm120_code(name: str, spec: MarlinSpec) -> None:
+def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
     mnemonics, cluster = opcodes(spec, name)
     assert cluster == ()
     assert mnemonics["HMMA"] > 0

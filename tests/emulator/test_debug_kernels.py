@@ -24,7 +24,7 @@ from cudatma.target import get_target
 SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_subjects.subjects())}
 #: One of each way to wait: rings, clusters, named barriers, flags in global memory, bulk and tensor copies.
 CHOSEN = (
-    "marlin/tma",
+    "marlin_mma_sync/tma",
     "marlin_wgmma/cluster",
     "marlin_wgmma/plain",
     "marlin_skinny/even",

@@ -13,12 +13,12 @@ from ptx_lines import kernel
 
 from cudatma.emulator import load
 from cudatma.emulator.hazards.clocks import Clock, LaneClocks
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]
-#: A tile and ring of the portable kernel; three blocks share the tiles of the product below.
-SPEC = MarlinSpec("float16", 128, False, 16, 64, 256, 2, 2, 4)
+#: A tile and ring of the mma.sync kernel; three blocks share the tiles of the product below.
+SPEC = MmaSyncSpec("float16", 128, False, 16, 64, 256, 2, 2, 4)
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:

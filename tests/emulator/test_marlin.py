@@ -10,8 +10,8 @@ from cudatma.emulator import Trace
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.layer import Feeds, Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.quantization import quantize
 
 
@@ -40,7 +40,7 @@ def test_products_are_right_and_clean(target: str, m: int, k: int, n: int, optio
 
 def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
     x, w = problem(16, 1024, 128)
-    spec = MarlinSpec("float16", 128, False, 16, 64, 128, 2, 2, 3, scale_on="accumulator")
+    spec = MmaSyncSpec("float16", 128, False, 16, 64, 128, 2, 2, 3, scale_on="accumulator")
     assert schedule(spec, 16, 128, 1024, 5, eager=True).stream_tiles
     first, report = run_marlin(x, w, spec=spec, processors=5, schedules=4)
     assert report.is_clean

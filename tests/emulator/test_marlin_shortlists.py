@@ -12,10 +12,10 @@ from marlin_runner import relative_error, run_marlin
 from cudatma.kernels.marlin import emulated, marlin_gemm
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.shortlist import shortlist
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import quantize
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
     "skinny, cluster divides K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.blocks_k == 2),
     "K among warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups_k == 2),
     "three warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 3),
-    "K among warps": ("sm_120a", lambda s: isinstance(s, MarlinSpec) and s.warps_k == 4),
+    "K among warps": ("sm_120a", lambda s: isinstance(s, MmaSyncSpec) and s.warps_k == 4),
 }
 
 

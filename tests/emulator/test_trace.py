@@ -45,7 +45,7 @@ def traced(name: str, schedule: int, **sizes: Any) -> Trace:
 
 
 def marlin(schedule: int = 3) -> Trace:
-    return traced("marlin", schedule, m=16, n=64, k=1536)
+    return traced("marlin_mma_sync", schedule, m=16, n=64, k=1536)
 
 
 def copying(schedule: int = 3) -> Trace:

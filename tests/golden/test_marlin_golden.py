@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cudatma.build.render import render
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
@@ -19,16 +19,16 @@ KernelSource = Callable[[str, Any, str], str]
 #: Written out, so that a new tile in the table of configurations moves no golden.
 SPECS = {
     # One token, weights streamed by TMA, groups scaled in the accumulators.
-    "decode_tma": MarlinSpec(
+    "decode_tma": MmaSyncSpec(
         "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator"
     ),
     # Every operand by cp.async, zero points among them, and each stage's depth split over two warps.
-    "zeros_cp_async": MarlinSpec(
+    "zeros_cp_async": MmaSyncSpec(
         "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
         feed_weight="cp_async", feed_scale="cp_async", feed_activation="cp_async",
     ),
     # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
-    "wide_column": MarlinSpec(
+    "wide_column": MmaSyncSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
         feed_activation="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
     ),
@@ -38,7 +38,7 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> None:
     spec = SPECS[name]
-    golden(f"marlin_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
+    golden(f"marlin_mma_sync_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
 
 
 #: Few tokens: half a row of weights, groups that end inside of a 64-deep block; whole rows, scales in the epilogue.
@@ -72,7 +72,7 @@ def test_the_skinny_source(golden: Golden, kernel_source: KernelSource, name: st
 
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *SKINNY.values()], ids=lambda spec: spec.entry)
-def test_both_targets_run_the_same_kernel(spec: MarlinSpec | SkinnySpec) -> None:
+def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> None:
     """So what is reviewed, and what was run on another card, is what SM120 computes."""
     targets = ("sm_90a", "sm_120a")
     for target in targets:

@@ -61,8 +61,8 @@ SM120_JOBS = [
 ]
 
 
-#: For the portable kernel with tokens for which another one is chosen.
-PORTABLE_JOBS = [
+#: For the mma.sync kernel with tokens for which another one is chosen.
+MMA_SYNC_JOBS = [
     Job(2048, 2048, Options(), ("tma",), (1, 8, 16, 17, 32, 64, 100, 128, 333, 1024)),
     Job(8192, 12288, Options(), ("tma",), (1, 16, 32, 64, 333)),
     Job(1000, 136, Options("bfloat16", 32, False), ("tma",), (100,)),
@@ -115,8 +115,8 @@ def test_against_float64(job: Job) -> None:
     check_job(job)
 
 
-@pytest.mark.parametrize("job", PORTABLE_JOBS, ids=str)
-def test_the_portable_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+@pytest.mark.parametrize("job", MMA_SYNC_JOBS, ids=str)
+def test_the_mma_sync_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     monkeypatch.setattr(plan, "decide", lambda *problem, **_: Decision(choose_mma_sync(*problem), "pinned", ""))
     check_job(job)
 

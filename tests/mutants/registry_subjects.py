@@ -18,10 +18,10 @@ from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.mutants.call import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -29,7 +29,7 @@ from cudatma.target import get_target
 
 _TARGET = "sm_90a"
 #: Variant -> fields of its spec. Each has a tile of its own, so that every way of feeding and scaling is there once.
-_MARLIN: dict[str, dict[str, Any]] = {
+_MMA_SYNC: dict[str, dict[str, Any]] = {
     "tma": {"scale_on": "accumulator", "warps_k": 2, "block_k": 128},
     "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
     "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
@@ -56,14 +56,14 @@ _SKINNY: dict[str, dict[str, Any]] = {
 #: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
 #: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
 #: next. The skinny GEMM's ring has to wrap within the one tile of a block.
-_SIZES: dict[type, tuple[int, int]] = {MarlinSpec: (13, 512), WgmmaSpec: (29, 512), SkinnySpec: (13, 1024)}
+_SIZES: dict[type, tuple[int, int]] = {MmaSyncSpec: (13, 512), WgmmaSpec: (29, 512), SkinnySpec: (13, 1024)}
 _CHANNELS, _SHARES = 256, 3
 #: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
 _DIVIDED_DEPTH = {WgmmaSpec: 1536, SkinnySpec: 2048}
 
 
-def marlin_spec(variant: str) -> MarlinSpec:
-    """A small tile of the portable kernel with a short ring."""
+def mma_sync_spec(variant: str) -> MmaSyncSpec:
+    """A small tile of the mma.sync kernel with a short ring."""
     fields: dict[str, Any] = {
         "dtype": "float16",
         "group_size": 128,
@@ -74,11 +74,11 @@ def marlin_spec(variant: str) -> MarlinSpec:
         "warps_n": 2,
         "warps_k": 1,
         "stages": 2,
-        **_MARLIN[variant],
+        **_MMA_SYNC[variant],
     }
     if fields["group_size"] == -1:
         fields["scale_on"] = "epilogue"
-    return MarlinSpec(**fields)
+    return MmaSyncSpec(**fields)
 
 
 def wgmma_spec(variant: str) -> WgmmaSpec:
@@ -176,7 +176,9 @@ def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
 
 def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
-    specs: list[tuple[str, AnyMarlinSpec]] = [(f"marlin/{variant}", marlin_spec(variant)) for variant in _MARLIN]
+    specs: list[tuple[str, AnyMarlinSpec]] = [
+        (f"marlin_mma_sync/{variant}", mma_sync_spec(variant)) for variant in _MMA_SYNC
+    ]
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
     specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]

@@ -21,7 +21,7 @@ from cudatma.mutants.sites import sites_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["marlin/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])
+@pytest.mark.parametrize("name", ["marlin_mma_sync/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])
 def test_sites_are_exact_and_mutants_parse(name: str) -> None:
     ptx = trials()[name]().ptx
     sites = sites_of(ptx)

@@ -69,7 +69,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["bench", "marlon"], "benchmark: got marlon (did you mean marlin?); allowed: "),
         (["mutants", "tile_copy"], "FILE: got tile_copy; allowed: a .ptx, .cu, .toml or .json file"),
         (["mutants", "--schedules", "x"], "--schedules: got x; allowed: an integer"),
-        (["emulate", "marlin", "--seed"], "--seed: got no value; allowed: what cudatma emulate --help lists"),
+        (["emulate", "marlin_mma_sync", "--seed"], "--seed: got no value; allowed: what cudatma emulate --help lists"),
         (["cache", "more"], "more: got an argument too many; allowed: "),
         (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
         (["dump"], "kernel: got none; allowed: marlin"),
@@ -219,8 +219,8 @@ def test_bench_lists_and_runs_scripts_with_a_main(tmp_path: Path) -> None:
     ("arguments", "error", "words"),
     [
         (["no_such_kernel", "--target", "sm_90a"], ArgumentError, "allowed: marlin"),
-        (["marlin", "--target", "sm_75"], TargetError, "sm_90a"),
-        (["marlin", "--target", "sm_90a", "--config", "stages"], ArgumentError, "FIELD=VALUE"),
+        (["marlin_mma_sync", "--target", "sm_75"], TargetError, "sm_90a"),
+        (["marlin_mma_sync", "--target", "sm_90a", "--config", "stages"], ArgumentError, "FIELD=VALUE"),
     ],
 )
 def test_wrong_dumps(arguments: list[str], error: type[Exception], words: str) -> None:

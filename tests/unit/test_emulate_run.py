@@ -225,8 +225,8 @@ def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pyt
     ("name", "sizes"),
     [
         ("tile_copy", ["--rows", "70", "--columns", "40", "--dtype", "float16"]),
-        ("marlin", ["--m", "3", "--n", "64", "--k", "256", "--dtype", "bfloat16", "--target", "sm_120a"]),
-        ("marlin", ["--m", "16", "--n", "64", "--k", "256"]),
+        ("marlin_mma_sync", ["--m", "3", "--n", "64", "--k", "256", "--dtype", "bfloat16", "--target", "sm_120a"]),
+        ("marlin_mma_sync", ["--m", "16", "--n", "64", "--k", "256"]),
     ],
 )
 def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,10 +242,10 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         ([], "either KERNEL or --coverage"),
         (["reverse.cu", "--coverage", "x.ptx"], "either KERNEL or --coverage"),
         (["reverse.cu", "--rows", "3"], "--rows: got an unknown option"),
-        (["marlin", "--rows", "3"], "--rows: got an unknown option"),
-        (["marlin", "--schedule", "3"], "--schedule: got an unknown option (did you mean --schedules?)"),
+        (["marlin_mma_sync", "--rows", "3"], "--rows: got an unknown option"),
+        (["marlin_mma_sync", "--schedule", "3"], "--schedule: got an unknown option (did you mean --schedules?)"),
         (["marlin_wgmma", "--target", "sm_120a"], "target: got sm_120a; allowed: a target with wgmma"),
-        (["marlin", "--m", "many"], "--m: got many; allowed: an integer"),
+        (["marlin_mma_sync", "--m", "many"], "--m: got many; allowed: an integer"),
         (["reverse.cu", "--grid", "0"], "; allowed: one to three numbers"),
         (["reverse.cu", "--grid", "1,2,3,4"], "; allowed: one to three numbers"),
     ],
@@ -261,8 +261,8 @@ def test_wrong_options_of_the_parser(
     ("arguments", "field"),
     [
         (["nothing"], "KERNEL"),
-        (["marlin", "--grid", "3"], "KERNEL"),
-        (["marlin", "--m", "0"], "m"),
+        (["marlin_mma_sync", "--grid", "3"], "KERNEL"),
+        (["marlin_mma_sync", "--m", "0"], "m"),
         (["tile_copy", "--dtype", "tensor"], "dtype"),
         (["nowhere.cu"], "kernel"),
         (["nowhere.toml"], "launch file"),

@@ -13,10 +13,10 @@ from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.mma_sync_spec import FEEDS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.shortlist import shortlist, variants
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import FEEDS, MarlinSpec
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.tune_file import Entry, parse_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -98,14 +98,14 @@ def test_rows_and_target_decide_which_kernels_there_are() -> None:
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
     without = imagined_card("sm_120a", 132)
-    assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MarlinSpec}, {MarlinSpec}]
+    assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MmaSyncSpec}, {MmaSyncSpec}]
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The specs that are constructed from now on."""
     found: list[str] = []
-    for kind in (SkinnySpec, WgmmaSpec, MarlinSpec):
+    for kind in (SkinnySpec, WgmmaSpec, MmaSyncSpec):
         check = kind.__post_init__
 
         def counted(self: AnyMarlinSpec, check: object = check) -> None:

@@ -22,14 +22,14 @@ from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.former_names import SPEC_FIELDS, renamed
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
 READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
-KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MarlinSpec}
+KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 RTX5090 = imagined_card("sm_120a", 170)
 #: At most so many percent behind the fastest measured, on average over the layers of a batch size, and in any of them.
 #: The table that ships holds what is 2 % and more behind.

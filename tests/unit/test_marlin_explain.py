@@ -34,7 +34,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 
 @pytest.mark.parametrize(
     ("layer", "m", "target", "kernel"),
-    [(LAYER, 1, "sm_90a", "skinny"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "portable")],
+    [(LAYER, 1, "sm_90a", "skinny"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "mma_sync")],
 )
 def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)

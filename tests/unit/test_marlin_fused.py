@@ -16,8 +16,8 @@ from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.explain import marlin_explain
 from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.plan import scale_exponent_of
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
@@ -68,8 +68,8 @@ def refuses(spec: WgmmaSpec, form: str) -> None:
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    portable = MarlinSpec("float16", 128, False, 16, 64, 128, 2, 1, 3)
-    assert resolve_fused(portable, "as_stored") is portable
+    mma_sync = MmaSyncSpec("float16", 128, False, 16, 64, 128, 2, 1, 3)
+    assert resolve_fused(mma_sync, "as_stored") is mma_sync
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -37,7 +37,7 @@ def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int
     if isinstance(spec, WgmmaSpec):
         assert spec.warpgroups_k == 1
     else:
-        assert isinstance(spec, MarlinSpec)
+        assert isinstance(spec, MmaSyncSpec)
         assert spec.warps_k == 1
         assert spec.scale_on != "accumulator"
 

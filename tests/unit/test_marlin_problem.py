@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import DivisorStruct, ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.stage import StagedTile
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 
 SPECS = [
-    MarlinSpec("float16", 128, False, *tile, 3)
+    MmaSyncSpec("float16", 128, False, *tile, 3)
     for tile in ((8, 128, 256, 4, 1), (16, 64, 256, 2, 2), (64, 256, 128, 8, 1), (128, 256, 64, 8, 1))
 ]
 WGMMA = [

@@ -17,9 +17,9 @@ from cudatma.kernels.marlin import tune_file, tuning
 from cudatma.kernels.marlin.card import H200, Card
 from cudatma.kernels.marlin.choose import choose_by_cost, decide
 from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, parse_entry, read_sections, store_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
@@ -161,7 +161,7 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
 
 FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, steps=1, in_flight=1)
 FOR_TWO = SkinnySpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
-SCALED_SUMS = MarlinSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
+SCALED_SUMS = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from cudatma.kernels.marlin import workspace
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.mma_sync_spec import GROUP_SIZES
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.spec import GROUP_SIZES
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import check_workspace
 from cudatma.target import TARGETS, Target

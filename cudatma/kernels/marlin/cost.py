@@ -194,7 +194,7 @@ def _result_clocks(elements: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MmaSyncTile:
-    """Of MarlinSpec; fields as there. One CTA on an SM."""
+    """Of MmaSyncSpec; fields as there. One CTA on an SM."""
 
     block_m: int
     block_n: int

@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def kernel(self) -> str:
-        """``"skinny"``, ``"wgmma"`` or ``"portable"``."""
+        """``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
         return kernel_name(self.spec)
 
     @property

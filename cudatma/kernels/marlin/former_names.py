@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 #: Kernels of tuning entries.
-KERNELS = {"strip": "skinny"}
+KERNELS = {"strip": "skinny", "portable": "mma_sync"}
 #: Fields of specs.
 SPEC_FIELDS = {"strips": "n_tiles"}
 

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, weight_policy
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import Target, get_target
 
 #: Tokens of a tile, the fewest that hold all; more of them take several tiles of the last.
-_WGMMA_TOKENS, _PORTABLE_TOKENS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
+_WGMMA_TOKENS, _MMA_SYNC_TOKENS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 _MAX_STAGES = 12
-Spec = TypeVar("Spec", MarlinSpec, WgmmaSpec)
+Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
 
 
 def choose_invariant(layer: Layer, m: int, card: Card) -> AnyMarlinSpec:
@@ -57,10 +57,10 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaS
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _mma_sync(layer: Layer, m: int, target: Target, multiprocessors: int) -> MarlinSpec:
-    block_m = next((size for size in _PORTABLE_TOKENS if size >= m), _PORTABLE_TOKENS[-1])
+def _mma_sync(layer: Layer, m: int, target: Target, multiprocessors: int) -> MmaSyncSpec:
+    block_m = next((size for size in _MMA_SYNC_TOKENS if size >= m), _MMA_SYNC_TOKENS[-1])
     wide = _fills(m, block_m, layer.n, 128, multiprocessors)
-    spec = MarlinSpec(
+    spec = MmaSyncSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
         has_zeros=layer.has_zeros,

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.marlin.mma_sync_spec import GROUP_SIZES, MmaSyncSpec
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import GROUP_SIZES, MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.quantization import PackedWeight
 
 #: Any of the kernels' specs; StagedTile holds what they have in common.
-AnyMarlinSpec: TypeAlias = MarlinSpec | SkinnySpec | WgmmaSpec
+AnyMarlinSpec: TypeAlias = MmaSyncSpec | SkinnySpec | WgmmaSpec
 _MAX_EXTENT = 2**31 - 1
 
 
@@ -28,7 +28,7 @@ class Feeds:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MarlinSpec.
+    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MmaSyncSpec.
 
     Raises ArgumentError, ArgumentTypeError.
     """

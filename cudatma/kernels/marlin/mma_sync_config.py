@@ -14,7 +14,7 @@ from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.layer import Feeds, Layer
-from cudatma.kernels.marlin.spec import MarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import KIB, Target, get_target
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
@@ -67,18 +67,18 @@ def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA
             yield Candidate(cost, partial(_built, form, layer, target, feeds))
 
 
-def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> MarlinSpec:
+def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
     spec = cheapest(mma_sync_candidates(layer, m, card, feeds))
-    if not isinstance(spec, MarlinSpec):
+    if not isinstance(spec, MmaSyncSpec):
         raise ArgumentError("target", card.target, "a target with TMA, mma.sync, and shared memory for a ring")
     return spec
 
 
-def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages: int) -> MarlinSpec | None:
+def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages: int) -> MmaSyncSpec | None:
     """The spec with as many stages as fit; None with fewer than ``least_stages``."""
     scale_on = "accumulator" if form.m <= _SCALED_SUMS_COLUMNS else "weight"
-    least = MarlinSpec(
+    least = MmaSyncSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
         has_zeros=layer.has_zeros,
@@ -100,7 +100,7 @@ def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages
     return next((one for one in rings if one.smem_bytes <= budget), None)
 
 
-def dump_specs(target: Target) -> list[MarlinSpec]:
+def dump_specs(target: Target) -> list[MmaSyncSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
     large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
     if not target.has("mma_sync") or not target.has("tma"):

@@ -21,10 +21,10 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight
@@ -210,7 +210,7 @@ def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -
         return create_scale_tma_desc(values, spec.scale_row, rows, whole_column=False, target=target)
 
     def weights() -> TensorMap:
-        if isinstance(spec, MarlinSpec):
+        if isinstance(spec, MmaSyncSpec):
             return create_weight_tma_desc(w.qweight, depth, target=target)
         return weight(spec.block_n // 64)
 

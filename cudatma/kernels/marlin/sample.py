@@ -27,7 +27,7 @@ from cudatma.target import Target
 _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
-def sample(
+def mma_sync_sample(
     target: Target,
     *,
     m: int = 16,
@@ -38,7 +38,7 @@ def sample(
     processors: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the portable kernel; k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on the mma.sync kernel; k: a multiple of 8.
 
     processors: multiprocessors of the card that is imagined; few of them get many stages each, so that the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).

@@ -2,7 +2,7 @@
 
 Few tokens are bound by the weight's bytes. So a block keeps N tiles for the whole depth, as many as fill
 the card once: no tile is divided among blocks, nothing but the weight's stream decides, and a block's warps add up
-their sums in shared memory. The product is transposed, as in the portable kernel: channels are the rows of the mma.
+their sums in shared memory. The product is transposed, as in the mma.sync kernel: channels are the rows of the mma.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def least_tokens(block_k: int) -> int:
 class SkinnySpec(StagedTile):
     """One instance of ``kernels/marlin_skinny.cu.j2``. Every operand comes by TMA.
 
-    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MarlinSpec.
+    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MmaSyncSpec.
     block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
     stages of whole turns of the swizzle (``least_tokens()``).
     n_tiles: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.

@@ -26,9 +26,9 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneF
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.former_names import renamed_entry
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import Target
@@ -39,7 +39,7 @@ _SCHEMA_OF_FORMER_NAMES = 2
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
-KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "portable": MarlinSpec}
+KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 _LAYER_FIELDS = ("group_size", "has_zeros", "dtype")
 _PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
@@ -87,7 +87,7 @@ class Entry:
 
 
 def kernel_name(spec: AnyMarlinSpec) -> str:
-    """``"skinny"``, ``"wgmma"`` or ``"portable"``."""
+    """``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
     return next(name for name, kind in KERNELS.items() if type(spec) is kind)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.spec import MarlinSpec
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
 from cudatma.target import Target, get_target
 
@@ -78,7 +78,7 @@ def _alike(entries: Sequence[Entry], layer: Layer, m: int, target: Target) -> En
     by_layer = {one.layer: [other for other in entries if other.layer == one.layer] for one in entries}
     found = (nearest(of, m) for of in by_layer.values())
     for entry in sorted((one for one in found if one), key=lambda one: (abs(one.m - m), repr(one.layer))):
-        if isinstance(entry.spec, MarlinSpec):  # its ways to scale go with the groups
+        if isinstance(entry.spec, MmaSyncSpec):  # its ways to scale go with the groups
             continue
         with contextlib.suppress(ArgumentError, TargetError):
             spec: AnyMarlinSpec = replace(

@@ -36,7 +36,7 @@ _MOST_WARPGROUPS = 3
 class WgmmaSpec(StagedTile):
     """One instance of ``kernels/marlin_wgmma.cu.j2``. Every operand comes by TMA.
 
-    dtype, group_size, has_zeros, weight_policy: as in MarlinSpec.
+    dtype, group_size, has_zeros, weight_policy: as in MmaSyncSpec.
     block_m, block_k: tokens and depth of a block's tile; it has 64 * warpgroups * stack channels.
     warpgroups: with channels of their own. stack: 64-channel blocks of each.
     warpgroups_k: that share those channels and divide each stage's depth; their sums meet in shared memory.

@@ -1,5 +1,5 @@
-// cudatma: kernels/marlin_portable.cu.j2 for sm_90a
-// spec: MarlinSpec
+// cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
+// spec: MmaSyncSpec
 //   dtype = 'float16'
 //   group_size = -1
 //   has_zeros = True
@@ -504,7 +504,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
 extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
+marlin_mma_sync_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const cudatma::u16* scales,
     const cudatma::u8* zeros,

@@ -16,15 +16,15 @@ from cudatma.kernels.marlin.cost import Cost, MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
-__all__ = ["FEEDS", "GROUP_SIZES", "MarlinSpec"]
+__all__ = ["FEEDS", "GROUP_SIZES", "MmaSyncSpec"]
 
 #: Load paths. A GEMM takes TMA; `cudatma bench feeds` measures what the others cost.
 FEEDS = ("tma", "cp_async")
 
 
 @dataclass(frozen=True, slots=True)
-class MarlinSpec(StagedTile):
-    """One instance of ``kernels/marlin_portable.cu.j2``.
+class MmaSyncSpec(StagedTile):
+    """One instance of ``kernels/marlin_mma_sync.cu.j2``.
 
     dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results.
     group_size: depths that share a scale; -1: one scale a channel.
@@ -56,7 +56,7 @@ class MarlinSpec(StagedTile):
     weight_policy: str = "evict_first"
     consumer_registers: int = 0
 
-    template: ClassVar[str] = "kernels/marlin_portable.cu.j2"
+    template: ClassVar[str] = "kernels/marlin_mma_sync.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
     blocks_k: ClassVar[int] = 1
@@ -127,7 +127,9 @@ class MarlinSpec(StagedTile):
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
         warps = f"w1{self.warps_n}{self.warps_k}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
-        return f"marlin_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
+        return (
+            f"marlin_mma_sync_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
+        )
 
     @property
     def warp_n(self) -> int:

@@ -1,35 +1,32 @@
-// cudatma: kernels/marlin_portable.cu.j2 for sm_90a
-// spec: MarlinSpec
-//   dtype = 'bfloat16'
-//   group_size = 32
-//   has_zeros = True
-//   block_m = 64
-//   block_n = 64
-//   block_k = 128
+// cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
+// spec: MmaSyncSpec
+//   dtype = 'float16'
+//   group_size = 128
+//   has_zeros = False
+//   block_m = 8
+//   block_n = 128
+//   block_k = 256
 //   warps_n = 4
-//   warps_k = 2
-//   stages = 3
-//   feed_weight = 'cp_async'
-//   feed_scale = 'cp_async'
-//   feed_activation = 'cp_async'
-//   scale_on = 'weight'
+//   warps_k = 1
+//   stages = 4
+//   feed_weight = 'tma'
+//   feed_scale = 'tma'
+//   feed_activation = 'tma'
+//   scale_on = 'accumulator'
 //   weight_policy = 'evict_first'
 //   consumer_registers = 0
-// 8 warps consume, 4 produce; a block takes 81712 B.
+// 4 warps consume, 1 produce; a block takes 86592 B.
 // One stage holds
-//    16384 B  activations 64 x 128 bfloat16, 128B swizzle
-//     4096 B  weights 64 x 128 int4, packed layout 1
-//      512 B  scales 4 x 64 bfloat16
-//      256 B  zero points 4 x 64 uint8
+//     4096 B  activations 8 x 256 float16, 128B swizzle
+//    16384 B  weights 128 x 256 int4, packed layout 1
+//      512 B  scales 2 x 128 float16
 // Shared memory, by offset
-//        0  activations, 49152 B
-//    49152  weights, 12288 B
-//    61440  scales, 1536 B
-//    62976  zeros, 768 B
-//    63744  output_staging, 1536 B
-//    65280  depth_reduction, 16384 B
-//    81664  full_barriers, 24 B
-//    81688  empty_barriers, 24 B
+//        0  activations, 16384 B
+//    16384  weights, 65536 B
+//    81920  scales, 2048 B
+//    83968  output_staging, 2560 B
+//    86528  full_barriers, 32 B
+//    86560  empty_barriers, 32 B
 
 // [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
 // Returns at once unless the launch was a programmatic dependent one.
@@ -43,17 +40,17 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the mma)
-constexpr u32 BLOCK_N = 64;      // channels (rows of the mma)
-constexpr u32 BLOCK_K = 128;      // depth of one stage
+constexpr u32 BLOCK_M = 8;      // tokens of a block's tile (columns of the mma)
+constexpr u32 BLOCK_N = 128;      // channels (rows of the mma)
+constexpr u32 BLOCK_K = 256;      // depth of one stage
 constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
-constexpr u32 WARPS_K = 2;      // warps that share a tile and split each stage's depth
-constexpr u32 WARP_N = 16;
-constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_THREADS = 128;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
-constexpr u32 GROUPS_PER_STAGE = 4;
+constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
+constexpr u32 WARP_N = 32;
+constexpr u32 STAGES = 4;
+constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 PRODUCER_THREADS = 32;
+constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
+constexpr u32 GROUPS_PER_STAGE = 2;
 
 constexpr u32 CLUSTER = 1;                      // blocks that work on one share
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
@@ -66,22 +63,22 @@ constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 
 // ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
-constexpr u32 WEIGHT_STAGE_BYTES = 4096;
+constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 0;   // what TMA brings into one stage
-constexpr u32 FULL_ARRIVALS = 128;
+constexpr u32 ZERO_SLOT_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 20992;   // what TMA brings into one stage
+constexpr u32 FULL_ARRIVALS = 1;
 constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 49152;
-constexpr u32 SCALES = 61440;
-constexpr u32 ZEROS = 62976;
-constexpr u32 OUTPUT_STAGING = 63744;
-constexpr u32 DEPTH_REDUCTION = 65280;
-constexpr u32 FULL_BARRIERS = 81664;
-constexpr u32 EMPTY_BARRIERS = 81688;
-constexpr u32 STAGING_PITCH_BYTES = 48;
-constexpr u32 STAGING_BYTES = 384;
+constexpr u32 WEIGHTS = 16384;
+constexpr u32 SCALES = 81920;
+constexpr u32 ZEROS = 83968;
+constexpr u32 OUTPUT_STAGING = 83968;
+constexpr u32 DEPTH_REDUCTION = 86528;
+constexpr u32 FULL_BARRIERS = 86528;
+constexpr u32 EMPTY_BARRIERS = 86560;
+constexpr u32 STAGING_PITCH_BYTES = 80;
+constexpr u32 STAGING_BYTES = 640;
 
 // ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
@@ -183,99 +180,78 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
 struct ZeroPoint {
     u32 low, high;
 };
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
+// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
-}
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
-__device__ __forceinline__ u32 both_low(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
-    return d;
-}
-__device__ __forceinline__ u32 both_high(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
-    return d;
+    const u32 upper = q >> 8;
+    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 // A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 // ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
-// The same boxes in 16-byte pieces: every piece has its own address and its own bounds check.
-__device__ __forceinline__ void load_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n,
-                                             u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = WEIGHT_STAGE_BYTES / 16;
-    constexpr u32 PIECES_PER_N64 = PIECES / N64_PER_TILE;
-#pragma unroll 4
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 n64 = tile_n * N64_PER_TILE + piece / PIECES_PER_N64;
-        const u32 inside = piece % PIECES_PER_N64;
-        const u32 row = n64 * problem.weight_row_blocks + k_iteration * K64_PER_STAGE + inside / (K64_BLOCK_BYTES / 16);
-        const u64 offset = (u64)row * K64_BLOCK_BYTES + inside % (K64_BLOCK_BYTES / 16) * 16;
-        const bool inside_tensor = row < problem.weight_rows;
-        cp_async_16(smem + piece * 16, weight + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
+// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row are filled with zeros; blocks past this
+// row's depth belong to the next channels, and meet activations that are zero.
+__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
+                                             u32 k_iteration, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < N64_PER_TILE; ++i) {
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k_iteration * K64_PER_STAGE;
+        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
     }
 }
-// Scales (element_bytes 2) or zero points (1): rows of BLOCK_N elements in 16-byte pieces.
-template <u32 element_bytes>
-__device__ __forceinline__ void load_scales(u32 smem, const u8* table, const Problem& problem, u32 tile_n, u32 group,
-                                            u32 thread) {
-    constexpr u32 PIECES_PER_ROW = BLOCK_N * element_bytes / 16;
-    for (u32 piece = thread; piece < GROUPS_PER_STAGE * PIECES_PER_ROW; piece += PRODUCER_THREADS) {
-        const u32 row = group + piece / PIECES_PER_ROW;
-        const u32 channel = tile_n * BLOCK_N + piece % PIECES_PER_ROW * (16 / element_bytes);
-        const u64 offset = ((u64)row * problem.scale_pitch + channel) * element_bytes;
-        const bool inside_tensor = row < problem.scale_rows && channel < problem.scale_pitch;
-        cp_async_16(smem + piece * 16, table + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
-    }
+__device__ __forceinline__ void load_scales(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 group) {
+    cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * BLOCK_N, group);
 }
-// The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
-__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
-                                                 u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
-#pragma unroll 2
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 chunk = piece & 7, token = (piece >> 3) % BLOCK_M, k64 = (piece >> 3) / BLOCK_M;
-        const u32 target = smem + k64 * BLOCK_M * 128 + token * 128 + ((chunk ^ (token & 7)) << 4);
-        const u32 row = tile_m * BLOCK_M + token, depth = k_iteration * BLOCK_K + k64 * 64 + chunk * 8;
-        const u32 valid = row < problem.m && depth < problem.k ? min(8u, problem.k - depth) : 0;   // elements
-        const u16* source = activations + (valid ? row * problem.activation_pitch : 0);
-        cp_async_16(target, source + (valid ? depth : 0), valid * 2);
+// K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
+__device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k_iteration) {
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_STAGE; ++i) {
+        cp_async_bulk_tensor_2d_load(smem + i * BLOCK_M * 128, map, full, k_iteration * BLOCK_K + i * 64,
+                                     tile_m * BLOCK_M);
     }
 }
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
@@ -327,7 +303,7 @@ __device__ __forceinline__ void collect(Accumulators& acc, const Problem& proble
         *flag = 0;   // its writer comes back in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 2
+#pragma unroll 8
     for (u32 other = share + 1; other <= last; ++other) {
         const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
@@ -383,44 +359,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
             if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
 }
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
-}
-
-__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
-}
-// ---- Partial sums between the warps that split a stage's depth --------------------------------------------------------
-// The warps with the same channels and tokens meet at a named barrier of their own: the first adds up what the others
-// leave in shared memory. Returns whether this warp goes on with the sum.
-__device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 warp_tile, u32 warp_k, u32 lane) {
-    constexpr u32 FRAGMENT_BYTES = 32 * 16, WARP_BYTES = C_GROUPS * N8 * FRAGMENT_BYTES;
-    const u32 base = smem + DEPTH_REDUCTION + warp_tile * (WARPS_K - 1) * WARP_BYTES + lane * 16;
-    if (warp_k > 0) {
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n)
-                leave_fragment(base + (warp_k - 1) * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
-    }
-    bar_sync(1 + warp_tile, 32 * WARPS_K);   // the others' sums are there
-    if (warp_k == 0) {
-#pragma unroll
-        for (u32 k = 0; k < WARPS_K - 1; ++k)
-#pragma unroll
-            for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-                for (u32 n = 0; n < N8; ++n) add_fragment(acc[c][n], base + k * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    }
-    bar_sync(1 + warp_tile, 32 * WARPS_K);   // they are read: the next tile may overwrite them
-    return warp_k == 0;
-}
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
@@ -467,7 +405,7 @@ struct SlotAddresses {
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
-        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
+        const u32 row = token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
                            threadIdx.x % 32);
@@ -475,21 +413,13 @@ struct SlotAddresses {
                        warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
         const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
         scales = kept(smem + SCALES + at * 2, threadIdx.x % 32);
-        zeros = kept(smem + ZEROS + at, threadIdx.x % 32);
+        zeros = 0;
     }
 };
 
 // Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
 __device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[C_GROUPS], u32 smem) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pairs[0]) : "r"(smem) : "memory");
-}
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[C_GROUPS], u32 smem) {
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        u32 pair;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
-        zeros[c] = zero_point(pair & 0xff, pair >> 8);
-    }
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 }
 // What a thread holds of the weights for 64 depths.
 struct WeightFragments {
@@ -502,7 +432,6 @@ struct WeightFragments {
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 depth) {
     const u32 row = depth / GROUP_SIZE * BLOCK_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
-    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_SLOT_BYTES + row);
 }
 // k64: of this warp's part of the stage.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
@@ -521,15 +450,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
 typedef u32 ActivationFragments[N8][2];
 
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 row, u32 step) {
-#pragma unroll
-    for (u32 n = 0; n < N8; n += 2) {
-        u32 r[4];
-        ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
-        b[n][0] = r[0];
-        b[n][1] = r[1];
-        b[n + 1][0] = r[2];
-        b[n + 1][1] = r[3];
-    }
+    ldmatrix_x2(b[0], row ^ (step << 5));
 }
 
 // One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
@@ -540,14 +461,24 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     for (u32 c = 0; c < C_GROUPS; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
-        const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
-        a[0] = multiply(a[0], scale_low);
-        a[1] = multiply(a[1], scale_high);
-        a[2] = multiply(a[2], scale_low);
-        a[3] = multiply(a[3], scale_high);
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_bf16(acc[c][n], a, b[n][0], b[n][1]);
+        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(acc[c][n], a, b[n][0], b[n][1]);
     }
+}
+// A group or a stage ends: its sums are scaled into the accumulators.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) {
+        const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
+#pragma unroll
+        for (u32 n = 0; n < N8; ++n) {
+            acc[c][n][0] += sums[c][n][0] * low;
+            acc[c][n][1] += sums[c][n][1] * low;
+            acc[c][n][2] += sums[c][n][2] * high;
+            acc[c][n][3] += sums[c][n][3] * high;
+        }
+    }
+    clear(sums);
 }
 // Multiplies the stages of one piece.
 //
@@ -556,7 +487,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
 // slot. Once the loop has come round, every value read has been used by an instruction that was issued before.
 __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
                                               u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
-    Accumulators& sums = acc;
+    Accumulators sums;         // of the group at hand, not yet scaled
+    clear(sums);
     u32 previous = stage;
 #pragma unroll 1
     for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
@@ -569,8 +501,9 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
             load_weight_fragments(weights, slots, stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                if (step == 2) load_group(weights, slots, stage, i * 64 + 32);
                 multiply_step(sums, weights, row, step);
+                const u32 depth = i * 64 + step * 16 + 16;   // that is done, of this warp's part of the stage
+                if (depth % GROUP_SIZE == 0 || depth == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
             }
         }
         previous = stage;
@@ -583,12 +516,11 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
 
 // Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
 // CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
-extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
-    const cudatma::u8* weight,
-    const cudatma::u16* scales,
-    const cudatma::u8* zeros,
-    const cudatma::u16* activations,
+extern "C" __global__ void __launch_bounds__(160, 1)
+marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
+    const __grid_constant__ cudatma::TensorMap weight_map,
+    const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap activation_map,
     const cudatma::u16* bias,
     cudatma::u16* output,
     float4* partials,
@@ -615,23 +547,31 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
 
     if (warp_index >= CONSUMER_WARPS) {
         StageCursor cursor(problem, share);
-        // ---- Producer: 128 threads copy; TMA, where an operand still uses it, is issued by the first ----------------
-        const u32 thread = threadIdx.x - 32 * CONSUMER_WARPS;
+        // ---- Producer: one thread issues every copy -----------------------------------------------------------------
+        // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+        if (warp_index != CONSUMER_WARPS || !elect_sync()) return;
+        const u64 policy = createpolicy_evict_first();
+        const auto load_constants = [&](const StageCursor& at, u32 slot) {
+            const u32 bar = full + 8 * slot;
+            mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
+            load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, at.tile_n, at.k, policy);
+            load_scales(smem + SCALES + slot * SCALE_STAGE_BYTES, bar, &scale_map, at.tile_n, at.k * BLOCK_K / GROUP_SIZE);
+        };
+        // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
+        // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
+        const u32 early = min(STAGES, problem.early_stages);
+        StageCursor ahead(cursor);
+#pragma unroll 1
+        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) load_constants(ahead, slot);
         griddepcontrol_wait();
-        while (cursor.next(problem)) {
-            const u32 bar = full + 8 * stage;
-            mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, weight, problem, cursor.tile_n, cursor.k, thread);
-            load_scales<2>(smem + SCALES + stage * SCALE_STAGE_BYTES, (const u8*)scales, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_scales<1>(smem + ZEROS + stage * ZERO_SLOT_BYTES, zeros, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
-                             thread);
-            cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
+#pragma unroll 1
+        for (u32 i = 0; cursor.next(problem); ++i) {
+            if (i >= STAGES) mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
+            if (i >= early) load_constants(cursor, stage);
+            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, full + 8 * stage, &activation_map,
+                             cursor.tile_m, cursor.k);
             advance(stage, phase);
         }
-        cp_async_wait_group<0>();
         return;
     }
 
@@ -642,6 +582,8 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     Piece piece;
     Accumulators acc;
     WeightFragments weights;
+#pragma unroll
+    for (u32 c = 0; c < C_GROUPS; ++c) weights.zeros[c] = zero_point(8, 8);
     griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
     while (queue.next(problem, piece)) {
         u32 tile_m, tile_n;
@@ -649,7 +591,6 @@ marlin_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
         const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
         clear(acc);
         consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
-        if (!reduce_depth(acc, smem, warp.tile, warp.k, lane)) continue;
         if (piece.k_begin > 0) {
             contribute(acc, partials, flags, share, warp.tile, lane);
             continue;

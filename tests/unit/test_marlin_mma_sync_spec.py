@@ -1,4 +1,4 @@
-"""MarlinSpec: its rules, its shared memory, and the bytes its barriers expect, against what descriptors deliver."""
+"""MmaSyncSpec: its rules, its shared memory, and the bytes its barriers expect, against what descriptors deliver."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
-from cudatma.kernels.marlin.spec import FEEDS, GROUP_SIZES, MarlinSpec
+from cudatma.kernels.marlin.mma_sync_spec import FEEDS, GROUP_SIZES, MmaSyncSpec
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
-BASE = MarlinSpec("float16", 128, False, 64, 128, 128, 4, 1, 3)
+BASE = MmaSyncSpec("float16", 128, False, 64, 128, 128, 4, 1, 3)
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> MarlinSpec:
+def specs(draw: st.DrawFn) -> MmaSyncSpec:
     """Any spec that its own rules allow."""
     group_size = draw(st.sampled_from(GROUP_SIZES))
     try:
-        return MarlinSpec(
+        return MmaSyncSpec(
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=group_size,
             has_zeros=draw(st.booleans()),
@@ -98,7 +98,7 @@ def test_an_unknown_dtype() -> None:
 
 
 @given(specs())
-def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinSpec) -> None:
+def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MmaSyncSpec) -> None:
     layout = spec.smem_layout()
     for (_, offset, size), (_, following, _) in pairwise(layout):
         assert offset + size <= following
@@ -108,7 +108,7 @@ def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinSpec) ->
 
 
 @given(specs())
-def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinSpec) -> None:
+def test_every_slot_is_aligned_for_what_writes_it(spec: MmaSyncSpec) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
     k64 = spec.block_k // 64
@@ -128,7 +128,7 @@ def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinSpec) -> None:
     assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
 
 
-def expected_bytes(spec: MarlinSpec) -> int:
+def expected_bytes(spec: MmaSyncSpec) -> int:
     """What the barrier of a stage will count: boxes of descriptors over arrays of this spec's operands."""
     k, n, m = 256, 256, 256
     dtype, total = activation_type(spec.dtype).numpy, 0
@@ -152,14 +152,14 @@ def expected_bytes(spec: MarlinSpec) -> int:
 
 
 @given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinSpec) -> None:
+def test_a_stage_expects_what_its_boxes_deliver(spec: MmaSyncSpec) -> None:
     assert spec.transaction_bytes == expected_bytes(spec)
     assert spec.uses_tma == (spec.transaction_bytes > 0)
     assert spec.transaction_bytes < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
 
 
 @given(specs())
-def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinSpec) -> None:
+def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MmaSyncSpec) -> None:
     parts = (
         spec.weight_stage_bytes,
         spec.activation_stage_bytes,
@@ -174,7 +174,7 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinSpec) -> None:
 
 
 @given(specs())
-def test_arrivals_and_threads(spec: MarlinSpec) -> None:
+def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
     """One arrival for all of TMA, one a producer thread for each way of copying by hand."""
     stage = {spec.feed_weight, spec.feed_activation} | ({spec.feed_scale} if spec.group_size != -1 else set())
     by_hand = "cp_async" in stage
@@ -185,7 +185,7 @@ def test_arrivals_and_threads(spec: MarlinSpec) -> None:
 
 
 @given(specs())
-def test_the_entry_is_a_c_identifier(spec: MarlinSpec) -> None:
+def test_the_entry_is_a_c_identifier(spec: MmaSyncSpec) -> None:
     assert spec.entry.isidentifier()
     assert spec.entry.isascii()
 
