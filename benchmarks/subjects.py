@@ -6,17 +6,17 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble
 
 #: Name -> load paths. Scales alone are what an existing cp.async kernel can migrate first.
-FEEDS = {
-    "tma": Feeds(),
-    "scales": Feeds("cp_async", "tma", "cp_async"),
-    "cp_async": Feeds("cp_async", "cp_async", "cp_async"),
+LOAD_PATHS = {
+    "tma": LoadPaths(),
+    "scales": LoadPaths("cp_async", "tma", "cp_async"),
+    "cp_async": LoadPaths("cp_async", "cp_async", "cp_async"),
 }
 TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_async": "cp.async"}
 #: What a profiler can be shown: the kernel that marlin_gemm chooses, or the mma.sync kernel on a load path.
@@ -24,12 +24,12 @@ SUBJECTS = tuple(TITLES)
 
 
 def spec_of(path: str, layer: Layer, m: int) -> MmaSyncSpec:
-    """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of FEEDS."""
+    """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of LOAD_PATHS."""
     from cudatma import context
     from cudatma.kernels.marlin.card import card_of
     from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 
-    return choose_mma_sync(layer, m, card_of(context.current_device()), FEEDS[path])
+    return choose_mma_sync(layer, m, card_of(context.current_device()), LOAD_PATHS[path])
 
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import ast
 import json
 import os
 import subprocess
+import warnings
 from collections.abc import Sequence
 
 from cudatma.errors import ArgumentError
@@ -28,6 +29,10 @@ EXAMPLES = """examples:
   cudatma bench --list
   cudatma bench NAME --help
 """
+
+
+#: Names that benchmarks had before, which still run them, with a DeprecationWarning, until the next release.
+FORMER_NAMES = {"feeds": "load_paths", "feed_code": "load_path_code"}
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
@@ -46,6 +51,10 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
     Raises ArgumentError for a name that the folder does not have.
     """
     known = benchmarks(folder)
+    if name not in known and (now := FORMER_NAMES.get(name)) is not None:
+        text = f"the benchmark {name} is now called {now}; the next release does not know the former name"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        name = now
     if name not in known:
         remedy = "" if known else f"{folder} has no benchmarks; run from a checkout of cudatma"
         raise ArgumentError("benchmark", name, ", ".join(known) or "none", remedy)

@@ -45,7 +45,8 @@ class Job:
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
-    """``["stages=3", "feed=tma"]`` -> ``{"stages": 3, "feed": "tma"}``. Values are Python literals, else text.
+    """``["stages=3", "dtype=bfloat16"]`` -> ``{"stages": 3, "dtype": "bfloat16"}``. Values are Python literals, else
+    text.
 
     Raises ArgumentError for a part without "=".
     """

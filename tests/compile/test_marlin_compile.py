@@ -15,9 +15,9 @@ import pytest
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin.card import imagined_card
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
-from cudatma.kernels.marlin.mma_sync_spec import FEEDS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_spec import LOAD_PATHS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -74,10 +74,10 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
 def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     """A map for each operand that TMA brings, a pointer for the others, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
-    tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.feed_scale == "tma" else 0
-    maps = (spec.feed_weight == "tma") + tables + (spec.feed_activation == "tma")
-    by_threads = (1 + spec.has_zeros) * (spec.group_size == -1 or spec.feed_scale != "tma")
-    arrays = (spec.feed_weight != "tma") + by_threads + (spec.feed_activation != "tma") + 4
+    tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.scale_load_path == "tma" else 0
+    maps = (spec.weight_load_path == "tma") + tables + (spec.activation_load_path == "tma")
+    by_threads = (1 + spec.has_zeros) * (spec.group_size == -1 or spec.scale_load_path != "tma")
+    arrays = (spec.weight_load_path != "tma") + by_threads + (spec.activation_load_path != "tma") + 4
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
@@ -97,9 +97,9 @@ def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
-    """What the operands' feed changes: with TMA alone no thread computes addresses of or copies what is multiplied."""
+    """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
     layer, card = Layer(8192, 28672, 128, True, "float16"), imagined_card(name, 132)
-    both = [choose_mma_sync(layer, 16, card, Feeds(feed, feed, feed)) for feed in FEEDS]
+    both = [choose_mma_sync(layer, 16, card, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
     # A box for each 64 channels, scales and zero points, both ahead of griddepcontrol.wait and behind it; one for each
@@ -113,13 +113,17 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
 @pytest.mark.parametrize(
     ("weight", "scale", "activation", "group_size", "has_zeros"),
     [
-        (*feeds, group_size, zeros)
-        for feeds, (group_size, zeros) in zip(
-            product(FEEDS, FEEDS, FEEDS), 2 * [(-1, True), (32, True), (-1, False), (64, False)], strict=True
+        (*load_paths, group_size, zeros)
+        for load_paths, (group_size, zeros) in zip(
+            product(LOAD_PATHS, LOAD_PATHS, LOAD_PATHS),
+            2 * [(-1, True), (32, True), (-1, False), (64, False)],
+            strict=True,
         )
     ],
 )
-def test_every_mixture_of_feeds(weight: str, scale: str, activation: str, group_size: int, has_zeros: bool) -> None:
+def test_every_mixture_of_load_paths(
+    weight: str, scale: str, activation: str, group_size: int, has_zeros: bool
+) -> None:
     layer = Layer(4096, 4096, group_size, has_zeros, "bfloat16")
-    spec = choose_mma_sync(layer, 64, imagined_card("sm_120a", 132), Feeds(weight, scale, activation))
+    spec = choose_mma_sync(layer, 64, imagined_card("sm_120a", 132), LoadPaths(weight, scale, activation))
     assert compiled(spec, "sm_120a").warnings == ()

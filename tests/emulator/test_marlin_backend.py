@@ -13,7 +13,7 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.dense import FROM_TOKENS
 from cudatma.kernels.marlin.emulated import emulated_gemm
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.tuning import pinned
@@ -60,7 +60,7 @@ def test_against_float64(
     y = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
-    paths = Feeds("cp_async", "cp_async", "cp_async")
+    paths = LoadPaths("cp_async", "cp_async", "cp_async")
     with pinned(choose_mma_sync(Layer.of(weight), m, imagined_card(target, 132), paths)):
         by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]

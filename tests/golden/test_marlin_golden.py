@@ -25,12 +25,12 @@ SPECS = {
     # Every operand by cp.async, zero points among them, and each stage's depth split over two warps.
     "zeros_cp_async": MmaSyncSpec(
         "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
-        feed_weight="cp_async", feed_scale="cp_async", feed_activation="cp_async",
+        weight_load_path="cp_async", scale_load_path="cp_async", activation_load_path="cp_async",
     ),
     # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
     "wide_column": MmaSyncSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
-        feed_activation="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
+        activation_load_path="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
     ),
 }  # fmt: skip
 

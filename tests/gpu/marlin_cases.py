@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as pytest does; 
 
 from marlin_operands import (
     DTYPES,
-    FEEDS,
+    LOAD_PATHS,
     TOLERANCE,
     Options,
     Outcome,
@@ -29,11 +29,11 @@ from marlin_operands import (
     activations,
     compare,
     is_poison,
-    load_path,
     make_bias,
     make_weight,
     poisoned,
     to_float64,
+    use_load_path,
 )
 
 from cudatma import detect, marlin_gemm
@@ -56,27 +56,27 @@ GUARD_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One weight, its feeds and its numbers of tokens: feeds x tokens cases. ``options.feed`` is not looked at."""
+    """One weight, its load paths and its numbers of tokens, each with each. ``options.load_path`` is not looked at."""
 
     k: int
     n: int
     options: Options
-    feeds: tuple[str, ...]
+    load_paths: tuple[str, ...]
     tokens: tuple[int, ...] = TOKENS
 
     def __str__(self) -> str:
         o = self.options
         parts = [f"{self.k}x{self.n}", o.dtype, f"g{o.group_size}", "symmetric" if o.symmetric else "zeros"]
         parts += ["act_order"] * o.act_order + ["bias"] * o.bias
-        return "-".join(parts + [feed.replace(" ", "_") for feed in self.feeds])
+        return "-".join(parts + [load_path.replace(" ", "_") for load_path in self.load_paths])
 
 
-def run(weight: Weight, x: Any, reference: Any, feed: str, bias: Any = None) -> Outcome:
+def run(weight: Weight, x: Any, reference: Any, load_path: str, bias: Any = None) -> Outcome:
     """One GEMM into a poisoned buffer that is longer than the result."""
     rows = x.shape[0]
     buffer = poisoned((rows + GUARD_ROWS, weight.packed.shape[1]), weight.packed.dtype)
     out = buffer[:rows]
-    with load_path(weight.packed, rows, feed):
+    with use_load_path(weight.packed, rows, load_path):
         result = marlin_gemm(x, weight.packed, out, bias)
     if result is not out:
         raise AssertionError("marlin_gemm returned another array than out")
@@ -84,7 +84,7 @@ def run(weight: Weight, x: Any, reference: Any, feed: str, bias: Any = None) -> 
 
 
 def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
-    """Every case of a job as (feed, tokens, outcome). The rows of a smaller batch are the first of a larger one."""
+    """Every case of a job as (load path, M, outcome). The rows of a smaller batch are the first of a larger one."""
     options = job.options
     weight = make_weight(job.k, job.n, options)
     x = activations((max(job.tokens), job.k), options.dtype)
@@ -92,8 +92,8 @@ def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
     bias = make_bias(job.n, options.dtype) if options.bias else None
     if bias is not None:
         reference += to_float64(bias)
-    for feed, m in itertools.product(job.feeds, job.tokens):
-        yield feed, m, run(weight, x[:m], reference[:m], feed, bias)
+    for load_path, m in itertools.product(job.load_paths, job.tokens):
+        yield load_path, m, run(weight, x[:m], reference[:m], load_path, bias)
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -119,9 +119,9 @@ def _gain(row: Mapping[str, Any], names: Sequence[str], missing: Mapping[Any, No
 
 
 def rotated_jobs() -> list[Job]:
-    """Every shape with every number of tokens, by TMA and another feed; the options rotate over the shapes."""
+    """Every shape with every number of tokens, by TMA and another load path; the options rotate over the shapes."""
     turns = itertools.product((True, False), GROUP_SIZES, DTYPES)
-    others = itertools.cycle([feed for feed in FEEDS if feed != "tma"])
+    others = itertools.cycle([load_path for load_path in LOAD_PATHS if load_path != "tma"])
     return [
         Job(k, n, Options(dtype, group_size, symmetric), ("tma", other))
         for (k, n), (symmetric, group_size, dtype), other in zip(SHAPES, turns, others, strict=False)
@@ -132,21 +132,21 @@ def pairwise_jobs() -> list[Job]:
     """Any two options together, act-order and bias among them, at two shapes and two numbers of tokens."""
     factors = {
         "group_size": GROUP_SIZES,
-        "feed": tuple(FEEDS),
+        "load_path": tuple(LOAD_PATHS),
         "dtype": DTYPES,
         "symmetric": (True, False),
         "act_order": (False, True),
         "bias": (False, True),
     }
     rows = [Options(**row) for row in pairwise(factors)]
-    return [Job(k, n, row, (row.feed,), (7, 100)) for k, n in ((1000, 136), (2048, 1024)) for row in rows]
+    return [Job(k, n, row, (row.load_path,), (7, 100)) for k, n in ((1000, 136), (2048, 1024)) for row in rows]
 
 
 def full_jobs() -> list[Job]:
-    """Every shape x tokens x dtype x group size x symmetric or zero points x three feeds, and the pairwise rows."""
-    feeds = ("tma", "cp_async", "scale by cp_async")
+    """Every shape x M x dtype x group size x symmetric or zero points x three load paths, and the pairwise rows."""
+    load_paths = ("tma", "cp_async", "scale by cp_async")
     product = itertools.product(SHAPES, DTYPES, GROUP_SIZES, (True, False))
-    return [Job(k, n, Options(d, g, s), feeds) for (k, n), d, g, s in product] + pairwise_jobs()
+    return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
 def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
@@ -155,10 +155,10 @@ def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
     for job in jobs:
         o = job.options
         layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
-        for feed, m in itertools.product(job.feeds, job.tokens):
+        for load_path, m in itertools.product(job.load_paths, job.tokens):
             if m:
-                by_tma = feed == "tma"
-                spec = decide(layer, m, card).spec if by_tma else choose_mma_sync(layer, m, card, FEEDS[feed])
+                by_tma = load_path == "tma"
+                spec = decide(layer, m, card).spec if by_tma else choose_mma_sync(layer, m, card, LOAD_PATHS[load_path])
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
@@ -188,12 +188,12 @@ class Summary:
         self.worst: dict[str, dict[str, Any]] = {}
         self.table: dict[str, dict[str, float]] = {}
 
-    def add(self, job: Job, feed: str, m: int, outcome: Outcome) -> None:
-        dtype, case = job.options.dtype, f"M={m} {replace(job, feeds=(feed,))}"
+    def add(self, job: Job, load_path: str, m: int, outcome: Outcome) -> None:
+        dtype, case = job.options.dtype, f"M={m} {replace(job, load_paths=(load_path,))}"
         self.cases += 1
         if problem := outcome.problem(dtype):
             self.failures.append(f"{case}: {problem}")
-        worst = self.worst.setdefault(f"{dtype}, {feed}", {"cases": 0, "error": 0.0, "case": ""})
+        worst = self.worst.setdefault(f"{dtype}, {load_path}", {"cases": 0, "error": 0.0, "case": ""})
         worst["cases"] += 1
         # Not "greater than": a NaN should replace what is there.
         if not outcome.error <= worst["error"]:
@@ -248,8 +248,8 @@ def main() -> int:
     print(f"{kernels} kernels compiled or found in {time.perf_counter() - start:.1f} s", flush=True)
     summary = Summary()
     for job in jobs:
-        for feed, m, outcome in run_job(job):
-            summary.add(job, feed, m, outcome)
+        for load_path, m, outcome in run_job(job):
+            summary.add(job, load_path, m, outcome)
         free_memory()
     summary.print()
     seconds = round(time.perf_counter() - start, 1)

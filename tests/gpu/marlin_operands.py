@@ -14,19 +14,19 @@ import numpy as np
 from cudatma import context
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.card import card_of
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.tuning import pinned
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
 #: Load paths of the mma.sync kernel.
-FEEDS = {
-    "tma": Feeds(),
-    "cp_async": Feeds("cp_async", "cp_async", "cp_async"),
-    "scale by cp_async": Feeds(scale="cp_async"),
-    "weight by cp_async": Feeds(weight="cp_async"),
-    "activation by cp_async": Feeds(activation="cp_async"),
+LOAD_PATHS = {
+    "tma": LoadPaths(),
+    "cp_async": LoadPaths("cp_async", "cp_async", "cp_async"),
+    "scale by cp_async": LoadPaths(scale="cp_async"),
+    "weight by cp_async": LoadPaths(weight="cp_async"),
+    "activation by cp_async": LoadPaths(activation="cp_async"),
 }
 #: ||out - reference|| / ||reference||.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -42,23 +42,23 @@ _TINY = 1e-200
 
 
 @contextmanager
-def load_path(weight: PackedWeight, m: int, feed: str) -> Iterator[None]:
-    """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on a load path of FEEDS; "tma": what a GEMM chooses."""
-    if feed == "tma" or not m:  # a call without rows launches nothing
+def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None]:
+    """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
+    if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
-    with pinned(choose_mma_sync(Layer.of(weight), m, card_of(context.current_device()), FEEDS[feed])):
+    with pinned(choose_mma_sync(Layer.of(weight), m, card_of(context.current_device()), LOAD_PATHS[load_path])):
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything but the shape. feed: a key of FEEDS."""
+    """Everything but the shape. load_path: a key of LOAD_PATHS."""
 
     dtype: str = "float16"
     group_size: int = 128
     symmetric: bool = True
-    feed: str = "tma"
+    load_path: str = "tma"
     act_order: bool = False
     bias: bool = False
 

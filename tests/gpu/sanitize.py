@@ -1,4 +1,4 @@
-"""A few small Marlin GEMMs for the sanitizers: every feed, shared tiles, tails, clusters, dependent launches.
+"""A few small Marlin GEMMs for the sanitizers: every load path, shared tiles, tails, clusters, dependent launches.
 
 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --part 3/8      (which is slow: parts, side by side)
@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from marlin_operands import FEEDS, POISON, TOLERANCE, Options, load_path
+from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
@@ -35,7 +35,7 @@ SHAPES = ((333, 77), (1000, 192))
 TOKENS = (1, 17, 100)
 FP16 = ("float16", 128, False)
 CASES = (
-    *(Options(feed=feed) for feed in FEEDS),
+    *(Options(load_path=load_path) for load_path in LOAD_PATHS),
     Options("bfloat16", 32, False, bias=True),
     Options("float16", -1, False),
     Options("bfloat16", 64, True, act_order=True),
@@ -84,7 +84,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
     out = upload(np.full((m, n), POISON, np.uint16).view(x.dtype))
     device_bias = None if bias is None else upload(bias)
     on_card = weight.to_device()
-    with load_path(on_card, m, options.feed):
+    with use_load_path(on_card, m, options.load_path):
         marlin_gemm(upload(x), on_card, out, device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))

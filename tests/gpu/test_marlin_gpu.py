@@ -12,18 +12,18 @@ import pytest
 from marlin_cases import Job
 from marlin_operands import (
     DTYPES,
-    FEEDS,
+    LOAD_PATHS,
     POISON,
     Options,
     activations,
     bits,
     compare,
     is_poison,
-    load_path,
     make_bias,
     make_weight,
     poisoned,
     to_float64,
+    use_load_path,
 )
 
 from cudatma import ArgumentTypeError, MarlinLinear, marlin_gemm
@@ -104,9 +104,9 @@ def use(monkeypatch: pytest.MonkeyPatch, spec: AnyMarlinSpec) -> None:
 
 def check_job(job: Job) -> None:
     problems = []
-    for feed, m, outcome in cases.run_job(job):
+    for load_path, m, outcome in cases.run_job(job):
         if problem := outcome.problem(job.options.dtype):
-            problems.append(f"M={m} {feed}: {problem}")
+            problems.append(f"M={m} {load_path}: {problem}")
     assert not problems, "\n".join([str(job), *problems])
 
 
@@ -197,9 +197,9 @@ def test_the_reference_is_what_a_weight_dequantises_to(
     np.testing.assert_array_equal(weight.dense.get(), weight.packed.dequantize())
 
 
-@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("load_path", LOAD_PATHS)
 @pytest.mark.parametrize(("x_gap", "out_gap"), [(1, 1), (4, 8), (0, 3), (12, 0)])
-def test_pitches(x_gap: int, out_gap: int, feed: str) -> None:
+def test_pitches(x_gap: int, out_gap: int, load_path: str) -> None:
     """x and out are windows of wider buffers; NaNs lie beside and below x, and all around out."""
     k, n, rows = 100, 72, 21
     weight = make_weight(k, n, Options(group_size=32))
@@ -208,7 +208,7 @@ def test_pitches(x_gap: int, out_gap: int, feed: str) -> None:
     x_buffer[:rows, :k] = values
     buffer = poisoned((rows + 2, n + out_gap), "float16")
     out = buffer[:rows, :n]
-    with load_path(weight.packed, rows, feed):
+    with use_load_path(weight.packed, rows, load_path):
         assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out) is out
     check(out, to_float64(values) @ weight.dense)
     assert is_poison(bits(buffer)[:rows, n:])
@@ -244,25 +244,25 @@ def test_leading_dimensions_that_fold_into_one_pitch() -> None:
     assert is_poison(bits(out)[:, :, 0::2])
 
 
-@pytest.mark.parametrize("feed", ["tma", "cp_async"])
+@pytest.mark.parametrize("load_path", ["tma", "cp_async"])
 @pytest.mark.parametrize("k", [128, 100])
-def test_rows_that_are_one_row(k: int, feed: str) -> None:
+def test_rows_that_are_one_row(k: int, load_path: str) -> None:
     weight = make_weight(k, 136)
     row = activations((k,), "float16")
-    with load_path(weight.packed, 40, feed):
+    with use_load_path(weight.packed, 40, load_path):
         out = marlin_gemm(cupy.broadcast_to(row, (40, k)), weight.packed)
     check(out, cupy.broadcast_to(to_float64(row) @ weight.dense, (40, 136)))
     assert bool((bits(out) == bits(out)[0]).all())
 
 
-@pytest.mark.parametrize("feed", ["tma", "cp_async"])
+@pytest.mark.parametrize("load_path", ["tma", "cp_async"])
 @pytest.mark.parametrize("m", [3, 100])
-def test_a_row_of_nans_spoils_no_other(m: int, feed: str) -> None:
+def test_a_row_of_nans_spoils_no_other(m: int, load_path: str) -> None:
     weight = make_weight(1000, 136)
     x = activations((m, 1000), "float16")
     reference = to_float64(x) @ weight.dense
     x[1] = np.nan
-    with load_path(weight.packed, m, feed):
+    with use_load_path(weight.packed, m, load_path):
         out = marlin_gemm(x, weight.packed)
     assert bool(cupy.isnan(out[1]).all())
     check(out[2:], reference[2:])

@@ -7,12 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_operands import Options, Weight, activations, bits, compare, load_path, make_weight, poisoned, to_float64
+from marlin_operands import (
+    Options,
+    Weight,
+    activations,
+    bits,
+    compare,
+    make_weight,
+    poisoned,
+    to_float64,
+    use_load_path,
+)
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.card import card_of
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import configure
@@ -53,9 +63,9 @@ def differences(out: Any, wanted: Any) -> Any:
 @pytest.mark.parametrize(
     ("k", "n", "m", "shared", "options"),
     [
-        (4096, 1024, 16, True, Options(feed="cp_async")),
+        (4096, 1024, 16, True, Options(load_path="cp_async")),
         (4096, 1024, 16, False, Options()),
-        (4096, 512, 333, True, Options("bfloat16", 64, False, feed="cp_async")),
+        (4096, 512, 333, True, Options("bfloat16", 64, False, load_path="cp_async")),
         (4096, 512, 333, False, Options("bfloat16", 64, False)),
         (2048, 2048, 333, False, Options("bfloat16", 64, False)),
         (8192, 10240, 1024, True, Options()),
@@ -66,7 +76,7 @@ def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool
     """Tiles that several blocks share, through the workspace or within a cluster, or that they do not share."""
     weight = make_weight(k, n, options)
     x = activations((m, k), options.dtype)
-    with load_path(weight.packed, m, options.feed):
+    with use_load_path(weight.packed, m, options.load_path):
         if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
             assert (stream_tiles(weight, m) > 0) == shared
         wanted = marlin_gemm(x, weight.packed)
@@ -127,15 +137,15 @@ def test_a_workspace_of_ones_own() -> None:
     weight = make_weight(4096, 1024)
     x = activations((16, 4096), "float16")
     space = MarlinWorkspace(0)
-    with load_path(weight.packed, 16, "cp_async"):
+    with use_load_path(weight.packed, 16, "cp_async"):
         assert stream_tiles(weight, 16) > 0
         wanted = marlin_gemm(x, weight.packed)
-    for feed in ("tma", "cp_async"):
-        with load_path(weight.packed, 16, feed):
+    for load_path in ("tma", "cp_async"):
+        with use_load_path(weight.packed, 16, load_path):
             out = marlin_gemm(x, weight.packed, workspace=space)
         assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
         assert not flags(space).any()
-    with load_path(weight.packed, 16, "cp_async"):
+    with use_load_path(weight.packed, 16, "cp_async"):
         assert int(differences(marlin_gemm(x, weight.packed, workspace=space), wanted)) == 0
     partials = cupy.cuda.UnownedMemory(space.partials_pointer, space.partials_bytes, space)
     assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
@@ -169,7 +179,7 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     release_workspaces()
     own = poisoned((16, 512), "float16")
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
-    spec = choose_mma_sync(Layer.of(unknown.packed), 16, card_of(0), Feeds("cp_async", "tma", "cp_async"))
+    spec = choose_mma_sync(Layer.of(unknown.packed), 16, card_of(0), LoadPaths("cp_async", "tma", "cp_async"))
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         marlin_gemm(x, weight.packed, own)  # its workspace is made now
@@ -185,18 +195,18 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
 class Chain:
     """GEMMs each of which reads the one before, through two buffers in turn."""
 
-    def __init__(self, m: int, feed: str) -> None:
+    def __init__(self, m: int, load_path: str) -> None:
         options = Options("bfloat16", 128, False)
         self.weights = [make_weight(2048, 2048, options, seed) for seed in range(6)]
         self.inputs = [activations((m, 2048), "bfloat16", seed) for seed in (10, 11)]
         self.x, self.buffers = cupy.empty_like(self.inputs[0]), [cupy.empty_like(self.inputs[0]) for _ in range(2)]
-        self.m, self.feed, self.space = m, feed, MarlinWorkspace(0)
+        self.m, self.load_path, self.space = m, load_path, MarlinWorkspace(0)
 
     def run(self, programmatic: bool) -> Any:
         source = self.x
         for i, weight in enumerate(self.weights):
             target = self.buffers[i % 2]
-            with load_path(weight.packed, self.m, self.feed):
+            with use_load_path(weight.packed, self.m, self.load_path):
                 source = marlin_gemm(source, weight.packed, target, workspace=self.space, programmatic=programmatic)
         return source
 
@@ -207,9 +217,9 @@ class Chain:
         bits(self.x)[...] = bits(self.inputs[which])
 
 
-@pytest.mark.parametrize(("m", "feed"), [(1, "tma"), (16, "tma"), (100, "tma"), (16, "cp_async")])
-def test_programmatic_dependent_launches(m: int, feed: str) -> None:
-    chain, wanted = Chain(m, feed), []
+@pytest.mark.parametrize(("m", "load_path"), [(1, "tma"), (16, "tma"), (100, "tma"), (16, "cp_async")])
+def test_programmatic_dependent_launches(m: int, load_path: str) -> None:
+    chain, wanted = Chain(m, load_path), []
     for which in (0, 1):
         chain.start(which)
         wanted.append(chain.run(False).copy())

@@ -33,8 +33,8 @@ _MMA_SYNC: dict[str, dict[str, Any]] = {
     "tma": {"scale_on": "accumulator", "warps_k": 2, "block_k": 128},
     "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
     "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
-    "cp_async": {"feed_weight": "cp_async", "feed_scale": "cp_async", "feed_activation": "cp_async"},
-    "mixed": {"feed_scale": "cp_async", "scale_on": "accumulator"},
+    "cp_async": {"weight_load_path": "cp_async", "scale_load_path": "cp_async", "activation_load_path": "cp_async"},
+    "mixed": {"scale_load_path": "cp_async", "scale_on": "accumulator"},
 }
 #: The same for the wgmma kernel.
 _WGMMA: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Nsight Compute's CSV, ncu run by a fake, clocks and watts sampled by a thread, and the code of feeds in a cell."""
+"""Nsight Compute's CSV, ncu run by a fake, clocks and watts sampled by a thread, the code of load paths in a cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import energy, feeds, ncu, power, subjects
+from benchmarks import energy, load_paths, ncu, power, subjects
 from benchmarks.plan import CellKey
 from benchmarks.power import PowerLog, Sample
 from cudatma.target import get_target
@@ -205,15 +205,15 @@ def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> 
     assert power.nvml_reader(None) is None
 
 
-# ---- Feeds ----------------------------------------------------------------------------------------------------------
+# ---- Load paths ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
     find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
 )
-def test_a_cell_of_feeds_holds_their_code() -> None:
-    code = feeds.code_of(8192, 28672, 16, get_target("sm_90a"))
-    assert set(code) == set(subjects.FEEDS)
+def test_a_cell_of_load_paths_holds_their_code() -> None:
+    code = load_paths.code_of(8192, 28672, 16, get_target("sm_90a"))
+    assert set(code) == set(subjects.LOAD_PATHS)
     assert code["tma"]["copies"] < code["cp_async"]["copies"]
     assert code["tma"]["slots"] < code["cp_async"]["slots"]
 

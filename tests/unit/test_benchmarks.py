@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from benchmarks import (
     cells,
-    feed_code,
-    feeds,
     first_call,
     harness,
     host_cost,
+    load_path_code,
+    load_paths,
     marlin,
     ncu,
     operands,
@@ -209,7 +209,7 @@ def cell(m: int, x_cublas: float | None, x_floor: float | None = None, k: int = 
     return {"k": k, "n": n, "m": m, "us": 10.0, "x_cublas": x_cublas, "x_floor": x_floor, "floor_us": 8.0}
 
 
-FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "feed": "tma", "bytes": 1, "error": "x"}
+FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "load_path": "tma", "bytes": 1, "error": "x"}
 CODE = dict.fromkeys(
     ("registers", "copies", "threads", "loop", "loop_integer", "producer_slots", "consumer_slots", "slots"), 7
 )
@@ -230,12 +230,12 @@ CODE = dict.fromkeys(
             "| 1 x 2 | 1.0 | 3.00 | 4.00 | c | - |",
         ),
         (
-            feeds.feeds_table,
+            load_paths.load_paths_table,
             [{"k": 1, "n": 2, "m": 3, "us": {"tma": 1.0, "scales": None, "cp_async": 2.0}, "speed_up": 2.0}],
             "| 1 x 2 | 3 | 1.00 | - | 2.00 | 2.00 |",
         ),
         (
-            feeds.feeds_table,
+            load_paths.load_paths_table,
             [{"k": 1, "n": 2, "m": 3, "us": {}, "code": {"tma": {"registers": 83, "copies": 7, "slots": 99}}}],
             "| 1 x 2 | 3 | - | - | - | - | 83 / - | 7 / - | 99 / - |",
         ),
@@ -244,7 +244,11 @@ CODE = dict.fromkeys(
             [{"k": 1, "n": 2, "m": 3, "ncu": {"tma": {"us": 4.0, "instructions": 2e6, "stalls": {"wait": 1.5}}}}],
             "| 1 x 2 | 3 | TMA | 4.00 | 2.00 | - | - | - | - | wait 1.5 |",
         ),
-        (feed_code.code_table, [{"m": 1, "feed": "tma", **CODE}], "| M = 1 | TMA | 7 | 7 | 7 | 7 | 7 | 7 | 7 | 7 |"),
+        (
+            load_path_code.code_table,
+            [{"m": 1, "load_path": "tma", **CODE}],
+            "| M = 1 | TMA | 7 | 7 | 7 | 7 | 7 | 7 | 7 | 7 |",
+        ),
         (
             host_cost.host_table,
             [{"case": "CuPy", "median_us": 8.0, "p90_us": 9.0, "p99_us": 12.5, "least_us": 7.0}],
@@ -314,8 +318,8 @@ def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: p
 
 NAMES = {
     "emulator",
-    "feed_code",
-    "feeds",
+    "load_path_code",
+    "load_paths",
     "first_call",
     "host_cost",
     "marlin",
@@ -332,7 +336,7 @@ def test_the_scripts_are_found_with_a_summary() -> None:
     assert all(found.values())
 
 
-@pytest.mark.parametrize("module", [feeds, host_cost, marlin, read_floor])
+@pytest.mark.parametrize("module", [load_paths, host_cost, marlin, read_floor])
 def test_without_a_card_the_reason_is_said(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -503,35 +507,35 @@ def test_addresses_as_branch_targets() -> None:
 
 def test_the_steady_loops_are_found() -> None:
     loops = natural_loops(encoded(SASS))
-    assert feed_code.producer_loop(loops).header == 0x10
-    assert feed_code.consumer_loop(loops).header == 0xE0
+    assert load_path_code.producer_loop(loops).header == 0x10
+    assert load_path_code.consumer_loop(loops).header == 0xE0
     with pytest.raises(LookupError):
-        feed_code.producer_loop([])
+        load_path_code.producer_loop([])
     with pytest.raises(LookupError):
-        feed_code.consumer_loop([])
+        load_path_code.consumer_loop([])
 
 
 def test_producer_slots_scale_with_the_copies() -> None:
     # 11 instructions, 4 of them in the copy loop: 2 for a copy, 7 besides for each warp.
     loops = natural_loops(encoded(SASS))
-    assert feed_code.producer_slots(loops, [], 1) == 11
-    assert feed_code.producer_slots(loops, [10], 4) == 4 * 7 + 10 * 2
-    assert feed_code.producer_slots(loops, [10, 20], 4) == 4 * 7 + 30 * 2, "one loop for two operands: its mean"
+    assert load_path_code.producer_slots(loops, [], 1) == 11
+    assert load_path_code.producer_slots(loops, [10], 4) == 4 * 7 + 10 * 2
+    assert load_path_code.producer_slots(loops, [10, 20], 4) == 4 * 7 + 30 * 2, "one loop for two operands: its mean"
 
 
-def spec_of(feed: str, m: int = 16) -> Any:
+def spec_of(load_path: str, m: int = 16) -> Any:
     layer = Layer(8192, 28672, 128, False, "float16")
-    return choose_mma_sync(layer, m, H200, feeds.FEEDS[feed])
+    return choose_mma_sync(layer, m, H200, load_paths.LOAD_PATHS[load_path])
 
 
 def test_copies_of_a_stage() -> None:
     spec = spec_of("tma")
     boxes = spec.block_n // 64 + 1 + spec.block_k // 64
-    assert sum(feed_code.copies_by_operand(spec).values()) == boxes
-    pieces = feed_code.copies_by_operand(spec_of("cp_async"))
+    assert sum(load_path_code.copies_by_operand(spec).values()) == boxes
+    pieces = load_path_code.copies_by_operand(spec_of("cp_async"))
     assert pieces["weight"] * 512 == spec.block_n * spec.block_k // 2
     assert pieces["activation"] * 512 == spec.block_m * spec.block_k * 2
-    assert feed_code.copies_by_operand(spec_of("scales")) == pieces | {"scale": 1}
+    assert load_path_code.copies_by_operand(spec_of("scales")) == pieces | {"scale": 1}
 
 
 @pytest.mark.skipif(
@@ -539,7 +543,7 @@ def test_copies_of_a_stage() -> None:
 )
 def test_real_code_shows_what_tma_saves() -> None:
     target = get_target("sm_90a")
-    tma, pieces = (feed_code.compile_and_analyse(spec_of(name), target) for name in ("tma", "cp_async"))
+    tma, pieces = (load_path_code.compile_and_analyse(spec_of(name), target) for name in ("tma", "cp_async"))
     assert tma.threads == 1
     assert pieces.threads == 128
     assert tma.copies < pieces.copies

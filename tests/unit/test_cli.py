@@ -57,7 +57,10 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["tragets"], "COMMAND: got tragets (did you mean targets?); allowed: "),
         (["--juggle"], "COMMAND: got --juggle; allowed: "),
-        (["dump", "marln", "--target", "sm_90a"], "kernel: got marln (did you mean marlin?); allowed: "),
+        (
+            ["dump", "marlin_skiny", "--target", "sm_90a"],
+            "kernel: got marlin_skiny (did you mean marlin_skinny?); allowed: ",
+        ),
         (["emulate", "tile_cpy"], "KERNEL: got tile_cpy (did you mean tile_copy?); allowed: "),
         (["targets", "sm90a"], "target: got sm90a (did you mean sm_90a?); allowed: "),
         (["inspect", "--theme", "drak"], "--theme: got drak (did you mean dark?); allowed: auto, light, dark"),
@@ -215,6 +218,14 @@ def test_bench_lists_and_runs_scripts_with_a_main(tmp_path: Path) -> None:
         bench.run_benchmark("two", [], tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(("former", "name"), bench.FORMER_NAMES.items())
+def test_a_former_name_runs_its_benchmark_with_a_warning(former: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text('"""One."""\ndef main(): return 0\nraise SystemExit(main())\n')
+    with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
+        assert bench.run_benchmark(former, [], tmp_path) == 0
+    assert name in bench.benchmarks()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -229,9 +240,9 @@ def test_wrong_dumps(arguments: list[str], error: type[Exception], words: str) -
 
 
 def test_config_values_are_literals_else_text() -> None:
-    assert dump_kernels.parse_config(["stages=3", "feed=tma", "split=None", "name="]) == {
+    assert dump_kernels.parse_config(["stages=3", "load_path=tma", "split=None", "name="]) == {
         "stages": 3,
-        "feed": "tma",
+        "load_path": "tma",
         "split": None,
         "name": "",
     }

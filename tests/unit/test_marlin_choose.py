@@ -11,9 +11,9 @@ from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Feeds, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
-from cudatma.kernels.marlin.mma_sync_spec import FEEDS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_spec import LOAD_PATHS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div, schedule
 from cudatma.kernels.marlin.shortlist import shortlist, variants
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
@@ -130,17 +130,18 @@ def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
 
 # ---- The mma.sync kernel alone
 
-feeds = st.builds(Feeds, *3 * [st.sampled_from(FEEDS)])
+load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
 
 
-@given(layers, rows, cards, feeds)
+@given(layers, rows, cards, load_paths)
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
-    layer: Layer, m: int, card: Card, feed: Feeds
+    layer: Layer, m: int, card: Card, load_path: LoadPaths
 ) -> None:
-    spec = choose_mma_sync(layer, m, card, feed)
+    spec = choose_mma_sync(layer, m, card, load_path)
     assert spec.smem_bytes <= 99 * KIB
     spec.check_target(get_target(card.target))
-    assert (spec.feed_weight, spec.feed_scale, spec.feed_activation) == (feed.weight, feed.scale, feed.activation)
+    assert spec.weight_load_path == load_path.weight
+    assert (spec.scale_load_path, spec.activation_load_path) == (load_path.scale, load_path.activation)
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -152,7 +153,7 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     for spec in specs:
         spec.check_target(target)
     for operand in ("weight", "scale", "activation"):
-        assert {getattr(spec, f"feed_{operand}") for spec in specs} == set(FEEDS)
+        assert {getattr(spec, f"{operand}_load_path") for spec in specs} == set(LOAD_PATHS)
     assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
     assert {spec.has_zeros for spec in specs} == {False, True}
     assert {32, 128, -1} <= {spec.group_size for spec in specs}

@@ -222,7 +222,7 @@ def test_rows_that_are_copied_first() -> None:
     assert needs_arranging(WEIGHT, shifted)
 
 
-@pytest.mark.parametrize("option", ["feed", "explain"])
+@pytest.mark.parametrize("option", ["load_path", "explain"])
 def test_no_such_option(option: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         marlin_gemm(X, WEIGHT, backend="reference", **{option: "tma"})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
-from cudatma.kernels.marlin.mma_sync_spec import FEEDS, GROUP_SIZES, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_spec import GROUP_SIZES, LOAD_PATHS, MmaSyncSpec
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
@@ -36,9 +36,9 @@ def specs(draw: st.DrawFn) -> MmaSyncSpec:
             warps_n=draw(st.sampled_from((1, 2, 4, 8))),
             warps_k=draw(st.sampled_from((1, 2, 4))),
             stages=draw(st.integers(2, 16)),
-            feed_weight=draw(st.sampled_from(FEEDS)),
-            feed_scale=draw(st.sampled_from(FEEDS)),
-            feed_activation=draw(st.sampled_from(FEEDS)),
+            weight_load_path=draw(st.sampled_from(LOAD_PATHS)),
+            scale_load_path=draw(st.sampled_from(LOAD_PATHS)),
+            activation_load_path=draw(st.sampled_from(LOAD_PATHS)),
             scale_on="epilogue" if group_size == -1 else draw(st.sampled_from(("weight", "accumulator"))),
         )
     except ArgumentError:
@@ -50,9 +50,9 @@ def specs(draw: st.DrawFn) -> MmaSyncSpec:
     ("field", "value"),
     [
         ("group_size", 96),
-        ("feed_weight", "plain"),
-        ("feed_activation", "gather"),
-        ("feed_activation", "ldg"),
+        ("weight_load_path", "plain"),
+        ("activation_load_path", "gather"),
+        ("activation_load_path", "ldg"),
         ("scale_on", "epilogue"),
         ("weight_policy", "evict_last"),
         ("block_n", 96),
@@ -132,17 +132,17 @@ def expected_bytes(spec: MmaSyncSpec) -> int:
     """What the barrier of a stage will count: boxes of descriptors over arrays of this spec's operands."""
     k, n, m = 256, 256, 256
     dtype, total = activation_type(spec.dtype).numpy, 0
-    if spec.feed_weight == "tma":
+    if spec.weight_load_path == "tma":
         qweight = np.zeros((n // 64 * k // 64, 2048), np.uint8)
         box = create_weight_tma_desc(qweight, spec.block_k // 64, backend="codec")
         total += box.expected_bytes * (spec.block_n // 64)
-    if spec.has_stage_scales and spec.feed_scale == "tma":
+    if spec.has_stage_scales and spec.scale_load_path == "tma":
         groups = spec.groups_per_stage
         tables = [np.zeros((k // spec.group_size, n), dtype)]
         tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
         boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, backend="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
-    if spec.feed_activation == "tma":
+    if spec.activation_load_path == "tma":
         x = np.zeros((m, k), dtype)
         box = create_activation_tma_desc(x, spec.block_m, backend="codec")
         assert box.spec.swizzle == Swizzle.B128
@@ -176,7 +176,8 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MmaSyncSpec) -> None:
 @given(specs())
 def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
     """One arrival for all of TMA, one a producer thread for each way of copying by hand."""
-    stage = {spec.feed_weight, spec.feed_activation} | ({spec.feed_scale} if spec.group_size != -1 else set())
+    scales = {spec.scale_load_path} if spec.group_size != -1 else set()
+    stage = {spec.weight_load_path, spec.activation_load_path} | scales
     by_hand = "cp_async" in stage
     producers = 32 if spec.all_tma else 128
     assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
@@ -197,9 +198,9 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"has_zeros": True},
         {"block_m": 32},
         {"stages": 4},
-        {"feed_weight": "cp_async"},
-        {"feed_scale": "cp_async"},
-        {"feed_activation": "cp_async"},
+        {"weight_load_path": "cp_async"},
+        {"scale_load_path": "cp_async"},
+        {"activation_load_path": "cp_async"},
         {"warps_n": 8, "consumer_registers": 232},
         {"warps_n": 8},
     ]

@@ -7,7 +7,12 @@ from typing import Any
 #: Kernels of tuning entries.
 KERNELS = {"strip": "skinny", "portable": "mma_sync"}
 #: Fields of specs.
-SPEC_FIELDS = {"strips": "n_tiles"}
+SPEC_FIELDS = {
+    "strips": "n_tiles",
+    "feed_weight": "weight_load_path",
+    "feed_scale": "scale_load_path",
+    "feed_activation": "activation_load_path",
+}
 
 
 def renamed(fields: dict[str, Any], names: dict[str, str] = SPEC_FIELDS) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _MAX_EXTENT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Feeds:
+class LoadPaths:
     """Load path of each operand of the mma.sync kernel, ``"tma"`` or ``"cp_async"``; the other kernels take TMA."""
 
     weight: str = "tma"

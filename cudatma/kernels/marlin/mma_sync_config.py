@@ -13,14 +13,14 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.layer import Feeds, Layer
+from cudatma.kernels.marlin.layer import Layer, LoadPaths
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import KIB, Target, get_target
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
 _SMEM_BYTES = 99 * KIB
 _MAX_STAGES = 12
-_BY_TMA = Feeds()
+_BY_TMA = LoadPaths()
 #: Sums are scaled once a group where few columns share a warp; weights, where many do.
 _SCALED_SUMS_COLUMNS = 32
 #: Weights that several tiles of M read should stay in L2.
@@ -53,7 +53,7 @@ _FORMS = (
 )
 
 
-def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> Iterator[Candidate]:
+def mma_sync_candidates(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> Iterator[Candidate]:
     """Each tile that is no taller than the fewest tiles for M need."""
     target = get_target(card.target)
     if not target.has("mma_sync") or not target.has("tma"):
@@ -64,18 +64,18 @@ def mma_sync_candidates(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA
             scales_weight = layer.group_size != -1 and form.m > _SCALED_SUMS_COLUMNS
             tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.warps_k, scales_weight)
             cost = mma_sync_cost(tile, m, layer.n, layer.k, card)
-            yield Candidate(cost, partial(_built, form, layer, target, feeds))
+            yield Candidate(cost, partial(_built, form, layer, target, load_paths))
 
 
-def choose_mma_sync(layer: Layer, m: int, card: Card, feeds: Feeds = _BY_TMA) -> MmaSyncSpec:
+def choose_mma_sync(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
-    spec = cheapest(mma_sync_candidates(layer, m, card, feeds))
+    spec = cheapest(mma_sync_candidates(layer, m, card, load_paths))
     if not isinstance(spec, MmaSyncSpec):
         raise ArgumentError("target", card.target, "a target with TMA, mma.sync, and shared memory for a ring")
     return spec
 
 
-def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages: int) -> MmaSyncSpec | None:
+def _built(form: _Form, layer: Layer, target: Target, load_paths: LoadPaths, least_stages: int) -> MmaSyncSpec | None:
     """The spec with as many stages as fit; None with fewer than ``least_stages``."""
     scale_on = "accumulator" if form.m <= _SCALED_SUMS_COLUMNS else "weight"
     least = MmaSyncSpec(
@@ -88,9 +88,9 @@ def _built(form: _Form, layer: Layer, target: Target, feeds: Feeds, least_stages
         warps_n=form.warps_n,
         warps_k=form.warps_k,
         stages=2,
-        feed_weight=feeds.weight,
-        feed_scale=feeds.scale,
-        feed_activation=feeds.activation,
+        weight_load_path=load_paths.weight,
+        scale_load_path=load_paths.scale,
+        activation_load_path=load_paths.activation,
         scale_on="epilogue" if layer.group_size == -1 else scale_on,
         weight_policy="evict_first" if form.m <= _STREAMED_COLUMNS else "evict_normal",
         consumer_registers=form.registers,
@@ -106,15 +106,17 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     card = imagined_card(target, H200.multiprocessors)
-    built = (_built(form, large, target, Feeds(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg)
+    built = (
+        _built(form, large, target, LoadPaths(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg
+    )
     specs = [spec for spec in built if spec is not None]
     cases = [
-        (replace(large, dtype="bfloat16", has_zeros=True), 16, Feeds()),
-        (replace(large, group_size=32, has_zeros=True), 64, Feeds()),
-        (replace(large, group_size=-1), 1024, Feeds()),
-        (large, 16, Feeds("cp_async", "cp_async", "cp_async")),
-        (large, 1024, Feeds("cp_async", "cp_async", "cp_async")),
-        (small, 16, Feeds(scale="cp_async")),
+        (replace(large, dtype="bfloat16", has_zeros=True), 16, LoadPaths()),
+        (replace(large, group_size=32, has_zeros=True), 64, LoadPaths()),
+        (replace(large, group_size=-1), 1024, LoadPaths()),
+        (large, 16, LoadPaths("cp_async", "cp_async", "cp_async")),
+        (large, 1024, LoadPaths("cp_async", "cp_async", "cp_async")),
+        (small, 16, LoadPaths(scale="cp_async")),
     ]
-    specs += [choose_mma_sync(layer, m, card, feeds) for layer, m, feeds in cases]
+    specs += [choose_mma_sync(layer, m, card, load_paths) for layer, m, load_paths in cases]
     return list(dict.fromkeys(specs))

@@ -16,10 +16,10 @@ from cudatma.kernels.marlin.cost import Cost, MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
-__all__ = ["FEEDS", "GROUP_SIZES", "MmaSyncSpec"]
+__all__ = ["GROUP_SIZES", "LOAD_PATHS", "MmaSyncSpec"]
 
-#: Load paths. A GEMM takes TMA; `cudatma bench feeds` measures what the others cost.
-FEEDS = ("tma", "cp_async")
+#: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures what the others cost.
+LOAD_PATHS = ("tma", "cp_async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class MmaSyncSpec(StagedTile):
     warps_n, warps_k: how the consumer warps divide the tile, each with all of its tokens; warps_k > 1 splits each
     stage's depth and adds the partial sums up in shared memory.
     stages: depth of the ring.
-    feed_weight, feed_scale (zero points too), feed_activation: load path of each operand to shared memory.
+    weight_load_path, scale_load_path (zero points too), activation_load_path: how each operand reaches shared memory.
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
     dequantised weights, ``"epilogue"`` the result (whole-column scales only).
     weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
@@ -49,9 +49,9 @@ class MmaSyncSpec(StagedTile):
     warps_n: int
     warps_k: int
     stages: int
-    feed_weight: str = "tma"
-    feed_scale: str = "tma"
-    feed_activation: str = "tma"
+    weight_load_path: str = "tma"
+    scale_load_path: str = "tma"
+    activation_load_path: str = "tma"
     scale_on: str = "weight"
     weight_policy: str = "evict_first"
     consumer_registers: int = 0
@@ -66,9 +66,9 @@ class MmaSyncSpec(StagedTile):
         activation_type(self.dtype)
         one_of = {
             "group_size": GROUP_SIZES,
-            "feed_weight": FEEDS,
-            "feed_scale": FEEDS,
-            "feed_activation": FEEDS,
+            "weight_load_path": LOAD_PATHS,
+            "scale_load_path": LOAD_PATHS,
+            "activation_load_path": LOAD_PATHS,
             "scale_on": ("epilogue",) if self.group_size == -1 else ("accumulator", "weight"),
             "weight_policy": ("evict_first", "evict_normal"),
             "block_m": (8, 16, 32, 48, 64, 128),
@@ -104,14 +104,14 @@ class MmaSyncSpec(StagedTile):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         by_tma = {
-            "weight_map": self.feed_weight == "tma",
-            **dict.fromkeys(self.table_maps(), self.feed_scale == "tma"),
-            "activation_map": self.feed_activation == "tma",
+            "weight_map": self.weight_load_path == "tma",
+            **dict.fromkeys(self.table_maps(), self.scale_load_path == "tma"),
+            "activation_map": self.activation_load_path == "tma",
         }
         arrays = {
-            "weight": self.feed_weight == "cp_async",
-            **dict.fromkeys(self.tables(), not self.has_stage_scales or self.feed_scale == "cp_async"),
-            "activations": self.feed_activation == "cp_async",
+            "weight": self.weight_load_path == "cp_async",
+            **dict.fromkeys(self.tables(), not self.has_stage_scales or self.scale_load_path == "cp_async"),
+            "activations": self.activation_load_path == "cp_async",
         }
         read = (name for name, is_read in (by_tma | arrays).items() if is_read)
         return (*read, "bias", "output", "partials", "flags", "problem")
@@ -121,15 +121,14 @@ class MmaSyncSpec(StagedTile):
     @property
     def entry(self) -> str:
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
-        feeds = {self.feed_weight, self.feed_scale, self.feed_activation}
-        feed = feeds.pop() if len(feeds) == 1 else f"w_{self.feed_weight}_s_{self.feed_scale}_x_{self.feed_activation}"
+        paths = (self.weight_load_path, self.scale_load_path, self.activation_load_path)
+        load_path = paths[0] if len(set(paths)) == 1 else "w_{}_s_{}_x_{}".format(*paths)
         zeros = "_zeros" if self.has_zeros else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
         warps = f"w1{self.warps_n}{self.warps_k}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
-        return (
-            f"marlin_mma_sync_{self.activation.short}_{scales}{zeros}_{tile}_{warps}_s{self.stages}{registers}_{feed}"
-        )
+        name = f"marlin_mma_sync_{self.activation.short}_{scales}{zeros}"
+        return f"{name}_{tile}_{warps}_s{self.stages}{registers}_{load_path}"
 
     @property
     def warp_n(self) -> int:
@@ -155,7 +154,7 @@ class MmaSyncSpec(StagedTile):
 
     @property
     def all_tma(self) -> bool:
-        return self.feed_weight == self.feed_scale == self.feed_activation == "tma"
+        return self.weight_load_path == self.scale_load_path == self.activation_load_path == "tma"
 
     @property
     def transaction_bytes(self) -> int:
@@ -163,9 +162,9 @@ class MmaSyncSpec(StagedTile):
         count: what lies outside the tensor is filled and counted."""
         scales = self.scale_stage_bytes + self.zero_stage_bytes
         return (
-            (self.weight_stage_bytes if self.feed_weight == "tma" else 0)
-            + (scales if self.feed_scale == "tma" else 0)
-            + (self.activation_stage_bytes if self.feed_activation == "tma" else 0)
+            (self.weight_stage_bytes if self.weight_load_path == "tma" else 0)
+            + (scales if self.scale_load_path == "tma" else 0)
+            + (self.activation_stage_bytes if self.activation_load_path == "tma" else 0)
         )
 
     @property
@@ -176,15 +175,16 @@ class MmaSyncSpec(StagedTile):
 
     @property
     def uses_cp_async(self) -> bool:
-        return "cp_async" in self._stage_feeds
+        return "cp_async" in self._stage_load_paths
 
     @property
     def uses_tma(self) -> bool:
-        return "tma" in self._stage_feeds
+        return "tma" in self._stage_load_paths
 
     @property
-    def _stage_feeds(self) -> list[str]:
-        return [self.feed_weight, self.feed_activation] + ([self.feed_scale] if self.has_stage_scales else [])
+    def _stage_load_paths(self) -> list[str]:
+        scales = [self.scale_load_path] if self.has_stage_scales else []
+        return [self.weight_load_path, self.activation_load_path, *scales]
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (

@@ -67,9 +67,9 @@ class SkinnySpec(StagedTile):
     template: ClassVar[str] = "kernels/marlin_skinny.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
-    feed_weight: ClassVar[str] = "tma"
-    feed_scale: ClassVar[str] = "tma"
-    feed_activation: ClassVar[str] = "tma"
+    weight_load_path: ClassVar[str] = "tma"
+    scale_load_path: ClassVar[str] = "tma"
+    activation_load_path: ClassVar[str] = "tma"
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)

@@ -38,8 +38,8 @@ _PARAMETER_TYPES = {
 class StagedTile:
     """A block's tile of block_m tokens, block_n channels and block_k depths a stage. Base of the kernels' specs.
 
-    dtype, group_size, has_zeros: as in MmaSyncSpec. template: the kernel's. cluster: blocks that work side by side in N.
-    blocks_k: of a cluster that divide the depth.
+    dtype, group_size, has_zeros: as in MmaSyncSpec. template: the kernel's. cluster: blocks that work side by side
+    in N. blocks_k: of a cluster that divide the depth.
     warp_tiles: parts of a tile that have a flag of their own in the workspace.
     """
 

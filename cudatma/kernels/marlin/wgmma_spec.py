@@ -72,9 +72,9 @@ class WgmmaSpec(StagedTile):
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     revision: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
-    feed_weight: ClassVar[str] = "tma"
-    feed_scale: ClassVar[str] = "tma"
-    feed_activation: ClassVar[str] = "tma"
+    weight_load_path: ClassVar[str] = "tma"
+    scale_load_path: ClassVar[str] = "tma"
+    activation_load_path: ClassVar[str] = "tma"
     #: A slot is given back in the midst of the next stage. [tools/sass_hazards.py]
     gives_back_previous: ClassVar[bool] = True
 

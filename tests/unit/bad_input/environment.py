@@ -76,9 +76,15 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "unknown kernel": (["dump", "marlni", "--target", "sm_90a"], "got marlni (did you mean marlin?); allowed: marlin"),
     "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target: got sm_75; allowed: sm_90"),
     "target to show": (["targets", "sm_75"], "target: got sm_75; allowed: sm_90"),
-    "field without a value": (["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages"], "--config: got stages"),
+    "field without a value": (
+        ["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages"],
+        "--config: got stages",
+    ),
     "unknown field": (["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "depth=3"], "--config: got depth"),
-    "value out of range": (["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages=99"], "stages: got 99"),
+    "value out of range": (
+        ["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages=99"],
+        "stages: got 99",
+    ),
     "output below a file": (
         ["dump", "marlin_mma_sync", "--target", "sm_90a", "--out", "/dev/null/x"],
         "--out: got /dev/null/x",

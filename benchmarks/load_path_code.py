@@ -1,4 +1,4 @@
-"""What the code of each feed (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no card."""
+"""What a load path's code (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.shapes import parse_shape
-from benchmarks.subjects import FEEDS, TITLES, disassembled
+from benchmarks.subjects import LOAD_PATHS, TITLES, disassembled
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
@@ -32,7 +32,7 @@ _TENSOR_LOAD, _PIECE_LOAD, _TENSOR_CORE, _WAIT = "UTMALDG", "LDGSTS", "HMMA", "T
 
 
 @dataclass(frozen=True, slots=True)
-class FeedCode:
+class LoadPathCode:
     """What one pipeline stage costs.
 
     registers: of a thread. copies: load instructions that the producers issue for a stage (warp instructions), by
@@ -69,7 +69,7 @@ def copies_by_operand(spec: MmaSyncSpec) -> dict[str, int]:
         "scale": spec.scale_stage_bytes,
         "activation": spec.activation_stage_bytes,
     }
-    ways = {"weight": spec.feed_weight, "scale": spec.feed_scale, "activation": spec.feed_activation}
+    ways = {"weight": spec.weight_load_path, "scale": spec.scale_load_path, "activation": spec.activation_load_path}
     return {
         name: boxes[name] if way == "tma" else -(-nbytes[name] // (_PIECE_BYTES * 32)) for name, way in ways.items()
     }
@@ -124,7 +124,7 @@ def producer_slots(loops: Sequence[Loop], copies: Sequence[int], warps: int) -> 
     return round(warps * rest + sum(count * cost for count, cost in zip(copies, costs, strict=True)))
 
 
-def analyse(spec: MmaSyncSpec, sass: str, log: str) -> FeedCode:
+def analyse(spec: MmaSyncSpec, sass: str, log: str) -> LoadPathCode:
     """What a compiled instance costs. sass: nvdisasm's or cuobjdump's text. log: ptxas', under -v.
 
     Raises LookupError if the two are not of this kernel.
@@ -133,13 +133,13 @@ def analyse(spec: MmaSyncSpec, sass: str, log: str) -> FeedCode:
     if used is None:
         raise LookupError(f"the log says nothing of {spec.entry}")
     copies = copies_by_operand(spec)
-    ways = (spec.feed_weight, spec.feed_scale, spec.feed_activation)
+    ways = (spec.weight_load_path, spec.scale_load_path, spec.activation_load_path)
     by_pieces = [count for count, way in zip(copies.values(), ways, strict=True) if way == "cp_async"]
     producer, consumer = producer_loop(loops), consumer_loop(loops)
     # m16n8k16: what a warp multiplies in one stage; the loop may hold a part of it, or several stages.
     multiplications = spec.block_m // 8 * (spec.warp_n // 16) * (spec.block_k // 16 // spec.warps_k)
     passes = multiplications / consumer.counts[_TENSOR_CORE]
-    return FeedCode(
+    return LoadPathCode(
         registers=used.registers,
         spilled_bytes=used.spill_store_bytes,
         stages=spec.stages,
@@ -153,16 +153,16 @@ def analyse(spec: MmaSyncSpec, sass: str, log: str) -> FeedCode:
     )
 
 
-def compile_and_analyse(spec: MmaSyncSpec, target: Target) -> FeedCode:
+def compile_and_analyse(spec: MmaSyncSpec, target: Target) -> LoadPathCode:
     """analyse() of a spec, compiled for a target. Raises LookupError where nothing disassembles it."""
     return analyse(spec, *disassembled(spec, target))
 
 
 def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:
-    """One (tokens, feed); a failure is recorded in the cell."""
-    cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "feed": name, "target": target.name}
+    """One (tokens, load path); a failure is recorded in the cell."""
+    cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "load_path": name, "target": target.name}
     try:
-        spec = choose_mma_sync(layer, m, imagined_card(target, H200.multiprocessors), FEEDS[name])
+        spec = choose_mma_sync(layer, m, imagined_card(target, H200.multiprocessors), LOAD_PATHS[name])
         code = compile_and_analyse(spec, target)
     except Exception as error:
         return cell | {"error": failure(error)}
@@ -171,19 +171,19 @@ def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:
 
 def code_table(cells: Sequence[Cell]) -> Table:
     keys = ("registers", "copies", "threads", "loop", "loop_integer", "producer_slots", "consumer_slots", "slots")
-    rows = [(f"M = {c['m']}", TITLES[c["feed"]], *(c[key] for key in keys)) for c in cells if not c.get("error")]
+    rows = [(f"M = {c['m']}", TITLES[c["load_path"]], *(c[key] for key in keys)) for c in cells if not c.get("error")]
     titles = ("registers", "loads", "by threads", "loop", "integer", "producer slots", "consumer slots", "slots")
     note = (
         "For one pipeline stage: load instructions that the producers issue; instructions in the producers' loop as "
         "they stand in SASS, and the integer ones among them; issue slots (warp instructions) of producers, estimated "
         "for cp.async, of consumers, and of both."
     )
-    return Table(("tokens", "feed", *titles), tuple(rows), note)
+    return Table(("tokens", "load path", *titles), tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench feed_code``; returns the exit status: 1 if a cell could not be analysed."""
-    parser = argparse.ArgumentParser(prog="cudatma bench feed_code", description=__doc__)
+    """``cudatma bench load_path_code``; returns the exit status: 1 if a cell could not be analysed."""
+    parser = argparse.ArgumentParser(prog="cudatma bench load_path_code", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--target", type=get_target, default=get_target("sm_90a"), metavar="NAME", help="default: sm_90a")
@@ -195,10 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"target": options.target.name, "multiprocessors": MULTIPROCESSORS, "k": layer.k, "n": layer.n}
     result = Result(settings, code_table, options.json)
     for m in options.m or TOKENS:
-        for name in FEEDS:
+        for name in LOAD_PATHS:
             cell = make_cell(layer, m, name, options.target)
             result.add(cell, f"M = {m}, {TITLES[name]}: {cell.get('slots', '-')} issue slots a stage")
-    print_table(result.console, code_table(result.cells), f"Code of the feeds, {options.target.name}")
+    print_table(result.console, code_table(result.cells), f"Code of the load paths, {options.target.name}")
     return int(any(cell.get("error") for cell in result.cells))
 
 

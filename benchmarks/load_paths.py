@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import feed_code
+from benchmarks import load_path_code
 from benchmarks.harness import Measured, cold, measuring_stream, require_card, sustained
 from benchmarks.layer import make_layer, ours
 from benchmarks.ncu import counters_table, profile_cell
@@ -20,25 +20,25 @@ from benchmarks.operands import GROUP_SIZE
 from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_shapes, parse_tokens
-from benchmarks.subjects import FEEDS, TITLES, spec_of
+from benchmarks.subjects import LOAD_PATHS, TITLES, spec_of
 from cudatma.kernels.marlin.layer import Layer
 from cudatma.target import Target
 
 SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
-#: What of a feed's code goes into a cell.
+#: What of a load path's code goes into a cell.
 _CODE = ("registers", "copies", "loop", "producer_slots", "consumer_slots", "slots")
 
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
     """The three load paths of one cell, taking turns, all of the mma.sync kernel: the others know TMA alone."""
-    contenders = [ours(layer, m, name, spec=spec_of(name, Layer.of(layer.packed[0]), m)) for name in FEEDS]
+    contenders = [ours(layer, m, name, spec=spec_of(name, Layer.of(layer.packed[0]), m)) for name in LOAD_PATHS]
     return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 
 
 def code_of(k: int, n: int, m: int, target: Target) -> dict[str, Any]:
-    """By feed, what one pipeline stage of its code costs (feed_code), or why nobody knows."""
+    """By load path, what one pipeline stage of its code costs (load_path_code), or why nobody knows."""
     layer = Layer(k, n, GROUP_SIZE, False, "float16")
-    cells = {name: feed_code.make_cell(layer, m, name, target) for name in FEEDS}
+    cells = {name: load_path_code.make_cell(layer, m, name, target) for name in LOAD_PATHS}
     return {
         name: {"error": cell["error"]} if "error" in cell else {key: cell[key] for key in _CODE}
         for name, cell in cells.items()
@@ -46,15 +46,15 @@ def code_of(k: int, n: int, m: int, target: Target) -> dict[str, Any]:
 
 
 def make_cell(k: int, n: int, m: int, measured: Measured) -> Cell:
-    """Microseconds by feed, and how much faster TMA for all operands is than cp.async for all."""
-    times = {name: measured.us(name) for name in FEEDS}
+    """Microseconds by load path, and how much faster TMA for all operands is than cp.async for all."""
+    times = {name: measured.us(name) for name in LOAD_PATHS}
     cell: Cell = {"k": k, "n": n, "m": m, "us": times, "speed_up": ratio(times["cp_async"], times["tma"])}
     if measured.errors:
         cell["error"] = "; ".join(f"{name}: {text}" for name, text in measured.errors.items())
     return cell
 
 
-def feeds_table(cells: Sequence[Cell]) -> Table:
+def load_paths_table(cells: Sequence[Cell]) -> Table:
     """Times; where the code was read too, of TMA and cp.async: registers, loads and issue slots of a stage."""
     has_code = any(cell.get("code") for cell in cells)
 
@@ -65,14 +65,14 @@ def feeds_table(cells: Sequence[Cell]) -> Table:
     rows = [
         (
             *(f"{c['k']} x {c['n']}", c["m"]),
-            *(shown(c.get("us", {}).get(name)) for name in FEEDS),
+            *(shown(c.get("us", {}).get(name)) for name in LOAD_PATHS),
             shown(c.get("speed_up")),
             *(code(c, "registers") + code(c, "copies") + code(c, "slots") if has_code else ()),
         )
         for c in cells
     ]
     note = "Microseconds, weights cold in L2, group 128, fp16; cp.async over TMA."
-    columns = ("K x N", "M", *(TITLES[name] for name in FEEDS), "TMA is faster by")
+    columns = ("K x N", "M", *(TITLES[name] for name in LOAD_PATHS), "TMA is faster by")
     if has_code:
         columns += ("registers", "loads", "issue slots")
         note += " Behind it, TMA / cp.async: registers of a thread, load instructions and issue slots of one stage."
@@ -80,28 +80,28 @@ def feeds_table(cells: Sequence[Cell]) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cudatma bench feeds", description=__doc__)
+    parser = argparse.ArgumentParser(prog="cudatma bench load_paths", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
     add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=float, default=1.0, help="how long feeds alternate from M = 256 on (default: 1)")
+    add("--seconds", type=float, default=1.0, help="how long load paths alternate from M = 256 on (default: 1)")
     add("--ncu", action="store_true", help="then let Nsight Compute count one launch of each (see cudatma bench ncu)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench feeds``; returns the exit status: 1 if a cell could not be measured."""
+    """``cudatma bench load_paths``; returns the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_card(parser)
     settings = {"dtype": "float16", "group_size": GROUP_SIZE, "replays": options.replays}
-    result = Result({**settings, "sustained_seconds": options.seconds}, feeds_table, options.json)
+    result = Result({**settings, "sustained_seconds": options.seconds}, load_paths_table, options.json)
     with measuring_stream() as stream:
         for k, n in options.shapes:
             _measure_layer(stream, result, (k, n), options)
-    print_table(result.console, feeds_table(result.cells), "Feeds")
+    print_table(result.console, load_paths_table(result.cells), "Load paths")
     if options.ncu:
         _count(result)
     return int(any(cell.get("error") for cell in result.cells))
@@ -127,7 +127,7 @@ def _count(result: Result) -> None:
     """Counters of every cell into the result; the file is written anew after each."""
     for cell in result.cells:
         key = CellKey(cell["k"], cell["n"], cell["m"])
-        cell["ncu"] = {name: profile_cell(name, key) for name in FEEDS}
+        cell["ncu"] = {name: profile_cell(name, key) for name in LOAD_PATHS}
         for name, found in cell["ncu"].items():
             result.say(f"{key}, {TITLES[name]}: {found.get('error') or found.get('instructions')}")
         result.write()
