@@ -25,7 +25,7 @@ from cudatma.target import get_target
 TARGET = "sm_90a"
 SWIZZLES = ("none", "32B", "64B", "128B")
 #: TMA loads and stores of one launch of the tma cases.
-MOVES = 64
+COPIES = 64
 _BOX_BYTES = 16384
 
 _SGEMM = """
@@ -244,15 +244,15 @@ def _load() -> Prepared:
 
 def all_cases() -> list[Case]:
     """Every case; those with a bar are what the emulator promises."""
-    moves = [
-        Case(f"TMA {what} of 16 KB, swizzle {mode}", partial(_tma, mode, *counts), 0.0, MOVES, 5.0)
+    copies = [
+        Case(f"TMA {what} of 16 KB, swizzle {mode}", partial(_tma, mode, *counts), 0.0, COPIES, 5.0)
         for mode in SWIZZLES
-        for what, counts in (("load", (MOVES, 0)), ("store", (1, MOVES)))
+        for what, counts in (("load", (COPIES, 0)), ("store", (1, COPIES)))
     ]
     return [
         Case("Marlin GEMM, M = 16, N = 256, K = 512", _marlin, 0.02, 1, 4000.0),
         Case("wgmma GEMM, 128 x 128 x 128", _wgmma, 1e-4, 1, 4000.0),
-        *moves,
+        *copies,
         Case("mma.sync GEMM, 128 x 128 x 128, ldmatrix", _mma, 1e-4),
         Case("SIMT SGEMM, 128 x 128 x 128", _sgemm, 1e-4),
         Case("copy of 1 Mi floats, 1024 blocks", _copy),

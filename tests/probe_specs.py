@@ -16,13 +16,13 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class TileMove:
+class BoxCopy:
     rank: int
     expected_bytes: int
     footprint_bytes: int
     write: str = "store"
     policy: str = ""
-    entry: str = "tile_move"
+    entry: str = "box_copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class WgmmaGemm:
 
 #: Template, a spec of it, and the feature it needs besides TMA.
 PROBES: tuple[tuple[str, object, str], ...] = (
-    *(("tile_move", TileMove(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
-    ("tile_move", TileMove(2, 1024, 2048, "add", "evict_last"), "tma"),
-    ("tile_move", TileMove(3, 1024, 1024, "store", "evict_first"), "tma"),
+    *(("box_copy", BoxCopy(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
+    ("box_copy", BoxCopy(2, 1024, 2048, "add", "evict_last"), "tma"),
+    ("box_copy", BoxCopy(3, 1024, 1024, "store", "evict_first"), "tma"),
     ("bulk_copy", Plain("bulk_copy"), "tma"),
     ("matrix", Matrix(4, "_trans", "_trans"), "stmatrix"),
     ("matrix", Matrix(1), "stmatrix"),

@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 
 #: Names that benchmarks had before, which still run them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {"feeds": "load_paths", "feed_code": "load_path_code"}
+FORMER_NAMES = {"feeds": "load_paths", "feed_code": "load_path_code", "moves": "data_movement"}
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:

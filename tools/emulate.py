@@ -2,7 +2,7 @@
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
 sizes are options: marlin_mma_sync (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
---stages --blocks), and the operations of docs/operations.md: window_move, run_move, transpose, gather_boxes, im2col,
+--stages --blocks), and the operations of docs/operations.md: window_copy, run_copy, transpose, gather_boxes, im2col,
 broadcast. With --coverage nothing runs: it lists which instructions of a PTX file the emulator knows.
 
 Exit status 0 where all is clean, 1 where something is wrong with the kernel, 2 for a wrong call.

@@ -90,15 +90,15 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.data_movement.tile_copy:sample",
         ),
         KernelEntry(
-            "window_move",
-            "kernels/window_move.cu.j2",
+            "window_copy",
+            "kernels/window_copy.cu.j2",
             "cudatma.kernels.data_movement.specs:window_specs",
             "copy of, or reduction into, a window of 1 to 5 axes, by boxes",
             "cudatma.kernels.data_movement.samples:window_sample",
         ),
         KernelEntry(
-            "run_move",
-            "kernels/run_move.cu.j2",
+            "run_copy",
+            "kernels/run_copy.cu.j2",
             "cudatma.kernels.data_movement.specs:run_specs",
             "copy of, or reduction into, a run of bytes, by 1D bulk copies",
             "cudatma.kernels.data_movement.samples:run_sample",
@@ -175,7 +175,12 @@ REGISTRY: dict[str, KernelEntry] = {
 
 
 #: Names that kernels had before, which still find them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {"marlin": "marlin_mma_sync", "marlin_strip": "marlin_skinny"}
+FORMER_NAMES = {
+    "marlin": "marlin_mma_sync",
+    "marlin_strip": "marlin_skinny",
+    "window_move": "window_copy",
+    "run_move": "run_copy",
+}
 
 
 def current_name(name: str) -> str:

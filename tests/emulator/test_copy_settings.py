@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cudatma.arrays import describe
 from cudatma.kernels.data_movement import settings as chosen
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
-from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.place import CopyPlan, Place
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
@@ -28,8 +28,8 @@ def numbers(rows: int, nbytes: int, dtype: str) -> Array:
     return np.random.default_rng(0).integers(1, 255, (rows, nbytes)).astype(np.uint8).view(dtype)
 
 
-def element_bytes(move: Move) -> int:
-    return int(move.args[0].spec.dtype.element_bytes)
+def element_bytes(planned: CopyPlan) -> int:
+    return int(planned.args[0].spec.dtype.element_bytes)
 
 
 @settings(max_examples=30, deadline=None)
@@ -45,15 +45,15 @@ def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
     extent = 16 * (chunks + lead + after) // size
     result = np.ones((rows + 2, extent * size), np.uint8).view(source.dtype)
     starts = (-1, -16 * lead // size)
-    move = plan_copy(describe(source), describe(result), starts, PLACE, via="tma")
-    assert move.emulate(TARGET, schedules=2, seed=1).is_clean
+    planned = plan_copy(describe(source), describe(result), starts, PLACE, via="tma")
+    assert planned.emulate(TARGET, schedules=2, seed=1).is_clean
     wanted = np.zeros((rows + 2, 16 * (chunks + abs(lead) + after)), np.uint8)
     wanted[1:-1, 16 * max(0, lead) :][:, :body] = np.ascontiguousarray(source).view(np.uint8)
     wanted = wanted[:, 16 * max(0, -lead) :][:, : extent * size]
     assert (result.view(np.uint8) == wanted).all()
     if rows > 1:
         edges = 16 * max(0, lead) | min(body, 16 * (chunks + after)) | 16
-        assert element_bytes(move) == min(8, edges & -edges)
+        assert element_bytes(planned) == min(8, edges & -edges)
 
 
 def test_boxes_take_8_byte_elements_where_edges_allow() -> None:
@@ -86,13 +86,13 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
         infos = describe(part), describe(result)
         window = simplify(window_of(*infos, (0, 0)))
         if window.is_one_run:
-            move = run_plan(window, infos, PLACE, setting=setting)
+            planned = run_plan(window, infos, PLACE, setting=setting)
         else:
-            move = window_plan(carried(cropped(window), 8), infos, PLACE, setting=setting)
-        assert (move.spec.load_cache, move.spec.store_cache) == (setting.load_cache, setting.store_cache)
-        assert move.spec.stages == setting.most_stages
-        assert move.grid == 2 * setting.blocks_per_sm
-        assert move.emulate(TARGET).is_clean
+            planned = window_plan(carried(cropped(window), 8), infos, PLACE, setting=setting)
+        assert (planned.spec.load_cache, planned.spec.store_cache) == (setting.load_cache, setting.store_cache)
+        assert planned.spec.stages == setting.most_stages
+        assert planned.grid == 2 * setting.blocks_per_sm
+        assert planned.emulate(TARGET).is_clean
         assert (result == part).all()
 
 
@@ -107,7 +107,7 @@ def test_settings_fit_every_target(name: str) -> None:
     infos = describe(source[:, :4996]), describe(np.zeros((400, 4996), np.float32))
     window = carried(cropped(simplify(window_of(*infos, (0, 0)))), 8)
     for setting in (chosen.BOXES, large, Setting(49152, 2, 12, 5), Setting(32768, 4, 12, 5)):
-        move = window_plan(window, infos, place, setting=setting)
-        move.spec.check_target(target)
-        assert setting.blocks_per_sm * (move.spec.smem_bytes + 1024) <= target.smem_per_sm_bytes
-        assert move.grid == 2 * setting.blocks_per_sm
+        planned = window_plan(window, infos, place, setting=setting)
+        planned.spec.check_target(target)
+        assert setting.blocks_per_sm * (planned.spec.smem_bytes + 1024) <= target.smem_per_sm_bytes
+        assert planned.grid == 2 * setting.blocks_per_sm

@@ -32,7 +32,7 @@ CHOSEN = (
     "tile_copy/2d",
     "ring/3x4",
     "multicast/2",
-    "tile_move/128B_store",
+    "box_copy/128B_store",
     "im2col/3d",
     "sync/plain",
 )

@@ -22,7 +22,7 @@ HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<9>;\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n"
 BASES: dict[str, tuple[str, Any]] = {
     "ring": ("probes/ring.cu.j2", probes.Ring(3, 2)),
-    "tile_move": ("probes/tile_move.cu.j2", probes.TileMove(2, 1024, 1024)),
+    "box_copy": ("probes/box_copy.cu.j2", probes.BoxCopy(2, 1024, 1024)),
     "multicast": ("probes/multicast.cu.j2", probes.Multicast(1024, 8)),
     "sync": ("probes/sync.cu.j2", probes.Plain("sync")),
     "mma": ("probes/mma.cu.j2", probes.Mma("f16")),
@@ -56,7 +56,7 @@ def test_mutants_end_in_a_report_or_a_typed_error(name: str) -> None:
 
 def test_truncated_kernels() -> None:
     marlin = ptx_of_template("kernels/marlin_mma_sync.cu.j2", dump_specs(get_target("sm_90a"))[0])
-    for text, step in ((base("tile_move"), 211), (marlin, 9001)):
+    for text, step in ((base("box_copy"), 211), (marlin, 9001)):
         for end in range(0, len(text), step):
             assert hostile.attempt(text[:end]) != ""
 

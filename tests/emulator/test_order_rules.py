@@ -19,10 +19,10 @@ SUBJECTS = {subject.name: subject for subject in subjects()}
     ("name", "operator", "text", "kind"),
     [
         # mbarrier.inval by one thread while others still wait there
-        ("tile_move/none_store", "drop_barrier", "bar.sync 0", "barrier_uninitialised"),
+        ("box_copy/none_store", "drop_barrier", "bar.sync 0", "barrier_uninitialised"),
         # a tensor load and a tensor store of the same bytes under two swizzles
-        ("tile_move/none_store", "map_swizzle", "argument 1: none becomes 64B", "swizzle_mismatch"),
-        ("tile_move/128B_store", "map_swizzle", "argument 0: 128B becomes none", "swizzle_mismatch"),
+        ("box_copy/none_store", "map_swizzle", "argument 1: none becomes 64B", "swizzle_mismatch"),
+        ("box_copy/128B_store", "map_swizzle", "argument 0: 128B becomes none", "swizzle_mismatch"),
         # tensormap.replace by one lane on bytes that all lanes wrote
         ("tensormap_edit/plain", "drop_warp_sync", "bar.warp.sync - 1", "lane_race"),
         # tensormap.cp_fenceproxy of 128 bytes that are not aligned to 128

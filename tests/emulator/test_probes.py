@@ -61,14 +61,14 @@ def move(
     mode: str = "none",
     **spec: Any,
 ) -> tuple[Array, Array]:
-    """Run the tile_move probe; the raw shared memory, and the destination afterwards."""
+    """Run the box_copy probe; the raw shared memory, and the destination afterwards."""
     load = TensorMap.from_array(source, box, swizzle=mode, backend="codec")
     store = TensorMap.from_array(destination, box, swizzle=mode, backend="codec")
-    chosen = probes.TileMove(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
+    chosen = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
     dump = np.zeros(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *five(load_at), *five(store_at))
-    report = probe("tile_move", chosen).launch(
-        "tile_move", 1, 128, args, shared_bytes=load.footprint_bytes, schedules=SCHEDULES, arrays=(source, destination)
+    report = probe("box_copy", chosen).launch(
+        "box_copy", 1, 128, args, shared_bytes=load.footprint_bytes, schedules=SCHEDULES, arrays=(source, destination)
     )
     assert report.is_clean
     return dump, destination
@@ -156,10 +156,10 @@ def test_stores_clip_at_sixteen_bytes() -> None:
     source = np.arange(8 * 16, dtype=np.uint16).reshape(8, 16)
     load = TensorMap.from_array(source, (8, 16), backend="codec")
     store = TensorMap.from_array(storage[:, :15], (8, 16), backend="codec")
-    spec = probes.TileMove(2, load.expected_bytes, load.footprint_bytes)
+    spec = probes.BoxCopy(2, load.expected_bytes, load.footprint_bytes)
     dump = np.zeros(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *([0] * 10))
-    probe("tile_move", spec).launch("tile_move", 1, 128, args, shared_bytes=256, arrays=(source, storage))
+    probe("box_copy", spec).launch("box_copy", 1, 128, args, shared_bytes=256, arrays=(source, storage))
     assert (storage[:, :16] == source).all()
     assert (storage[:, 16:] == 99).all()
 

@@ -25,7 +25,7 @@ FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "tma"
 CASES, KERNELS = FIXTURES / "h200.jsonl.gz", FIXTURES / "kernels_h200.npz"
 STORED = {name.split("/")[0] for name in np.load(KERNELS).files}
 #: Entry names that the capture was made under.
-FORMER_PREFIXES = {"marlin_skinny_": "marlin_strip_", "marlin_mma_sync_": "marlin_"}
+FORMER_PREFIXES = {"marlin_skinny_": "marlin_strip_", "marlin_mma_sync_": "marlin_", "box_copy_": "tile_move_"}
 
 
 def stored_name(name: str) -> str:

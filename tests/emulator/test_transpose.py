@@ -80,8 +80,8 @@ def test_no_hazard_in_20_schedules(element_bytes: int, target: str) -> None:
     spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, band=2)
     source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
-    move = tile_plan(describe(source), describe(result), place(target), spec)
-    assert move.emulate(get_target(target), schedules=20, seed=3).is_clean
+    planned = tile_plan(describe(source), describe(result), place(target), spec)
+    assert planned.emulate(get_target(target), schedules=20, seed=3).is_clean
     assert (result == source.T).all()
 
 

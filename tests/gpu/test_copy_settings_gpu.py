@@ -40,8 +40,8 @@ def test_a_window_arrives_and_nothing_beside_it(setting: Setting, widest: int) -
     place = place_of("copy", "cuda", arrays[0])
     window = carried(cropped(simplify(window_of(*arrays, (-4, -16)))), widest)
     assert window.itemsize == widest
-    move = window_plan(window, arrays, place, setting=setting)
-    Launch(move, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
+    planned = window_plan(window, arrays, place, setting=setting)
+    Launch(planned, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
     wanted = np.full(result.shape, 7, np.uint8)
     wanted[:, 16 : 16 + 4128] = 0
     wanted[4:-5, 32 : 32 + body] = source[:, 16 : 16 + body]
@@ -57,8 +57,8 @@ def test_runs_with_other_rings(setting: Setting) -> None:
     given = cupy.asarray(source)
     arrays = describe(given[5:]), describe(result[37 : 32 + source.size])
     place = place_of("copy", "cuda", arrays[0])
-    move = run_plan(simplify(window_of(*arrays, (0,))), arrays, place, setting=setting)
-    Launch(move, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
+    planned = run_plan(simplify(window_of(*arrays, (0,))), arrays, place, setting=setting)
+    Launch(planned, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
     found = cupy.asnumpy(result)
     assert np.array_equal(found[37 : 32 + source.size], source[5:])
     assert (found[:37] == 7).all()

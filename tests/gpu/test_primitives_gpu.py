@@ -92,14 +92,14 @@ def five(at: Sequence[int]) -> list[int]:
 def move(
     target: Target, source: Array, destination: Array, box: tuple[int, ...], load_at: Any, store_at: Any, **spec: Any
 ) -> tuple[Array, Array]:
-    """Run the tile_move probe; the box as it lay in shared memory, and the destination afterwards."""
+    """Run the box_copy probe; the box as it lay in shared memory, and the destination afterwards."""
     device_source, device_destination = upload(source), upload(destination)
     load = TensorMap.from_array(device_source, box)
     store = TensorMap.from_array(device_destination, box)
-    probe = probes.TileMove(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
+    probe = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
     dump = poisoned(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *five(load_at), *five(store_at))
-    kernel("tile_move", probe, target).launch(1, 128, args, shared_bytes=load.footprint_bytes)
+    kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=load.footprint_bytes)
     return download(dump)[: load.expected_bytes].view(source.dtype).reshape(box), download(device_destination)
 
 
@@ -189,12 +189,12 @@ def test_a_swizzled_box_lies_as_the_address_bits_say(target: Target, swizzle: st
     source = np.random.default_rng(3).integers(1, 1 << 16, (rows, 64)).astype(np.uint16)
     device = upload(source)
     maps = TensorMap.from_array(device, (rows, columns), swizzle=swizzle)
-    probe = probes.TileMove(2, maps.expected_bytes, maps.footprint_bytes)
+    probe = probes.BoxCopy(2, maps.expected_bytes, maps.footprint_bytes)
     dump = poisoned(maps.footprint_bytes, np.uint8)
     out = upload(np.zeros((rows, 64), np.uint16))
     store = TensorMap.from_array(out, (rows, columns), swizzle=swizzle)
     args = (maps, store, dump, *[0] * 10)
-    kernel("tile_move", probe, target).launch(1, 128, args, shared_bytes=maps.footprint_bytes)
+    kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=maps.footprint_bytes)
     assert maps.footprint_bytes == rows * span
     arrived, wanted = download(dump), np.zeros(rows * span, np.uint8)
     known = np.zeros(rows * span, bool)  # nothing is said of the padding behind a row narrower than the span

@@ -17,12 +17,12 @@ def _template(name: str) -> str:
     return f"probes/{name}.cu.j2"
 
 
-def tile_move(mode: str, write: str = "store", policy: str = "") -> Subject:
+def box_copy(mode: str, write: str = "store", policy: str = "") -> Subject:
     shape, box = ((16, 64), (8, 32)) if mode == "none" else ((16, 64), (8, 64))
     kind = np.uint32 if write == "add" else np.uint16
     shape, box = ((16, 32), (8, 16)) if write == "add" else (shape, box)
     layout = TensorMap.from_array(np.zeros(shape, kind), box, swizzle=mode, backend="codec")
-    spec = probes.TileMove(2, layout.expected_bytes, layout.footprint_bytes, write, policy)
+    spec = probes.BoxCopy(2, layout.expected_bytes, layout.footprint_bytes, write, policy)
 
     def make() -> Call:
         source = np.arange(shape[0] * shape[1]).astype(kind).reshape(shape)
@@ -31,9 +31,9 @@ def tile_move(mode: str, write: str = "store", policy: str = "") -> Subject:
         dump = np.zeros(spec.footprint_bytes, np.uint8)
         args = (*maps, dump, 0, 8, 0, 0, 0, 0, 4, 0, 0, 0)
         arrays = (source, destination)
-        return Call("tile_move", 1, 128, args, shared_bytes=spec.footprint_bytes, arrays=arrays)
+        return Call("box_copy", 1, 128, args, shared_bytes=spec.footprint_bytes, arrays=arrays)
 
-    return Subject(f"tile_move/{mode}_{write}", _template("tile_move"), spec, make)
+    return Subject(f"box_copy/{mode}_{write}", _template("box_copy"), spec, make)
 
 
 def _bulk_copy() -> Call:
@@ -154,9 +154,9 @@ def wgmma(source: str) -> Subject:
 
 def subjects() -> Iterator[Subject]:
     """Every probe that runs, in the order of probe_specs.PROBES."""
-    yield tile_move("none")
-    yield tile_move("128B")
-    yield tile_move("none", "add", "evict_last")
+    yield box_copy("none")
+    yield box_copy("128B")
+    yield box_copy("none", "add", "evict_last")
     yield Subject("bulk_copy/plain", _template("bulk_copy"), probes.Plain("bulk_copy"), _bulk_copy)
     yield Subject("matrix/x4_trans", _template("matrix"), probes.Matrix(4, "_trans", "_trans"), _matrix(4))
     yield Subject("cp_async/plain", _template("cp_async"), probes.Plain("cp_async"), _cp_async)

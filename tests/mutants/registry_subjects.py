@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from move_subjects import move_subjects
+from data_movement_subjects import data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
@@ -186,4 +186,4 @@ def registry_subjects() -> list[Subject]:
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)
     subjects.append(Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET))
-    return [*subjects, *path_subjects(), *move_subjects()]
+    return [*subjects, *path_subjects(), *data_movement_subjects()]

@@ -61,7 +61,7 @@ def tiled(array: Array, box: Sequence[int], address: int, **options: Any) -> Til
     return TiledSpec.from_strided(address, array.shape, array.strides, array.dtype, box, **options)
 
 
-def tile_move(device: Device, rank: int, write: str, policy: str, dtype: Any, swizzle: str) -> dict[str, Array]:
+def box_copy(device: Device, rank: int, write: str, policy: str, dtype: Any, swizzle: str) -> dict[str, Array]:
     shapes = {1: (1000,), 2: (37, 80), 3: (5, 11, 40), 4: (3, 4, 7, 24), 5: (2, 3, 4, 5, 16)}
     boxes = {1: (64,), 2: (8, 16), 3: (2, 4, 8), 4: (2, 2, 3, 8), 5: (1, 2, 2, 3, 8)}
     source, destination = (random_bytes(shapes[rank], dtype, seed) for seed in (rank, rank + 10))
@@ -69,11 +69,11 @@ def tile_move(device: Device, rank: int, write: str, policy: str, dtype: Any, sw
     load = tiled(source, boxes[rank], device.address(there), swizzle=swizzle)
     store = tiled(destination, boxes[rank], device.address(out), swizzle=swizzle)
     dump = device.put(np.zeros(load.footprint_bytes, np.uint8))
-    spec = probes.TileMove(rank, load.expected_bytes, load.footprint_bytes, write, policy)
+    spec = probes.BoxCopy(rank, load.expected_bytes, load.footprint_bytes, write, policy)
     at = [16, *[-1] * (rank - 1), 0, 0, 0, 0][:5]
     to = [16, *[1] * (rank - 1), 0, 0, 0, 0][:5]
     args = (device.map(load, there), device.map(store, out), dump, *at, *to)
-    device.launch("probes/tile_move.cu.j2", spec, 1, 128, args, shared=load.footprint_bytes)
+    device.launch("probes/box_copy.cu.j2", spec, 1, 128, args, shared=load.footprint_bytes)
     return {"dump": device.get(dump), "out": device.get(out)}
 
 
@@ -196,12 +196,12 @@ def kernel_cases(target: Target) -> dict[str, Callable[[Device], dict[str, Array
     """Name -> the case; every registry spec and every probe."""
     found: dict[str, Callable[[Device], dict[str, Array]]] = {}
     for rank in range(1, 6):
-        found[f"tile_move_{rank}"] = lambda d, r=rank: tile_move(d, r, "store", "", np.float16, "none")
+        found[f"box_copy_{rank}"] = lambda d, r=rank: box_copy(d, r, "store", "", np.float16, "none")
     for swizzle in ("32B", "64B", "128B"):
-        found[f"tile_move_{swizzle}"] = lambda d, s=swizzle: tile_move(d, 2, "store", "", np.uint8, s)
-    found["tile_move_evict"] = lambda d: tile_move(d, 2, "store", "evict_last", np.float32, "none")
+        found[f"box_copy_{swizzle}"] = lambda d, s=swizzle: box_copy(d, 2, "store", "", np.uint8, s)
+    found["box_copy_evict"] = lambda d: box_copy(d, 2, "store", "evict_last", np.float32, "none")
     for write in ("add", "min", "max", "inc", "dec", "and", "or", "xor"):
-        found[f"tile_move_{write}"] = lambda d, w=write: tile_move(d, 3, w, "", np.uint32, "none")
+        found[f"box_copy_{write}"] = lambda d, w=write: box_copy(d, 3, w, "", np.uint32, "none")
     found |= {f"bulk_copy_{size}": lambda d, s=size: bulk_copy(d, s) for size in (32, 4096)}
     found |= {f"matrix_{c}": lambda d, c=c: matrix(d, c, "_trans", "") for c in (1, 2, 4)}
     found |= {f"mma_{kind}": lambda d, k=kind: mma(d, k) for kind in ("f16", "bf16")}

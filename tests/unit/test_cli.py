@@ -58,8 +58,8 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["tragets"], "COMMAND: got tragets (did you mean targets?); allowed: "),
         (["--juggle"], "COMMAND: got --juggle; allowed: "),
         (
-            ["dump", "marlin_skiny", "--target", "sm_90a"],
-            "kernel: got marlin_skiny (did you mean marlin_skinny?); allowed: ",
+            ["dump", "marlin_skinn", "--target", "sm_90a"],
+            "kernel: got marlin_skinn (did you mean marlin_skinny?); allowed: ",
         ),
         (["emulate", "tile_cpy"], "KERNEL: got tile_cpy (did you mean tile_copy?); allowed: "),
         (["targets", "sm90a"], "target: got sm90a (did you mean sm_90a?); allowed: "),

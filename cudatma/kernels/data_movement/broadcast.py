@@ -9,7 +9,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Move, Place, described
+from cudatma.kernels.data_movement.place import CopyPlan, Place, described
 from cudatma.kernels.data_movement.plans import run_plan
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
@@ -30,7 +30,7 @@ class BroadcastSpec(RingSpec):
     """One instance of ``kernels/broadcast.cu.j2``.
 
     copies: blocks of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight:
-    MoveRing; a slot has a second mbarrier, at which all blocks of the cluster arrive. Raises ArgumentError.
+    CopyRing; a slot has a second mbarrier, at which all blocks of the cluster arrive. Raises ArgumentError.
     """
 
     copies: int
@@ -96,13 +96,13 @@ def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, bac
     return call.first(plan_broadcast(info, result, call.place))
 
 
-def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Move]:
+def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[CopyPlan]:
     """A launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies cannot."""
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {src.pointer:#x} to {out.pointer:#x}"
         raise DescriptorError("src.address", got, "multiples of 16 bytes", "copy() takes any array")
-    moves: list[Move] = []
+    plans: list[CopyPlan] = []
     first = 0
     while first < copies:
         count = next((size for size in SIZES if size <= copies - first), 1)
@@ -110,14 +110,14 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Move]:
         first += count
         if count == 1:
             axis = Axis(0, nbytes, nbytes, 1, 1)
-            moves.append(run_plan(Window(src.pointer, part.pointer, 1, (axis,)), (src, out), place))
+            plans.append(run_plan(Window(src.pointer, part.pointer, 1, (axis,)), (src, out), place))
             continue
         spec = choose_broadcast(count, place.target)
         # More than fit at a time: how many do depends on how a card's multiprocessors are grouped, and one cluster left
         # over would run alone.
         clusters = min(max(1, _WAVES * place.blocks // count), -(-nbytes // spec.stage_bytes))
-        moves.append(Move(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
-    return moves
+        plans.append(CopyPlan(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
+    return plans
 
 
 def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:

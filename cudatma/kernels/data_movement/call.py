@@ -16,7 +16,7 @@ from cudatma.build.kernel import wants_debug
 from cudatma.errors import ArgumentError
 from cudatma.kernels.data_movement.known import CALLS, Known
 from cudatma.kernels.data_movement.launches import Launch, beside
-from cudatma.kernels.data_movement.place import Move, check_out, described, place_of
+from cudatma.kernels.data_movement.place import CopyPlan, check_out, described, place_of
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 
@@ -103,13 +103,13 @@ class Call:
             raise ArgumentError("out", f"strides {self.out.strides_bytes}", "an array in C order without gaps")
         return self.out
 
-    def first(self, moves: Sequence[Move], *tables: ArrayInfo) -> Any:
+    def first(self, plans: Sequence[CopyPlan], *tables: ArrayInfo) -> Any:
         """Launch what the function has planned, remember it, and return the result.
 
-        tables: further arrays that the moves reach. Raises as Launch.
+        tables: further arrays that the plans reach. Raises as Launch.
         """
         arrays = self._arrays(tables)
-        launches = tuple([Launch(move, arrays, self.place, self.stream) for move in moves])
+        launches = tuple([Launch(planned, arrays, self.place, self.stream) for planned in plans])
         self._run(launches, arrays)
         if self._key is not None:
             CALLS.put(self._key, self._known_by(launches))

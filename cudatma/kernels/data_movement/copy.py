@@ -13,7 +13,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Move, Place, described
+from cudatma.kernels.data_movement.place import CopyPlan, Place, described
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
@@ -79,7 +79,7 @@ def plan_copy(
     fill: TmaType | None = None,
     cache: str = "",
     via: str = "auto",
-) -> Move:
+) -> CopyPlan:
     """The launch for a window that begins at ``starts`` and has out's shape. fill: the type whose NaN is filled in."""
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)

@@ -15,7 +15,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
-from cudatma.kernels.data_movement.place import Move, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, slot_bytes, stages_for
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
@@ -32,7 +32,7 @@ class GatherSpec(RingSpec):
     """One instance of ``kernels/gather_boxes.cu.j2``.
 
     rank: axes of the source, 1..5. places: "table" where an array says where boxes begin, "grid" for regular ones.
-    stage_bytes: the most that a box may have. stages, in_flight: MoveRing. Raises ArgumentError.
+    stage_bytes: the most that a box may have. stages, in_flight: CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -186,7 +186,7 @@ def plan_boxes(
     *,
     table: ArrayInfo | None = None,
     grid: Sequence[tuple[int, int, int]] = (),
-) -> Move:
+) -> CopyPlan:
     """The launch for boxes at the places of a table, or of a grid of (start, step, tiles) by axis, NumPy order.
 
     Raises DescriptorError where TMA cannot, ArgumentError for a box that leaves no room for a second one.
@@ -210,7 +210,7 @@ def plan_boxes(
         places, touched = (table,), (src, out, table)
     else:
         places, touched = tuple(value for axis in reversed(grid) for value in axis), (src, out)  # type: ignore[assignment]
-    return Move(TEMPLATE, spec, min(place.blocks, boxes), (load, out, *places, box_bytes, boxes), touched)
+    return CopyPlan(TEMPLATE, spec, min(place.blocks, boxes), (load, out, *places, box_bytes, boxes), touched)
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:

@@ -18,7 +18,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import whole_numbers
-from cudatma.kernels.data_movement.place import Move, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import choose_box
@@ -31,11 +31,11 @@ _MOST_PIECES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Im2colMoveSpec(RingSpec):
+class Im2colCopySpec(RingSpec):
     """One instance of ``kernels/im2col.cu.j2``.
 
     rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a piece may have.
-    stages, in_flight: MoveRing. Raises ArgumentError.
+    stages, in_flight: CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -142,7 +142,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
     return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
 
 
-def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Move:
+def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> CopyPlan:
     """The launch. slot: the most bytes of a piece. Raises DescriptorError where TMA cannot."""
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
@@ -162,13 +162,13 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     if pieces >= _MOST_PIECES:
         raise ArgumentError("src.shape", f"{pieces} pieces", "below 2**31", "take the images in parts")
     stages = stages_for(place.target, SLOT_BYTES)
-    spec = Im2colMoveSpec(len(src.shape), SLOT_BYTES, stages, stages // 2)
+    spec = Im2colCopySpec(len(src.shape), SLOT_BYTES, stages, stages // 2)
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_blocks, taps, pixel_box, pixel_box * channel_box * itemsize, pieces)
-    return Move(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
+    return CopyPlan(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:
@@ -216,9 +216,9 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
         columns[place] = padded[(slice(None),) + seen]  # noqa: RUF005 - Python 3.10
 
 
-def dump_specs(target: Target) -> list[Im2colMoveSpec]:
+def dump_specs(target: Target) -> list[Im2colCopySpec]:
     """What stands for all in dumps and compile checks; none where the target cannot run it."""
     if not target.has("tma"):
         return []
     stages = stages_for(target, SLOT_BYTES)
-    return [Im2colMoveSpec(4, SLOT_BYTES, stages, stages // 2)]
+    return [Im2colCopySpec(4, SLOT_BYTES, stages, stages // 2)]

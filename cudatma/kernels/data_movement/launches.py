@@ -1,4 +1,4 @@
-"""A move made ready once, its kernel loaded and its arguments marshalled: for other arrays only addresses change."""
+"""A plan made ready once, its kernel loaded and its arguments marshalled: for other arrays only addresses change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
 from cudatma.descriptor.driver import replace_address
-from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.place import CopyPlan, Place
 from cudatma.kernels.host import host_bytes
 from cudatma.runtime.launch import Kernel, LaunchPlan
 from cudatma.runtime.launch_args import marshal
@@ -23,39 +23,39 @@ _Word = ctypes.c_uint64 * 1
 
 
 class Launch:
-    """A Move for any arrays that lie like those it was planned for, at addresses that are equal to theirs modulo 16.
+    """A CopyPlan for any arrays that lie like those it was made for, at addresses that are equal to theirs modulo 16.
 
     Keeps no array alive. Safe from many threads.
     """
 
     __slots__ = ("_by_driver", "_emulate", "_lock", "_plan", "_touched", "_words")
 
-    def __init__(self, move: Move, arrays: Sequence[ArrayInfo], place: Place, stream: int = 0) -> None:
-        """arrays: what the move was planned for, one for each address among its arguments. stream: handle of the one
+    def __init__(self, planned: CopyPlan, arrays: Sequence[ArrayInfo], place: Place, stream: int = 0) -> None:
+        """arrays: the arrays of the plan, one for each address among its arguments. stream: handle of the one
         that it is about to run on.
 
         Raises TargetError, CompileError, DriverError, LaunchError (a kernel to be loaded in the midst of a capture).
         """
-        move.spec.check_target(place.target)
-        kernel = move.kernel(place.target)
-        args = [value.pointer if isinstance(value, ArrayInfo) else value for value in move.args]
-        shape = {"cluster": move.cluster if move.cluster > 1 else None, "shared_bytes": move.spec.smem_bytes}
+        planned.spec.check_target(place.target)
+        kernel = planned.kernel(place.target)
+        args = [value.pointer if isinstance(value, ArrayInfo) else value for value in planned.args]
+        shape = {"cluster": planned.cluster if planned.cluster > 1 else None, "shared_bytes": planned.spec.smem_bytes}
         self._lock = threading.Lock()
         self._plan: LaunchPlan | None = None
         if place.device is not None:
             _refuse_capture(kernel, place.device, stream)
-            self._plan = kernel.plan(move.grid, move.spec.threads, args, device=place.device, **shape)
+            self._plan = kernel.plan(planned.grid, planned.spec.threads, args, device=place.device, **shape)
             values = self._plan.arguments
         else:
             values = marshal(kernel.parameters, args).values
-            self._emulate = partial(kernel.emulate, move.grid, move.spec.threads, values, schedules=1, **shape)
-            self._touched = [beside(info, array) for info, array in zip(move.touched, arrays, strict=True)]
+            self._emulate = partial(kernel.emulate, planned.grid, planned.spec.threads, values, schedules=1, **shape)
+            self._touched = [beside(info, array) for info, array in zip(planned.touched, arrays, strict=True)]
         # Each address is an array's and what the plan adds to it. A tensor map begins with its address; where it holds
         # more of the allocation than that, only the driver may change it.
         self._words: list[tuple[Any, int, int]] = []
         self._by_driver: list[tuple[int, int, int]] = []
         only_driver = place.device is not None and place.target.tensormap_knows_allocation
-        moving = [pair for pair in zip(values, move.args, strict=True) if isinstance(pair[1], ArrayInfo | TensorMap)]
+        moving = [pair for pair in zip(values, planned.args, strict=True) if isinstance(pair[1], ArrayInfo | TensorMap)]
         for index, ((value, given), array) in enumerate(zip(moving, arrays, strict=True)):
             if isinstance(given, ArrayInfo):
                 self._words.append((_Word.from_buffer(value), index, given.pointer - array.pointer))

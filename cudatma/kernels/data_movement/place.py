@@ -96,7 +96,7 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CopyPlan:
     """One launch. template, spec: of its kernel; the spec has ``entry``, ``threads`` and ``smem_bytes``.
 
     args: numbers, tensor maps and, for pointers, ArrayInfo whose ``pointer`` is passed. touched: arrays that the kernel

@@ -13,7 +13,7 @@ from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import part_of, whole_numbers
-from cudatma.kernels.data_movement.place import Move, Place, check_written, described
+from cudatma.kernels.data_movement.place import CopyPlan, Place, check_written, described
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
@@ -104,7 +104,7 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
     return part, target
 
 
-def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> Move:
+def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> CopyPlan:
     """The launch for two arrays of one shape. slot: the most bytes of a box, 0 for the usual.
 
     Raises DescriptorError where TMA cannot.

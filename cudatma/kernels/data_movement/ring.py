@@ -1,6 +1,6 @@
 """The ring of slots that one thread of a block fills by loads and empties by stores.
 
-The device side is ``parts/move_ring.cuh.j2``: no consumer besides TMA's stores, so a slot needs one mbarrier (full);
+The device side is ``parts/copy_ring.cuh.j2``: no consumer besides TMA's stores, so a slot needs one mbarrier (full);
 that it is empty again the thread learns from its own bulk groups. Source: PTX ISA, "cp.async.bulk.wait_group".
 """
 
@@ -24,7 +24,7 @@ SLOT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
-class MoveRing:
+class CopyRing:
     """stages: slots. in_flight: stores that may still read their slots when the next load is asked for; the others are
     free, or being filled. stage_bytes: of one slot, a multiple of 128. Raises ArgumentError.
     """
@@ -77,7 +77,7 @@ class MoveRing:
 
 
 class RingSpec:
-    """What every spec has whose kernel moves pieces through a MoveRing; its dataclass has these three fields."""
+    """What every spec has whose kernel copies pieces through a CopyRing; its dataclass has these three fields."""
 
     __slots__ = ()
 
@@ -86,8 +86,8 @@ class RingSpec:
     stage_bytes: int
 
     @property
-    def ring(self) -> MoveRing:
-        return MoveRing(self.stages, self.in_flight, self.stage_bytes)
+    def ring(self) -> CopyRing:
+        return CopyRing(self.stages, self.in_flight, self.stage_bytes)
 
     @property
     def barriers_offset(self) -> int:

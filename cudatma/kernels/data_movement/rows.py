@@ -14,7 +14,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Move, Place, check_written, described, tensor_map
+from cudatma.kernels.data_movement.place import CopyPlan, Place, check_written, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
@@ -33,7 +33,7 @@ _INT32 = 1 << 31
 @dataclass(frozen=True, slots=True)
 class RowsSpec(RingSpec):
     """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a piece, a multiple of 4.
-    stage_bytes: the most that a piece may have. stages, in_flight: MoveRing. Raises ArgumentError."""
+    stage_bytes: the most that a piece may have. stages, in_flight: CopyRing. Raises ArgumentError."""
 
     op: str
     stage_bytes: int
@@ -125,7 +125,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: Place) -> Move:
+def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: Place) -> CopyPlan:
     """The launch. Raises DescriptorError where TMA cannot."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -149,7 +149,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
     stages = stages_for(place.target, SLOT_BYTES)
     spec = RowsSpec(op, SLOT_BYTES, stages, stages // 2)
     sizes = (count, outside, width, column_blocks, 4 * width * itemsize, pieces)
-    return Move(TEMPLATE, spec, min(place.blocks, pieces), (load, store, index, *sizes), (src, dst, index))
+    return CopyPlan(TEMPLATE, spec, min(place.blocks, pieces), (load, store, index, *sizes), (src, dst, index))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:

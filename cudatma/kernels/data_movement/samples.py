@@ -13,7 +13,7 @@ from cudatma.kernels.data_movement.broadcast import plan_broadcast
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.place import CopyPlan, Place
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.settings import BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
@@ -33,16 +33,18 @@ def window_sample(
     check_window(describe(source), starts, shape, "zeros")
     # A place counts its blocks as if BLOCKS_PER_SM of them shared a multiprocessor.
     place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
-    move = plan_copy(describe(source), describe(result), starts, place, via="tma")
-    return _sample(f"window copy, {rows} x {columns} {dtype}, {pad} around", target, move, result, np.pad(source, pad))
+    planned = plan_copy(describe(source), describe(result), starts, place, via="tma")
+    return _sample(
+        f"window copy, {rows} x {columns} {dtype}, {pad} around", target, planned, result, np.pad(source, pad)
+    )
 
 
 def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32", blocks: int = 2) -> Sample:
     """A copy of a run of bytes."""
     source = _numbers((elements,), dtype)
     result = np.ones_like(source)
-    move = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
-    return _sample(f"run copy, {elements} {dtype}", target, move, result, source)
+    planned = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
+    return _sample(f"run copy, {elements} {dtype}", target, planned, result, source)
 
 
 def transpose_sample(
@@ -51,8 +53,8 @@ def transpose_sample(
     """The transpose of a matrix."""
     source = _numbers((rows, columns), dtype)
     result = np.ones((columns, rows), source.dtype)
-    move = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
-    return _sample(f"transpose, {rows} x {columns} {dtype}", target, move, result, source.T)
+    planned = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
+    return _sample(f"transpose, {rows} x {columns} {dtype}", target, planned, result, source.T)
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
@@ -61,10 +63,10 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
     axes = [(-halo, tile, count) for count in counts]
-    move = plan_boxes(describe(source), describe(result), (side, side), _place(target, blocks), grid=axes)
+    planned = plan_boxes(describe(source), describe(result), (side, side), _place(target, blocks), grid=axes)
     wide = np.pad(source, [(halo, halo + tile)] * 2)
     wanted = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
-    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, move, result, wanted)
+    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, planned, result, wanted)
 
 
 def im2col_sample(
@@ -76,18 +78,18 @@ def im2col_sample(
     shape = (2, *conv.out, *conv.taps, channels)
     result, wanted = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
     columns_on_host(describe(source), describe(wanted), conv)
-    move = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
-    return _sample(f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps", target, move, result, wanted)
+    planned = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
+    return _sample(f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps", target, planned, result, wanted)
 
 
 def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
     """Copies of one array: 2, 4 or 8."""
     source = _numbers((elements,), "float32")
     result = np.ones((copies, elements), source.dtype)
-    moves = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
-    if len(moves) != 1:
+    plans = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
+    if len(plans) != 1:
         raise ArgumentError("copies", copies, "1, 2, 4 or 8, in one launch")
-    return _sample(f"broadcast, {copies} x {elements} float32", target, moves[0], result, source)
+    return _sample(f"broadcast, {copies} x {elements} float32", target, plans[0], result, source)
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
@@ -107,8 +109,8 @@ def _place(target: Target, blocks: int) -> Place:
     return Place("emulator", None, target, blocks)
 
 
-def _sample(title: str, target: Target, move: Move, result: Array, wanted: Array) -> Sample:
-    move.spec.check_target(target)
-    run: Callable[..., Any] = lambda **options: move.emulate(target, **options)  # noqa: E731
-    shown = f"{title}, {counted(move.grid, 'block')} of {move.spec.threads} threads"
-    return Sample(shown, move.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)
+def _sample(title: str, target: Target, planned: CopyPlan, result: Array, wanted: Array) -> Sample:
+    planned.spec.check_target(target)
+    run: Callable[..., Any] = lambda **options: planned.emulate(target, **options)  # noqa: E731
+    shown = f"{title}, {counted(planned.grid, 'block')} of {planned.spec.threads} threads"
+    return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

@@ -1,6 +1,6 @@
 """How many bytes the copies keep in flight, and how: the numbers that a card's measurements choose, all in one place.
 
-`cudatma bench moves --search` times others. Every kernel that is not named here takes the numbers of ``ring.py``.
+`cudatma bench data_movement --search` times others. A kernel that is not named here takes the numbers of ``ring.py``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.settings import BOXES
 from cudatma.target import Target
 
-WINDOW, RUN, PLAIN = "kernels/window_move.cu.j2", "kernels/run_move.cu.j2", "kernels/plain_copy.cu.j2"
+WINDOW, RUN, PLAIN = "kernels/window_copy.cu.j2", "kernels/run_copy.cu.j2", "kernels/plain_copy.cu.j2"
 OPS = ("copy", *REDUCE_TYPES)
 #: L2 policies of loads and stores; "" is none.
 CACHES = ("", "evict_first", "evict_last", "evict_normal")
@@ -56,10 +56,10 @@ def coordinates(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec(RingSpec):
-    """One instance of ``kernels/window_move.cu.j2``: boxes by tensor maps. The launch says how large a box is.
+    """One instance of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch says how large a box is.
 
     op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
-    in_flight: MoveRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
+    in_flight: CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
     ArgumentError.
     """
 
@@ -89,7 +89,7 @@ class WindowSpec(RingSpec):
 
 @dataclass(frozen=True, slots=True)
 class RunSpec(RingSpec):
-    """One instance of ``kernels/run_move.cu.j2``: a run of bytes by 1D bulk copies.
+    """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
     op: as in WindowSpec. kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one piece. Others: WindowSpec.
     """

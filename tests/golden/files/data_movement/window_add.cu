@@ -1,4 +1,4 @@
-// cudatma: kernels/window_move.cu.j2 for sm_120a
+// cudatma: kernels/window_copy.cu.j2 for sm_120a
 // spec: WindowSpec
 //   op = 'add'
 //   rank = 1
@@ -42,5 +42,5 @@ window_add(const __grid_constant__ TensorMap source, const __grid_constant__ Ten
         rest /= tiles0;
         cp_reduce_async_bulk_tensor_1d_add(&destination, slot, at0);
     };
-    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }

@@ -18,11 +18,11 @@ from cudatma.kernels.data_movement import settings
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.gather import GatherSpec
-from cudatma.kernels.data_movement.im2col import Im2colMoveSpec
+from cudatma.kernels.data_movement.im2col import Im2colCopySpec
 from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
-from cudatma.kernels.data_movement.ring import MoveRing, stages_for
+from cudatma.kernels.data_movement.ring import CopyRing, stages_for
 from cudatma.kernels.data_movement.rows import RowsSpec
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
@@ -231,16 +231,16 @@ def info(shape: tuple[int, ...], strides: tuple[int, ...], pointer: int = 1 << 2
 def test_huge_runs_and_windows_are_planned() -> None:
     nbytes = 1 << 41
     window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
-    move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card(), setting=Setting())
-    assert move.grid == 264
-    assert move.args[2] == nbytes
+    planned = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card(), setting=Setting())
+    assert planned.grid == 264
+    assert planned.args[2] == nbytes
     side, pitch = 16384, 65536
     window = Window(1 << 20, 1 << 40, 4, (Axis(100, 12000, side, pitch, 48000), Axis(200, 12000, side, 4, 4)))
     arrays = info((side, side), (pitch, 4)), info((12000, 12000), (48000, 4))
-    move = window_plan(window, arrays, card(), setting=Setting())
-    assert move.args[0].spec.dims == (12000, 12000)
-    assert move.args[0].spec.address == (1 << 20) + 100 * pitch + 800
-    assert move.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
+    planned = window_plan(window, arrays, card(), setting=Setting())
+    assert planned.args[0].spec.dims == (12000, 12000)
+    assert planned.args[0].spec.address == (1 << 20) + 100 * pitch + 800
+    assert planned.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
     window = Window(1 << 20, 1 << 50, 4, (Axis(0, 1 << 33, 1 << 33, 16, 16), Axis(0, 4, 4, 4, 4)))
     with pytest.raises(c.DescriptorError, match=r"2\*\*32"):
         window_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
@@ -250,25 +250,30 @@ def test_a_window_goes_as_boxes_of_8_byte_elements() -> None:
     """Twice as many bytes a row as of float32, one block a multiprocessor; an odd number of columns stays as it is."""
     for columns, box, width in ((12000, (250, 4), 8), (11999, (256, 8), 4)):
         arrays = info((16384, columns + 1000), (65536, 4)), info((12000, 12000), (48000, 4), 1 << 40)
-        move = plan_copy(*arrays, (100, 1000), card(), via="tma")
-        assert move.args[0].spec.dtype.element_bytes == width
-        assert (move.args[3], move.args[6]) == box
-        assert (move.spec.stage_bytes, move.spec.stages, move.spec.in_flight, move.grid) == (8 * KIB, 10, 5, 132)
+        planned = plan_copy(*arrays, (100, 1000), card(), via="tma")
+        assert planned.args[0].spec.dtype.element_bytes == width
+        assert (planned.args[3], planned.args[6]) == box
+        assert (planned.spec.stage_bytes, planned.spec.stages, planned.spec.in_flight, planned.grid) == (
+            8 * KIB,
+            10,
+            5,
+            132,
+        )
 
 
 def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
     for rows, bits in ((1 << 20, 32), (1 << 22, 64)):
         axes = (Axis(0, rows, rows, 4100, 4104), Axis(1, 1024, 1025, 4, 4))
-        move = plain_plan(Window(1 << 20, 1 << 45, 4, axes), (info((1,), (4,)), info((1,), (4,))), card())
-        assert (move.spec.index_bits, move.args[3]) == (bits, rows * 1024)
+        planned = plain_plan(Window(1 << 20, 1 << 45, 4, axes), (info((1,), (4,)), info((1,), (4,))), card())
+        assert (planned.spec.index_bits, planned.args[3]) == (bits, rows * 1024)
 
 
 def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "RUN", Setting())
     for nbytes, stage, grid in ((64, 4 * KIB, 1), (1 << 20, 4 * KIB, 256), (264 * 16 * KIB, 16 * KIB, 264)):
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
-        move = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
-        assert (move.spec.stage_bytes, move.grid) == (stage, grid)
+        planned = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
+        assert (planned.spec.stage_bytes, planned.grid) == (stage, grid)
 
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +288,8 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
     for slots, stage, stages, grid in cases:
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, slots * KIB, slots * KIB, 1, 1),))
         arrays = info((1,), (4,)), info((1,), (4,))
-        move = run_plan(window, arrays, card())
-        assert (move.spec.stage_bytes, move.spec.stages, move.grid) == (stage, stages, grid)
+        planned = run_plan(window, arrays, card())
+        assert (planned.spec.stage_bytes, planned.spec.stages, planned.grid) == (stage, stages, grid)
         assert run_plan(window, arrays, card(), "add", "u32").spec.stage_bytes < 64 * KIB
         assert run_plan(window, arrays, card(), setting=large).spec.stage_bytes == 64 * KIB
 
@@ -311,7 +316,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: PlainSpec(4, 0), "rank"),
         (lambda: PlainSpec(4, 2, 16), "index_bits"),
         (lambda: GatherSpec(2, "list", 1024, 3, 1), "places"),
-        (lambda: Im2colMoveSpec(2, 1024, 3, 1), "rank"),
+        (lambda: Im2colCopySpec(2, 1024, 3, 1), "rank"),
         (lambda: BroadcastSpec(9, 1152, 3, 1), "copies"),
         (lambda: BroadcastSpec(3, 1152, 3, 1), "copies"),
         (lambda: BroadcastSpec(4, 1152, 3, 1), "stage_bytes"),
@@ -330,11 +335,11 @@ def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: st
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_rings_share_a_multiprocessor(target: str) -> None:
     chosen = get_target(target)
-    ring = MoveRing(stages_for(chosen, 16 * KIB), 1, 16 * KIB)
+    ring = CopyRing(stages_for(chosen, 16 * KIB), 1, 16 * KIB)
     assert 2 * (ring.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
     assert ring.layout() == [("slots", 0, ring.barriers_offset), ("barriers", ring.barriers_offset, 8 * ring.stages)]
     for entry in REGISTRY.values():
-        if ".moves." in entry.source:
+        if ".data_movement." in entry.source:
             for spec in entry.specs(target):
                 spec.check_target(chosen)  # type: ignore[attr-defined]
 

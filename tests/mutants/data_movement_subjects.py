@@ -14,7 +14,7 @@ from cudatma.kernels.data_movement.broadcast import BroadcastSpec, plan_broadcas
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
-from cudatma.kernels.data_movement.place import Move, Place
+from cudatma.kernels.data_movement.place import CopyPlan, Place
 from cudatma.kernels.data_movement.plans import plain_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import plan_prefetch
 from cudatma.kernels.data_movement.reduce import plan_reduce
@@ -36,38 +36,38 @@ def _numbers(*shape: int) -> Array:
     return np.random.default_rng(3).integers(0, 1000, shape).astype(np.uint32)
 
 
-def _short(move: Move, **fields: Any) -> Move:
+def _short(planned: CopyPlan, **fields: Any) -> CopyPlan:
     """The launch with a ring of three slots, one of which may be in a store."""
-    return replace(move, spec=replace(move.spec, **({"stages": 3, "in_flight": 1} | fields)))
+    return replace(planned, spec=replace(planned.spec, **({"stages": 3, "in_flight": 1} | fields)))
 
 
-def _window_copy() -> tuple[Move, Any]:
+def _window_copy() -> tuple[CopyPlan, Any]:
     source, result = _numbers(40, 64), np.ones((45, 72), np.uint32)
     window = window_of(describe(source), describe(result), (-2, -4))
-    move = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
-    return replace(_short(move), grid=_BLOCKS), (source, result)
+    planned = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
+    return replace(_short(planned), grid=_BLOCKS), (source, result)
 
 
-def _window_add() -> tuple[Move, Any]:
+def _window_add() -> tuple[CopyPlan, Any]:
     source, result = _numbers(44, 64), _numbers(48, 80)[:44, :64]
-    move = plan_reduce(describe(result), describe(source), "add", _place("sm_90a"), slot=512)
-    return _short(move), (source, result)
+    planned = plan_reduce(describe(result), describe(source), "add", _place("sm_90a"), slot=512)
+    return _short(planned), (source, result)
 
 
-def _run_copy() -> tuple[Move, Any]:
+def _run_copy() -> tuple[CopyPlan, Any]:
     source, result = _numbers(1200), np.ones(1200, np.uint32)
-    move = plan_copy(describe(source[1:-2]), describe(result[1:-2]), (0,), _place("sm_90a"))
-    return replace(_short(move, stage_bytes=256), grid=_BLOCKS), (source, result)
+    planned = plan_copy(describe(source[1:-2]), describe(result[1:-2]), (0,), _place("sm_90a"))
+    return replace(_short(planned, stage_bytes=256), grid=_BLOCKS), (source, result)
 
 
-def _plain_copy() -> tuple[Move, Any]:
+def _plain_copy() -> tuple[CopyPlan, Any]:
     source, result = _numbers(9, 7), np.ones((9, 7), np.uint32)
     infos = describe(source), describe(result)
     return plain_plan(window_of(*infos, (1, -1)), infos, _place("sm_90a")), (source, result)
 
 
-def _transpose(element_bytes: int) -> Callable[[], tuple[Move, Any]]:
-    def make() -> tuple[Move, Any]:
+def _transpose(element_bytes: int) -> Callable[[], tuple[CopyPlan, Any]]:
+    def make() -> tuple[CopyPlan, Any]:
         spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, band=2)
         rows, columns = 3 * spec.side + 16, 3 * spec.side - 16
         source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
@@ -77,35 +77,35 @@ def _transpose(element_bytes: int) -> Callable[[], tuple[Move, Any]]:
     return make
 
 
-def _gather() -> tuple[Move, Any]:
+def _gather() -> tuple[CopyPlan, Any]:
     source, result = _numbers(40, 160), np.ones((22, 3, 64), np.uint32)
     starts = np.array([(2 * i - 4, 8 * i - 4) for i in range(22)], np.int32)
     infos = describe(source), describe(result)
-    move = plan_boxes(*infos, (3, 64), _place("sm_90a"), table=describe(starts))
-    return _short(move, stage_bytes=3 * 64 * 4), (source, result, starts)
+    planned = plan_boxes(*infos, (3, 64), _place("sm_90a"), table=describe(starts))
+    return _short(planned, stage_bytes=3 * 64 * 4), (source, result, starts)
 
 
-def _im2col() -> tuple[Move, Any]:
+def _im2col() -> tuple[CopyPlan, Any]:
     source, conv = _numbers(2, 5, 6, 8), convolution((5, 6), 2, 1, 1, 1)
     result = np.ones((2, *conv.out, *conv.taps, 8), np.uint32)
     return _short(plan_im2col(describe(source), describe(result), conv, _place("sm_90a"), 512)), (source, result)
 
 
-def _broadcast() -> tuple[Move, Any]:
+def _broadcast() -> tuple[CopyPlan, Any]:
     source, result = _numbers(3000), np.ones((2, 3000), np.uint32)
-    (move,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
-    return replace(move, spec=BroadcastSpec(2, 512, 3, 1), grid=2 * _BLOCKS), (source, result)
+    (planned,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
+    return replace(planned, spec=BroadcastSpec(2, 512, 3, 1), grid=2 * _BLOCKS), (source, result)
 
 
-def _prefetch() -> tuple[Move, Any]:
+def _prefetch() -> tuple[CopyPlan, Any]:
     source = _numbers(20000)
-    move = plan_prefetch(describe(source), _place("sm_90a"))
-    assert move is not None
-    return move, (source,)
+    planned = plan_prefetch(describe(source), _place("sm_90a"))
+    assert planned is not None
+    return planned, (source,)
 
 
-def _rows(op: str) -> Callable[[], tuple[Move, Any]]:
-    def make() -> tuple[Move, Any]:
+def _rows(op: str) -> Callable[[], tuple[CopyPlan, Any]]:
+    def make() -> tuple[CopyPlan, Any]:
         source, result = _numbers(330, 16), np.ones((330, 16), np.uint32)
         index = np.random.default_rng(1).permutation(330).astype(np.int32)
         infos = describe(source), describe(result), describe(index)
@@ -114,10 +114,10 @@ def _rows(op: str) -> Callable[[], tuple[Move, Any]]:
     return make
 
 
-_MAKERS: dict[str, tuple[Callable[[], tuple[Move, Any]], str]] = {
-    "window_move/copy": (_window_copy, "sm_90a"),
-    "window_move/add": (_window_add, "sm_90a"),
-    "run_move/copy": (_run_copy, "sm_90a"),
+_MAKERS: dict[str, tuple[Callable[[], tuple[CopyPlan, Any]], str]] = {
+    "window_copy/copy": (_window_copy, "sm_90a"),
+    "window_copy/add": (_window_add, "sm_90a"),
+    "run_copy/copy": (_run_copy, "sm_90a"),
     "plain_copy/window": (_plain_copy, "sm_90a"),
     "transpose/1": (_transpose(1), "sm_90a"),
     "transpose/4": (_transpose(4), "sm_90a"),
@@ -130,24 +130,24 @@ _MAKERS: dict[str, tuple[Callable[[], tuple[Move, Any]], str]] = {
 }
 
 
-def _call(make: Callable[[], tuple[Move, Any]]) -> Call:
-    move, keep = make()
+def _call(make: Callable[[], tuple[CopyPlan, Any]]) -> Call:
+    planned, keep = make()
     return Call(
-        move.spec.entry,
-        move.grid,
-        move.spec.threads,
-        tuple(value.pointer if isinstance(value, ArrayInfo) else value for value in move.args),
-        cluster=move.cluster if move.cluster > 1 else None,
-        shared_bytes=move.spec.smem_bytes,
-        arrays=tuple(host_bytes(info) for info in move.touched),
-        keep=(move, keep),
+        planned.spec.entry,
+        planned.grid,
+        planned.spec.threads,
+        tuple(value.pointer if isinstance(value, ArrayInfo) else value for value in planned.args),
+        cluster=planned.cluster if planned.cluster > 1 else None,
+        shared_bytes=planned.spec.smem_bytes,
+        arrays=tuple(host_bytes(info) for info in planned.touched),
+        keep=(planned, keep),
     )
 
 
-def move_subjects() -> list[Subject]:
+def data_movement_subjects() -> list[Subject]:
     """Every kernel of cudatma.kernels.data_movement."""
     found = []
     for name, (make, target) in _MAKERS.items():
-        move, _ = make()
-        found.append(Subject(name, move.template, move.spec, lambda make=make: _call(make), target))  # type: ignore[misc]
+        planned, _ = make()
+        found.append(Subject(name, planned.template, planned.spec, lambda make=make: _call(make), target))  # type: ignore[misc]
     return found

@@ -1,6 +1,6 @@
-"""Run by test_moves_calls.py: operations over arrays on the fake driver.
+"""Run by test_data_movement_calls.py: operations over arrays on the fake driver.
 
-Usage: python moves_on_fake_driver.py [CASE]. Prints what went wrong.
+Usage: python data_movement_on_fake_driver.py [CASE]. Prints what went wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.data_movement.known import CALLS
-from cudatma.kernels.data_movement.place import Move
+from cudatma.kernels.data_movement.place import CopyPlan
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
@@ -71,14 +71,14 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
 kernels: dict[tuple[Any, ...], Kernel] = {}
 
 
-def kernel_of(move: Move, target: Target) -> Kernel:
-    """A kernel that takes what the move passes. NVRTC does not run beside the fake driver; the emulator's tests show
+def kernel_of(planned: CopyPlan, target: Target) -> Kernel:
+    """A kernel that takes what the plan passes. NVRTC does not run beside the fake driver; the emulator's tests show
     that the real kernels take these arguments."""
-    key = move.template, move.spec, target.name
+    key = planned.template, planned.spec, target.name
     if key not in kernels:
-        kinds = [_parameter(value) for value in move.args]
-        ptx = f".visible .entry {move.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
-        kernels[key] = Kernel(b"\177ELF", move.spec.entry, target, ptx=ptx)
+        kinds = [_parameter(value) for value in planned.args]
+        ptx = f".visible .entry {planned.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
+        kernels[key] = Kernel(b"\177ELF", planned.spec.entry, target, ptx=ptx)
     setup.parameters = len(kernels[key].parameters)
     for number, parameter in enumerate(kernels[key].parameters):
         setup.sizes[number] = parameter.size_bytes
@@ -101,7 +101,7 @@ fake.cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(CUDARuntimeError=type("CUDARuntimeError", (Exception,), {})),
 )
 sys.modules["cupy"] = fake
-Move.kernel = kernel_of  # type: ignore[method-assign]
+CopyPlan.kernel = kernel_of  # type: ignore[method-assign]
 
 
 def launched() -> tuple[Any, ...]:

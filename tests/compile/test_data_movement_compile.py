@@ -21,8 +21,8 @@ from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, 
 
 #: Kernels whose data passes through TMA alone, and what else they may read: a table, or the ends of a run.
 BY_TMA = {
-    "window_move": 0,
-    "run_move": 2,
+    "window_copy": 0,
+    "run_copy": 2,
     "gather_boxes": 6,
     "im2col": 0,
     "broadcast": 0,
@@ -51,7 +51,7 @@ def test_no_thread_moves_data(name: str, target: str) -> None:
         found = accesses(kernel)
         assert found["ld.shared"] == found["st.shared"] == found["ld.volatile"] == found["st.volatile"] == 0
         assert found["ld.global"] <= BY_TMA[name]
-        assert found["st.global"] <= (2 if name == "run_move" else 0)
+        assert found["st.global"] <= (2 if name == "run_copy" else 0)
         assert kernel.warnings == ()
         used = parse_ptxas(kernel.log)[spec.entry]
         assert used.spill_store_bytes == used.spill_load_bytes == 0
@@ -60,7 +60,7 @@ def test_no_thread_moves_data(name: str, target: str) -> None:
 @pytest.mark.parametrize("rank", range(1, 6))
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
-    kernel = compiled("kernels/window_move.cu.j2", WindowSpec("copy", rank, 16384, 3, 1, "evict_last"), target)
+    kernel = compiled("kernels/window_copy.cu.j2", WindowSpec("copy", rank, 16384, 3, 1, "evict_last"), target)
     assert f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile" in kernel.ptx
     assert "L2::evict_last" in kernel.ptx
     assert len(kernel.parameters) == 2 + 3 * rank + 2

@@ -1,4 +1,4 @@
-// cudatma: kernels/run_move.cu.j2 for sm_90a
+// cudatma: kernels/run_copy.cu.j2 for sm_90a
 // spec: RunSpec
 //   op = 'max'
 //   kind = 'bf16'
@@ -38,5 +38,5 @@ run_max_bf16(const u8* source, u8* destination, u64 bytes) {
         const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
         cp_reduce_async_bulk_max_bf16(destination + offset, slot, size_of(offset));
     };
-    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

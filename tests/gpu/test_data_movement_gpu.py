@@ -337,7 +337,7 @@ def test_in_a_graph() -> None:
 # ---- repeated calls: what an earlier one left behind serves other arrays
 
 
-def test_repeated_calls_move_the_other_arrays() -> None:
+def test_repeated_calls_read_the_other_arrays() -> None:
     """Arrays of earlier turns stay alive, so that each turn's lie elsewhere."""
     import cupy
 

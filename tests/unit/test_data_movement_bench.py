@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import moves
+from benchmarks import data_movement
 from cudatma.kernels.data_movement.place import Place
 from cudatma.target import get_target
 
 #: Cases like the benchmark's, of a few kilobytes.
 SMALL = {
-    "run": moves._copy((32, 64), (0, 0), (32, 64)),
-    "window": moves._copy((64, 300), (5, 8), (40, 256)),
-    "transpose": moves._transpose(64, "float16"),
-    "reduce run": moves._reduce((32, 64), 64),
-    "reduce window": moves._reduce((32, 64), 48),
-    "broadcast": moves._broadcast(4096, 4),
+    "run": data_movement._copy((32, 64), (0, 0), (32, 64)),
+    "window": data_movement._copy((64, 300), (5, 8), (40, 256)),
+    "transpose": data_movement._transpose(64, "float16"),
+    "reduce run": data_movement._reduce((32, 64), 64),
+    "reduce window": data_movement._reduce((32, 64), 48),
+    "broadcast": data_movement._broadcast(4096, 4),
 }
 
 
@@ -52,13 +52,13 @@ def test_searches_offer_other_specs(name: str, numpy_as_cupy: None) -> None:
     prepared = SMALL[name]()
     assert prepared.variants is not None
     found = dict(prepared.variants(Place("emulator", None, get_target("sm_90a"), 4), 4))
-    assert max(move.grid for move in found.values()) == {"run": 1, "window": 4, "transpose": 1}[name]
-    assert len({move.spec for move in found.values()}) == len(found) > 10
-    assert min(move.spec.smem_bytes for move in found.values()) <= 227 * 1024
+    assert max(planned.grid for planned in found.values()) == {"run": 1, "window": 4, "transpose": 1}[name]
+    assert len({planned.spec for planned in found.values()}) == len(found) > 10
+    assert min(planned.spec.smem_bytes for planned in found.values()) <= 227 * 1024
 
 
 def test_host_time_is_a_median_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "HOST_CALLS", 5)
+    monkeypatch.setattr(data_movement, "HOST_CALLS", 5)
     events: list[str] = []
 
     def call() -> None:
@@ -66,7 +66,7 @@ def test_host_time_is_a_median_without_a_wait(monkeypatch: pytest.MonkeyPatch) -
         if len(events) == 3:
             time.sleep(0.2)
 
-    assert moves.host_us(call, lambda: events.append("wait")) < 1e5
+    assert data_movement.host_us(call, lambda: events.append("wait")) < 1e5
     assert events == ["wait", *["call"] * 5, "wait"]
 
 
@@ -77,7 +77,7 @@ class Clock:
         self.now, self.order = 0.0, ""
 
     def run(self, name: str) -> None:
-        self.now += {moves.OURS: 1.0, moves.CUPY: 2.0}[name]
+        self.now += {data_movement.OURS: 1.0, data_movement.CUPY: 2.0}[name]
         self.order += name[1]
 
     def synchronize(self) -> None:
@@ -96,36 +96,41 @@ def test_calls_take_turns_and_the_first_ones_are_not_timed(monkeypatch: pytest.M
 
     fake.cuda = types.SimpleNamespace(Event=Event, get_elapsed_time=elapsed)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(moves, "LAUNCHES", 2)
-    names = (moves.OURS, moves.CUPY)
-    contenders = [moves.Contender(name, lambda _, name=name: clock.run(name), 1, 2) for name in names]  # type: ignore[misc]
-    assert moves.called(clock, contenders, 3) == {moves.OURS: 1000.0, moves.CUPY: 2000.0}
+    monkeypatch.setattr(data_movement, "LAUNCHES", 2)
+    names = (data_movement.OURS, data_movement.CUPY)
+    contenders = [data_movement.Contender(name, lambda _, name=name: clock.run(name), 1, 2) for name in names]  # type: ignore[misc]
+    assert data_movement.called(clock, contenders, 3) == {data_movement.OURS: 1000.0, data_movement.CUPY: 2000.0}
     ours, cupys = (4 * name[1] for name in names)
     assert clock.order == f"{ours}{cupys}|{cupys}{ours}|{ours}{cupys}|"
 
 
 def test_the_better_way_of_each_counts() -> None:
-    cell = moves.better({"graph": {"cudatma": 5.0, "cupy": 9.0}, "calls": {"cudatma": 6.0, "cupy": 7.0}})
+    cell = data_movement.better({"graph": {"cudatma": 5.0, "cupy": 9.0}, "calls": {"cudatma": 6.0, "cupy": 7.0}})
     assert cell["us"] == {"cudatma": 5.0, "cupy": 7.0}
     assert cell["way"] == {"cudatma": "graph", "cupy": "calls"}
     assert cell["us_by_way"]["graph"] == {"cudatma": 5.0, "cupy": 9.0}
-    assert moves.better({"graph": {"cudatma": None, "cupy": 9.0}, "calls": {}})["us"] == {"cudatma": None, "cupy": 9.0}
+    assert data_movement.better({"graph": {"cudatma": None, "cupy": 9.0}, "calls": {}})["us"] == {
+        "cudatma": None,
+        "cupy": 9.0,
+    }
 
 
 def test_a_yardstick_is_measured_first() -> None:
-    assert moves.chosen(["transpose fp32"]) == ["transpose fp32"]
+    assert data_movement.chosen(["transpose fp32"]) == ["transpose fp32"]
     wanted = ["transpose fp32", "reduce_into, window fp32", "copy, contiguous"]
-    assert moves.chosen(wanted) == ["copy, contiguous", *wanted[:2]]
-    assert sorted(moves.chosen(())) == sorted(moves.CASES)
+    assert data_movement.chosen(wanted) == ["copy, contiguous", *wanted[:2]]
+    assert sorted(data_movement.chosen(())) == sorted(data_movement.CASES)
 
 
 def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
-    assert all(case.moved_bytes >= 2 * 256_000_000 for case in moves.CASES.values())
-    bars = {name: case.bar for name, case in moves.CASES.items() if case.bar}
+    assert all(case.moved_bytes >= 2 * 256_000_000 for case in data_movement.CASES.values())
+    bars = {name: case.bar for name, case in data_movement.CASES.items() if case.bar}
     copies = {"copy, contiguous": 1.0, "copy, window fp32": 2.2}
     reductions = {"reduce_into, contiguous": 0.75, "reduce_into, window fp32": 0.75}
     assert bars == copies | reductions | {"transpose fp32": 3.0, "transpose fp16": 2.5}
-    assert {name for name, case in moves.CASES.items() if case.yardstick == "copy, contiguous"} == set(reductions)
+    assert {name for name, case in data_movement.CASES.items() if case.yardstick == "copy, contiguous"} == set(
+        reductions
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,7 @@ def test_cases_are_large_and_have_the_bars_that_are_asked_for() -> None:
     ],
 )
 def test_verdicts(cell: dict[str, Any], said: str) -> None:
-    assert moves.verdict(cell) == said
+    assert data_movement.verdict(cell) == said
 
 
 def test_the_table() -> None:
@@ -156,7 +161,7 @@ def test_the_table() -> None:
         "host_us": 9.54,
         "bar": 0,
     }
-    table = moves.moves_table([whole, {"case": "broken", "error": "x", "bar": 1.0}])
+    table = data_movement.data_movement_table([whole, {"case": "broken", "error": "x", "bar": 1.0}])
     assert [len(row) for row in table.rows] == [len(table.columns)] * 2
     assert table.rows[0][:2] == ("copy", "10.0")
     assert table.rows[0][-3:] == ("graph, calls", "9.5", "none")

@@ -26,7 +26,7 @@ EMULATED = {"backend": "emulator"}
 
 def test_on_the_fake_driver(tmp_path: Path) -> None:
     build_driver(tmp_path)
-    script = Path(__file__).with_name("moves_on_fake_driver.py")
+    script = Path(__file__).with_name("data_movement_on_fake_driver.py")
     assert not (wrong := wrong_cases(script, tmp_path)), wrong
 
 

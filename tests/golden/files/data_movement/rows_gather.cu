@@ -1,6 +1,6 @@
-// cudatma: kernels/rows.cu.j2 for sm_100a
+// cudatma: kernels/rows.cu.j2 for sm_120a
 // spec: RowsSpec
-//   op = 'scatter'
+//   op = 'gather'
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
@@ -15,11 +15,11 @@ constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next
 constexpr u32 BARRIERS = 98304;     // behind the slots
 constexpr u32 ROWS = 16;              // of a piece, a multiple of 4: each instruction takes four
 
-// destination[index[i]] = source[i], `count` rows, in pieces of ROWS rows and `columns` columns. Rows that the destination
-// does not have are left out.
+// destination[i] = source[index[i]], `count` rows, in pieces of ROWS rows and `columns` columns. Rows that the source does
+// not have are zero.
 // outside: a row number that none of the two has. four_bytes: of four rows of a piece.
 extern "C" __global__ void __launch_bounds__(32)
-scatter_rows(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const int* index,
+gather_rows(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const int* index,
     u32 count, int outside, int columns, u32 column_blocks, u32 four_bytes, u32 pieces) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 slots = shared_address(shared);
@@ -36,16 +36,16 @@ scatter_rows(const __grid_constant__ TensorMap source, const __grid_constant__ T
         const int column = static_cast<int>(piece % column_blocks) * columns;
         const u32 first = piece / column_blocks * ROWS;
         mbarrier_arrive_expect_tx(barrier, ROWS / 4 * four_bytes);
-        cp_async_bulk_tensor_2d_load(slot, &source, barrier, column, static_cast<int>(first));
+        for (u32 four = 0; four < ROWS / 4; ++four) {
+            const u32 i = first + 4 * four;
+            cp_async_bulk_tensor_2d_gather4_load(slot + four * four_bytes, &source, barrier, column, row_at(i), row_at(i + 1),
+                                                 row_at(i + 2), row_at(i + 3));
+        }
     };
     const auto store = [&](u32 piece, u32 slot) {
         const int column = static_cast<int>(piece % column_blocks) * columns;
         const u32 first = piece / column_blocks * ROWS;
-        for (u32 four = 0; four < ROWS / 4; ++four) {
-            const u32 i = first + 4 * four;
-            cp_async_bulk_tensor_2d_scatter4_store(&destination, slot + four * four_bytes, column, row_at(i), row_at(i + 1),
-                                                   row_at(i + 2), row_at(i + 3));
-        }
+        cp_async_bulk_tensor_2d_store(&destination, slot, column, static_cast<int>(first));
     };
-    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

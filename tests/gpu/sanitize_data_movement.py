@@ -1,6 +1,7 @@
 """Operations over arrays and the ragged copy, small, for the sanitizers.
 
-compute-sanitizer --tool racecheck python3 tests/gpu/sanitize_moves.py ragged      (or moves; memcheck, synccheck, ..)
+compute-sanitizer --tool racecheck python3 tests/gpu/sanitize_data_movement.py ragged
+(or data_movement; memcheck, synccheck, ..)
 
 Every array has a cudaMalloc of its own, so that memcheck knows where it ends; results are compared on the host.
 """
@@ -46,7 +47,7 @@ def ragged() -> dict[str, bool]:
     return {"ragged_copy": bool(right)}
 
 
-def moves() -> dict[str, bool]:
+def data_movement() -> dict[str, bool]:
     """Each operation once, by TMA, on shapes that no tile divides."""
     source = RNG.integers(0, 1000, (300, 516)).astype(np.float32)
     x, wide = on_card(source), on_card(np.zeros((300, 520), np.float32))
@@ -72,8 +73,12 @@ def main() -> int:
     import cupy
 
     cupy.cuda.set_allocator(None)
-    wanted = sys.argv[1:] or ["ragged", "moves"]
-    answers = {name: right for part in wanted for name, right in {"ragged": ragged, "moves": moves}[part]().items()}
+    wanted = sys.argv[1:] or ["ragged", "data_movement"]
+    answers = {
+        name: right
+        for part in wanted
+        for name, right in {"ragged": ragged, "data_movement": data_movement}[part]().items()
+    }
     for name, right in answers.items():
         print(f"{'right ' if right else 'WRONG '} {name}")
     return int(not all(answers.values()))

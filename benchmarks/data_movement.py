@@ -246,25 +246,25 @@ def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | 
     target, found = detect(device), {}
     for blocks_per_sm in (1, 2, 3, 4):
         place = Place("cuda", device, target, blocks_per_sm * processors(device))
-        for name, move in variants(place, blocks_per_sm):
+        for name, planned in variants(place, blocks_per_sm):
             label = f"{blocks_per_sm} blocks a multiprocessor, {name}"
             try:
-                move.spec.check_target(target)
-                if blocks_per_sm * (move.spec.smem_bytes + 1024) > target.smem_per_sm_bytes:
+                planned.spec.check_target(target)
+                if blocks_per_sm * (planned.spec.smem_bytes + 1024) > target.smem_per_sm_bytes:
                     continue
-                measured = cold(stream, [_contender(label, move, place)], max(3, replays // 3))
+                measured = cold(stream, [_contender(label, planned, place)], max(3, replays // 3))
                 found[label] = measured.us(label) or measured.errors[label]
             except Exception as error:
                 found[label] = failure(error)
     return dict(sorted(found.items(), key=lambda item: (isinstance(item[1], str), item[1])))
 
 
-def _contender(name: str, move: Any, place: Any) -> Contender:
+def _contender(name: str, planned: Any, place: Any) -> Contender:
     from cudatma.kernels.data_movement.launches import Launch
     from cudatma.library_streams import current_stream
 
-    launch = Launch(move, move.touched, place)
-    return Contender(name, lambda _: launch.run(move.touched, current_stream("cupy", place.device)), 1, LAUNCHES)
+    launch = Launch(planned, planned.touched, place)
+    return Contender(name, lambda _: launch.run(planned.touched, current_stream("cupy", place.device)), 1, LAUNCHES)
 
 
 def _rings(
@@ -286,10 +286,10 @@ def _rings(
     for slot, stages, cache in itertools.product((16384, 8192, 24576, 32768), (3, 4, 6, 8, 12), ("", "evict_first")):
         for in_flight in sorted({1, stages // 2, stages - 1}):
             setting = Setting(slot, blocks_per_sm, stages, in_flight, cache, cache)
-            move = plan(part, arrays, usual, setting=setting)
-            if move.spec not in seen:
-                seen.add(move.spec)
-                yield f"{move.spec}", move
+            planned = plan(part, arrays, usual, setting=setting)
+            if planned.spec not in seen:
+                seen.add(planned.spec)
+                yield f"{planned.spec}", planned
 
 
 def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
@@ -309,7 +309,7 @@ def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
                     yield name, tile_plan(describe(source), describe(result), place, spec)
 
 
-def moves_table(cells: Sequence[Cell]) -> Table:
+def data_movement_table(cells: Sequence[Cell]) -> Table:
     rows = [
         (
             cell["case"],
@@ -350,8 +350,8 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench moves``; returns the exit status: 1 if a case could not be measured or was wrong."""
-    parser = argparse.ArgumentParser(prog="cudatma bench moves", description=__doc__)
+    """``cudatma bench data_movement``; returns the exit status: 1 if a case could not be measured or was wrong."""
+    parser = argparse.ArgumentParser(prog="cudatma bench data_movement", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
@@ -360,11 +360,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     require_card(parser)
     settings = {"replays": options.replays, "launches": LAUNCHES, "search": options.search}
-    result = Result(settings, moves_table, options.json)
+    result = Result(settings, data_movement_table, options.json)
     with measuring_stream() as stream:
         for name in chosen(options.case or ()):
             result.add(*_cell(stream, CASES[name], options.replays, options.search, result.cells))
-    print_table(result.console, moves_table(result.cells), "Moves")
+    print_table(result.console, data_movement_table(result.cells), "Data movement")
     return int(any(cell.get("error") for cell in result.cells))
 
 

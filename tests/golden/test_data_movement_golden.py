@@ -10,7 +10,7 @@ import pytest
 from cudatma.build.render import render
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
 from cudatma.kernels.data_movement.gather import GatherSpec
-from cudatma.kernels.data_movement.im2col import Im2colMoveSpec
+from cudatma.kernels.data_movement.im2col import Im2colCopySpec
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
 from cudatma.kernels.data_movement.rows import RowsSpec
 from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
@@ -29,7 +29,7 @@ SOURCES: dict[str, tuple[str, Any, str]] = {
     "transpose_8": ("kernels/transpose.cu.j2", TransposeSpec(8, 4, 2, 2, 1), "sm_120a"),
     "gather_table": ("kernels/gather_boxes.cu.j2", GatherSpec(3, "table", SLOT, 6, 3), "sm_90a"),
     "gather_grid": ("kernels/gather_boxes.cu.j2", GatherSpec(2, "grid", SLOT, 6, 3), "sm_90a"),
-    "im2col": ("kernels/im2col.cu.j2", Im2colMoveSpec(4, SLOT, 6, 3), "sm_90a"),
+    "im2col": ("kernels/im2col.cu.j2", Im2colCopySpec(4, SLOT, 6, 3), "sm_90a"),
     "broadcast": ("kernels/broadcast.cu.j2", BroadcastSpec(4, SLOT, 6, 3), "sm_90a"),
     "prefetch_boxes": ("kernels/prefetch.cu.j2", PrefetchSpec(2), "sm_90a"),
     "prefetch_run": ("kernels/prefetch.cu.j2", PrefetchSpec(0), "sm_90a"),
@@ -45,4 +45,4 @@ def test_the_source(golden: Callable[[str, str], None], name: str) -> None:
     # The primitives before it are in the golden header.
     opening, _, _ = text.partition("namespace cudatma {")
     kernel = text[text.index("using namespace cudatma;") :]
-    golden(f"moves/{name}.cu", f"{opening}{kernel}")
+    golden(f"data_movement/{name}.cu", f"{opening}{kernel}")

@@ -1,4 +1,4 @@
-// cudatma: kernels/window_move.cu.j2 for sm_90a
+// cudatma: kernels/window_copy.cu.j2 for sm_90a
 // spec: WindowSpec
 //   op = 'copy'
 //   rank = 2
@@ -49,5 +49,5 @@ window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
         rest /= tiles1;
         cp_async_bulk_tensor_2d_store_hint(&destination, slot, at0, at1, store_policy);
     };
-    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }

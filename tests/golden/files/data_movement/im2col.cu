@@ -1,5 +1,5 @@
 // cudatma: kernels/im2col.cu.j2 for sm_90a
-// spec: Im2colMoveSpec
+// spec: Im2colCopySpec
 //   rank = 4
 //   stage_bytes = 16384
 //   stages = 6
@@ -52,5 +52,5 @@ im2col(const __grid_constant__ TensorMap source, const __grid_constant__ TensorM
         const int pixel = static_cast<int>(piece / channel_blocks / taps * pixels);
         cp_async_bulk_tensor_3d_store(&destination, slot, channel, tap, pixel);
     };
-    move_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 BACKENDS = ("emulator", "reference")
 #: Operations that `cudatma emulate` knows, and a target.
-SAMPLES = [(name, "sm_90a") for name in ("window_move", "run_move", "gather_boxes", "im2col", "broadcast")]
+SAMPLES = [(name, "sm_90a") for name in ("window_copy", "run_copy", "gather_boxes", "im2col", "broadcast")]
 
 
 def numbers(shape: Sequence[int], dtype: Any, seed: int = 0) -> Array:
@@ -42,7 +42,7 @@ def window(array: Array, offset: Sequence[int], shape: Sequence[int], fill: floa
     return padded[tuple(slice(o + b, o + b + n) for o, b, n in zip(offset, before, shape, strict=True))]
 
 
-@pytest.mark.parametrize(("name", "target"), [*SAMPLES, ("window_move", "sm_120a")])
+@pytest.mark.parametrize(("name", "target"), [*SAMPLES, ("window_copy", "sm_120a")])
 def test_no_hazard_in_20_schedules(name: str, target: str) -> None:
     make = REGISTRY[name].sample
     assert make is not None
