@@ -303,9 +303,9 @@ def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
     ):
         for stages, turned in ((2, 1), (3, 2), (4, 2)):
             for warps in (4, 8):
-                for band in (1, 16):
-                    spec = TransposeSpec(size, *squares, stages, turned, warps, band)
-                    name = f"squares {squares}, {stages} stages, {turned} turned, {warps} warps, band {band}"
+                for group in (1, 16):
+                    spec = TransposeSpec(size, *squares, stages, turned, warps, group)
+                    name = f"squares {squares}, {stages} stages, {turned} turned, {warps} warps, raster group {group}"
                     yield name, tile_plan(describe(source), describe(result), place, spec)
 
 

@@ -137,7 +137,7 @@ def analyse(spec: MmaSyncSpec, sass: str, log: str) -> LoadPathCode:
     by_pieces = [count for count, way in zip(copies.values(), ways, strict=True) if way == "cp_async"]
     producer, consumer = producer_loop(loops), consumer_loop(loops)
     # m16n8k16: what a warp multiplies in one stage; the loop may hold a part of it, or several stages.
-    multiplications = spec.block_m // 8 * (spec.warp_n // 16) * (spec.block_k // 16 // spec.warps_k)
+    multiplications = spec.block_m // 8 * (spec.warp_n // 16) * (spec.block_k // 16 // spec.slice_k)
     passes = multiplications / consumer.counts[_TENSOR_CORE]
     return LoadPathCode(
         registers=used.registers,

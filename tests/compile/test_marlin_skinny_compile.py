@@ -81,7 +81,7 @@ def test_instructions(target: str, spec: SkinnySpec) -> None:
     constants = (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros
     activations = 1 if spec.deep_box else spec.block_k // 64
     assert found["UTMALDG"] == 3 * constants + 2 * activations
-    k64_per_warp = spec.block_k // 64 // spec.warps_k
+    k64_per_warp = spec.block_k // 64 // spec.slice_k
     assert found["HMMA"] == k64_per_warp * 4 * 2 * spec.columns // 8
     assert found["LDSM"] == k64_per_warp * spec.columns // 4
     # One thread issues copies, which ptxas knows: no loop over others, which would vote, around any of them.

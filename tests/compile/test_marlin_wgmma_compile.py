@@ -77,7 +77,7 @@ def test_resources(spec: WgmmaSpec) -> None:
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
     maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
-    arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros) + 2 * (spec.blocks_k == 1)
+    arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros) + 2 * (spec.cluster_k == 1)
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
 
 
@@ -101,7 +101,7 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
     # What threads read back from the staging rows, and store. Blocks that divide the depth have their own tokens each.
-    own = 8 * -(-spec.block_m // (8 * spec.blocks_k))
+    own = 8 * -(-spec.block_m // (8 * spec.cluster_k))
     stored = spec.block_m // own * -(-own // 16) + -(-(spec.block_m % own) // 16)
     assert found["STSM"] == stored * spec.stack
     assert found["UTMASTG"] == 0

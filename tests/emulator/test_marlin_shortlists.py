@@ -22,11 +22,11 @@ from cudatma.quantization import quantize
 
 PROCESSORS = 4
 KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
-    "skinny, whole K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.blocks_k == 1),
-    "skinny, cluster divides K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.blocks_k == 2),
+    "skinny, whole K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.cluster_k == 1),
+    "skinny, cluster divides K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.cluster_k == 2),
     "K among warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups_k == 2),
     "three warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 3),
-    "K among warps": ("sm_120a", lambda s: isinstance(s, MmaSyncSpec) and s.warps_k == 4),
+    "K among warps": ("sm_120a", lambda s: isinstance(s, MmaSyncSpec) and s.slice_k == 4),
 }
 
 

@@ -17,22 +17,22 @@ SCHEDULES = 20
 
 def spec(**fields: Any) -> SkinnySpec:
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "n_tiles": 2}
-    base |= {"block_k": 128, "warps_k": 1, "stages": 2, "deep_box": fields.get("block_m", 8) < 8}
+    base |= {"block_k": 128, "slice_k": 1, "stages": 2, "deep_box": fields.get("block_m", 8) < 8}
     return SkinnySpec(**{**base, **fields})
 
 
 #: Whole rows, half rows at either end of a block, a ring that wraps, one deeper than K, tails in M, N and K.
 CASES = {
-    "whole_rows": (5, 640, 200, spec(n_tiles=4, warps_k=2)),
-    "half_a_row": (8, 384, 96, spec(n_tiles=1, warps_k=2)),
+    "whole_rows": (5, 640, 200, spec(n_tiles=4, slice_k=2)),
+    "half_a_row": (8, 384, 96, spec(n_tiles=1, slice_k=2)),
     "odd_n_tiles": (3, 520, 290, spec(n_tiles=3, stages=3)),
     "ring_deeper_than_k": (8, 136, 64, spec(n_tiles=1, stages=4)),
     "two_token_tiles": (19, 384, 64, spec(block_m=16)),
     "32_tokens": (29, 256, 96, spec(block_m=32, n_tiles=3)),
     "bf16_zeros_64": (8, 392, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, n_tiles=5)),
-    "zeros_32": (7, 328, 130, spec(group_size=32, has_zeros=True, n_tiles=3, block_k=256, warps_k=4)),
+    "zeros_32": (7, 328, 130, spec(group_size=32, has_zeros=True, n_tiles=3, block_k=256, slice_k=4)),
     "column_zeros": (9, 304, 98, spec(group_size=-1, has_zeros=True, block_m=16, n_tiles=1, dtype="bfloat16")),
-    "column_zeros_short": (7, 264, 192, spec(n_tiles=3, group_size=-1, has_zeros=True, block_k=256, warps_k=4)),
+    "column_zeros_short": (7, 264, 192, spec(n_tiles=3, group_size=-1, has_zeros=True, block_k=256, slice_k=4)),
 }
 
 
@@ -49,16 +49,16 @@ def test_products_are_right_and_clean(name: str) -> None:
 #: A cluster divides the depth: evenly or not, into a stage each, into rings that wrap; columns of warps for each of its
 #: blocks, for some, of several, more for one than for another.
 CLUSTERS = {
-    "2_columns_for_2": (5, 1096, 200, spec(n_tiles=4, warps_k=2, blocks_k=2)),
-    "1_column_for_4": (8, 1024, 64, spec(n_tiles=1, blocks_k=4, deep_box=True)),
-    "3_columns_for_8": (3, 2184, 290, spec(n_tiles=3, stages=2, blocks_k=8)),
-    "a_stage_each": (4, 264, 96, spec(n_tiles=2, blocks_k=3)),
-    "3_columns_for_2_zeros": (6, 776, 130, spec(group_size=32, has_zeros=True, n_tiles=3, warps_k=2, blocks_k=2)),
-    "two_token_tiles": (19, 896, 160, spec(block_m=16, n_tiles=3, blocks_k=3, warps_k=2)),
+    "2_columns_for_2": (5, 1096, 200, spec(n_tiles=4, slice_k=2, cluster_k=2)),
+    "1_column_for_4": (8, 1024, 64, spec(n_tiles=1, cluster_k=4, deep_box=True)),
+    "3_columns_for_8": (3, 2184, 290, spec(n_tiles=3, stages=2, cluster_k=8)),
+    "a_stage_each": (4, 264, 96, spec(n_tiles=2, cluster_k=3)),
+    "3_columns_for_2_zeros": (6, 776, 130, spec(group_size=32, has_zeros=True, n_tiles=3, slice_k=2, cluster_k=2)),
+    "two_token_tiles": (19, 896, 160, spec(block_m=16, n_tiles=3, cluster_k=3, slice_k=2)),
     "32_tokens_bf16_zeros": (
-        29, 768, 96, spec(block_m=32, dtype="bfloat16", has_zeros=True, group_size=64, blocks_k=6),
+        29, 768, 96, spec(block_m=32, dtype="bfloat16", has_zeros=True, group_size=64, cluster_k=6),
     ),
-    "column": (9, 1304, 98, spec(group_size=-1, has_zeros=True, block_m=16, n_tiles=1, blocks_k=2)),
+    "column": (9, 1304, 98, spec(group_size=-1, has_zeros=True, block_m=16, n_tiles=1, cluster_k=2)),
 }  # fmt: skip
 
 
@@ -82,20 +82,20 @@ def test_a_cluster_adds_up_in_a_fixed_order(name: str) -> None:
 
 
 def test_no_block_of_a_cluster_is_without_a_stage() -> None:
-    of = spec(n_tiles=2, blocks_k=4)
+    of = spec(n_tiles=2, cluster_k=4)
     x, w, _ = operands(4, 264, 96, of)
     with pytest.raises(ArgumentError, match="at most 3, K's stages") as caught:
         run_marlin(x, w, spec=of, processors=1, schedules=1)
-    assert caught.value.field == "spec.blocks_k"
+    assert caught.value.field == "spec.cluster_k"
 
 
 #: Depths of whole 64-deep blocks: stages that K fills, one that it ends in, and more stages than it has.
 DEEP = {
     "whole_rows": CASES["whole_rows"],
-    "half_a_stage": (8, 320, 96, spec(n_tiles=1, warps_k=2)),
-    "ring_deeper_than_k": (3, 64, 290, spec(n_tiles=3, block_k=256, warps_k=4, stages=4)),
+    "half_a_stage": (8, 320, 96, spec(n_tiles=1, slice_k=2)),
+    "ring_deeper_than_k": (3, 64, 290, spec(n_tiles=3, block_k=256, slice_k=4, stages=4)),
     "two_token_tiles": CASES["two_token_tiles"],
-    "32_tokens_16_blocks": (29, 1088, 96, spec(block_m=32, block_k=1024, warps_k=4)),
+    "32_tokens_16_blocks": (29, 1088, 96, spec(block_m=32, block_k=1024, slice_k=4)),
     "bf16_zeros_64": (8, 448, 160, spec(dtype="bfloat16", group_size=64, has_zeros=True, n_tiles=5)),
 }
 
@@ -119,16 +119,16 @@ def test_one_box_brings_what_several_do(name: str) -> None:
 #: Fewer tokens than the mma has columns: rows of 64 depths lie side by side under the swizzle, eight make a turn of it.
 #: One block of depths a warp or several; tiles with a token less; tiles of tokens one behind the other.
 FEW = {
-    "1": (1, 1088, 96, spec(block_m=1, block_k=512, warps_k=4, n_tiles=1)),
-    "1_in_1024": (1, 2048, 64, spec(block_m=1, block_k=1024, warps_k=8, n_tiles=1)),
-    "2": (2, 576, 230, spec(block_m=2, block_k=256, warps_k=4, n_tiles=3, stages=3)),
+    "1": (1, 1088, 96, spec(block_m=1, block_k=512, slice_k=4, n_tiles=1)),
+    "1_in_1024": (1, 2048, 64, spec(block_m=1, block_k=1024, slice_k=8, n_tiles=1)),
+    "2": (2, 576, 230, spec(block_m=2, block_k=256, slice_k=4, n_tiles=3, stages=3)),
     "2_of_4": (2, 640, 64, spec(block_m=4, n_tiles=2)),
     "3_of_4_bf16_zeros": (
         3, 832, 160,
-        spec(block_m=4, block_k=256, dtype="bfloat16", group_size=64, has_zeros=True, n_tiles=5, warps_k=2),
+        spec(block_m=4, block_k=256, dtype="bfloat16", group_size=64, has_zeros=True, n_tiles=5, slice_k=2),
     ),
-    "5_in_tiles_of_2": (5, 512, 96, spec(block_m=2, block_k=256, warps_k=2, n_tiles=3)),
-    "cluster": (1, 2112, 96, spec(block_m=1, block_k=512, warps_k=2, n_tiles=3, blocks_k=3)),
+    "5_in_tiles_of_2": (5, 512, 96, spec(block_m=2, block_k=256, slice_k=2, n_tiles=3)),
+    "cluster": (1, 2112, 96, spec(block_m=1, block_k=512, slice_k=2, n_tiles=3, cluster_k=3)),
 }  # fmt: skip
 
 
@@ -153,20 +153,20 @@ def test_one_box_takes_whole_blocks_of_depths() -> None:
     assert caught.value.field == "block_k"
 
 
-EARLY = {name: CASES[name] for name in ("odd_n_tiles", "ring_deeper_than_k", "column_zeros_short", "32_tokens")}
-EARLY["cluster"] = CLUSTERS["2_columns_for_2"]
-EARLY["few_tokens"] = (2, 640, 96, spec(block_m=4, n_tiles=3, stages=3))
-EARLY["deep_box"] = (3, 640, 290, spec(n_tiles=3, stages=3, deep_box=True))
+PREFETCHED = {name: CASES[name] for name in ("odd_n_tiles", "ring_deeper_than_k", "column_zeros_short", "32_tokens")}
+PREFETCHED["cluster"] = CLUSTERS["2_columns_for_2"]
+PREFETCHED["few_tokens"] = (2, 640, 96, spec(block_m=4, n_tiles=3, stages=3))
+PREFETCHED["deep_box"] = (3, 640, 290, spec(n_tiles=3, stages=3, deep_box=True))
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("stages", [1, 2, 16])
-@pytest.mark.parametrize("name", EARLY)
-def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", PREFETCHED)
+def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(SkinnySpec, "early_stages", lambda spec, weight_bytes: stages)
+    monkeypatch.setattr(SkinnySpec, "prefetch_stages", lambda spec, weight_bytes: stages)
     launch_programmatically(monkeypatch)
-    m, k, n, of = EARLY[name]
+    m, k, n, of = PREFETCHED[name]
     x, w, _ = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, processors=1, schedules=SCHEDULES)
     assert report.is_clean

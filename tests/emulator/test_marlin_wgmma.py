@@ -88,9 +88,9 @@ def test_products_are_right_and_clean(name: str) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
-def test_weights_asked_for_early(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(WgmmaSpec, "early_stages", lambda spec, weight_bytes: stages)
+    monkeypatch.setattr(WgmmaSpec, "prefetch_stages", lambda spec, weight_bytes: stages)
     launch_programmatically(monkeypatch)
     m, k, n, processors, of = CASES[name]
     x, w, _ = operands(m, k, n, of)

@@ -22,18 +22,18 @@ def spec(**fields: Any) -> WgmmaSpec:
 
 #: Parts of the depth that are even or not; tokens for each block, for some, fewer for the last; several tiles; tails.
 CASES = {
-    "2_blocks": (60, 1024, 128, spec(block_m=64, blocks_k=2, warpgroups=2)),
-    "3_blocks_of_5_fragments": (40, 1160, 200, spec(block_m=40, blocks_k=3, warpgroups_k=2)),
+    "2_blocks": (60, 1024, 128, spec(block_m=64, cluster_k=2, warpgroups=2)),
+    "3_blocks_of_5_fragments": (40, 1160, 200, spec(block_m=40, cluster_k=3, warpgroups_k=2)),
     "4_blocks_stacked_column": (
-        70, 600, 120, spec(block_m=72, blocks_k=4, stack=2, group_size=-1, dtype="bfloat16"),
+        70, 600, 120, spec(block_m=72, cluster_k=4, stack=2, group_size=-1, dtype="bfloat16"),
     ),
-    "8_blocks_for_3_fragments_zeros": (17, 1088, 100, spec(block_m=24, blocks_k=8, has_zeros=True, stages=3)),
-    "several_tiles": (60, 520, 200, spec(block_m=56, blocks_k=4, warpgroups=2, group_size=64)),
+    "8_blocks_for_3_fragments_zeros": (17, 1088, 100, spec(block_m=24, cluster_k=8, has_zeros=True, stages=3)),
+    "several_tiles": (60, 520, 200, spec(block_m=56, cluster_k=4, warpgroups=2, group_size=64)),
     "more_registers": (
-        64, 512, 128, spec(block_m=64, blocks_k=2, warpgroups=2, fused="as_stored", consumer_registers=152),
+        64, 512, 128, spec(block_m=64, cluster_k=2, warpgroups=2, fused="as_stored", consumer_registers=152),
     ),
-    "fused_bf16_ring_that_wraps": (90, 1928, 64, spec(block_m=96, blocks_k=3, fused="as_stored", dtype="bfloat16")),
-    "64_deep_stages": (33, 840, 128, spec(block_m=48, block_k=64, blocks_k=6, group_size=32, warpgroups=2)),
+    "fused_bf16_ring_that_wraps": (90, 1928, 64, spec(block_m=96, cluster_k=3, fused="as_stored", dtype="bfloat16")),
+    "64_deep_stages": (33, 840, 128, spec(block_m=48, block_k=64, cluster_k=6, group_size=32, warpgroups=2)),
 }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_products_are_right_and_clean(name: str) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["2_blocks", "3_blocks_of_5_fragments"])
-def test_weights_asked_for_early(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch of clusters."""
     launch_programmatically(monkeypatch)
     m, k, n, of = CASES[name]
@@ -71,8 +71,8 @@ def test_the_order_of_additions_is_fixed() -> None:
 
 
 def test_each_block_has_a_stage() -> None:
-    x, w, _ = operands(20, 256, 64, of := spec(block_m=24, blocks_k=3))
+    x, w, _ = operands(20, 256, 64, of := spec(block_m=24, cluster_k=3))
     with pytest.raises(ArgumentError, match="at most 2") as caught:
         run_marlin(x, w, spec=of, schedules=1)
-    assert caught.value.field == "spec.blocks_k"
-    run_marlin(x, w, spec=replace(of, blocks_k=2), schedules=1)
+    assert caught.value.field == "spec.cluster_k"
+    run_marlin(x, w, spec=replace(of, cluster_k=2), schedules=1)

@@ -77,7 +77,7 @@ def test_what_tma_cannot_is_right_too(source: Array) -> None:
 )
 def test_no_hazard_in_20_schedules(element_bytes: int, target: str) -> None:
     """Small tiles, so that the ring and the turned tiles come round several times."""
-    spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, band=2)
+    spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
     source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
     planned = tile_plan(describe(source), describe(result), place(target), spec)
@@ -126,7 +126,7 @@ def test_rows_that_were_not_swizzled_would_conflict() -> None:
         ({"stages": 0}, "stages"),
         ({"turned": 17}, "turned"),
         ({"warps": 32}, "warps"),
-        ({"band": 0}, "band"),
+        ({"raster_group": 0}, "raster_group"),
     ],
 )
 def test_a_spec_that_the_kernel_cannot_run(wrong: dict[str, Any], field: str) -> None:

@@ -53,8 +53,8 @@ SKINNY = {
 #: Where there are clusters, whose blocks divide the depth: one N tile and one token, which the mma's columns repeat;
 #: three N tiles for two blocks.
 CLUSTERS = {
-    "cluster": SkinnySpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, blocks_k=3),
-    "cluster_columns": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3, blocks_k=2),
+    "cluster": SkinnySpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, cluster_k=3),
+    "cluster_columns": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3, cluster_k=2),
 }
 
 
@@ -93,7 +93,7 @@ WGMMA = {
     # Scale and offset in one multiply-add, groups that end inside of a 64-deep block; bf16, and whole blocks.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
     # A cluster that divides the depth, as two warpgroups of each of its blocks do.
-    "depth_cluster": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, blocks_k=3),
+    "depth_cluster": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, cluster_k=3),
     "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
 }
 

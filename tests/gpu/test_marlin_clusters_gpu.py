@@ -29,13 +29,13 @@ if not TARGET.has_wgmma:
 cupy = pytest.importorskip("cupy")
 
 
-def skinny(block_m: int, n_tiles: int, block_k: int, warps_k: int, blocks_k: int, **fields: Any) -> SkinnySpec:
-    return SkinnySpec("float16", 128, False, block_m, n_tiles, block_k, warps_k, 3, blocks_k=blocks_k, **fields)
+def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: int, **fields: Any) -> SkinnySpec:
+    return SkinnySpec("float16", 128, False, block_m, n_tiles, block_k, slice_k, 3, cluster_k=cluster_k, **fields)
 
 
-def wgmma(block_m: int, block_k: int, blocks_k: int, **fields: Any) -> WgmmaSpec:
+def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> WgmmaSpec:
     base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "steps": 1, "in_flight": 3}
-    return WgmmaSpec("float16", 128, False, block_m, block_k, blocks_k=blocks_k, **(base | fields))
+    return WgmmaSpec("float16", 128, False, block_m, block_k, cluster_k=cluster_k, **(base | fields))
 
 
 #: Spec, rows, K, N: parts of the depth that are even or not, columns or tokens for each block, for some, for one.

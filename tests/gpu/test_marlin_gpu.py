@@ -131,7 +131,7 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
         (4096, 2056, (7, 2 * spec.block_m + 5)),
         (512, 20000, (700,)),
     ):
-        if ceil_div(k, spec.block_k) >= spec.blocks_k:  # else a block would have no stage, and the call is refused
+        if ceil_div(k, spec.block_k) >= spec.cluster_k:  # else a block would have no stage, and the call is refused
             check_job(Job(k, n, options, ("tma",), tokens))
 
 
@@ -147,7 +147,7 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> 
         (9000, 4097, (3, spec.block_m)),
     ):
         depth = k // 64 * 64 if spec.deep_box else k
-        if ceil_div(depth, spec.block_k) >= spec.blocks_k:
+        if ceil_div(depth, spec.block_k) >= spec.cluster_k:
             check_job(Job(depth, n, options, ("tma",), tokens))
 
 

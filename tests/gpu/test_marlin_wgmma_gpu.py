@@ -1,5 +1,5 @@
 """The wgmma kernel on a card, in its variants: a result that leaves by TMA stays within its bounds and follows the
-array that it is given; bands of token tiles change no value. test_marlin_gpu.py has every tile of the table."""
+array that it is given; raster groups change no value. test_marlin_gpu.py has every tile of the table."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _plain_copy() -> tuple[CopyPlan, Any]:
 
 def _transpose(element_bytes: int) -> Callable[[], tuple[CopyPlan, Any]]:
     def make() -> tuple[CopyPlan, Any]:
-        spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, band=2)
+        spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
         rows, columns = 3 * spec.side + 16, 3 * spec.side - 16
         source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
         result = np.ones((columns, rows), source.dtype)

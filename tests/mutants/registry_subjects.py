@@ -30,7 +30,7 @@ from cudatma.target import get_target
 _TARGET = "sm_90a"
 #: Variant -> fields of its spec. Each has a tile of its own, so that every way of feeding and scaling is there once.
 _MMA_SYNC: dict[str, dict[str, Any]] = {
-    "tma": {"scale_on": "accumulator", "warps_k": 2, "block_k": 128},
+    "tma": {"scale_on": "accumulator", "slice_k": 2, "block_k": 128},
     "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
     "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
     "cp_async": {"weight_load_path": "cp_async", "scale_load_path": "cp_async", "activation_load_path": "cp_async"},
@@ -43,15 +43,15 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
     # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
-    "depth_cluster": {"block_k": 128, "blocks_k": 3},
+    "depth_cluster": {"block_k": 128, "cluster_k": 3},
 }
 _SKINNY: dict[str, dict[str, Any]] = {
-    "even": {"n_tiles": 2, "warps_k": 2},
-    "odd_zeros": {"n_tiles": 1, "warps_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+    "even": {"n_tiles": 2, "slice_k": 2},
+    "odd_zeros": {"n_tiles": 1, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
     # Tiles of four tokens, which the mma's columns repeat.
-    "few_tokens": {"block_m": 4, "n_tiles": 1, "warps_k": 2, "deep_box": True},
+    "few_tokens": {"block_m": 4, "n_tiles": 1, "slice_k": 2, "deep_box": True},
     # Two columns of warps for three blocks, whose parts of the depth are 5, 5 and 6 stages: each ring wraps twice.
-    "cluster": {"n_tiles": 2, "warps_k": 2, "blocks_k": 3, "stages": 2},
+    "cluster": {"n_tiles": 2, "slice_k": 2, "cluster_k": 3, "stages": 2},
 }
 #: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
 #: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
@@ -72,7 +72,7 @@ def mma_sync_spec(variant: str) -> MmaSyncSpec:
         "block_n": 64,
         "block_k": 64,
         "warps_n": 2,
-        "warps_k": 1,
+        "slice_k": 1,
         "stages": 2,
         **_MMA_SYNC[variant],
     }
@@ -114,7 +114,7 @@ def skinny_spec(variant: str) -> SkinnySpec:
 def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
     tokens, depth = _SIZES[type(spec)]
-    if spec.blocks_k > 1:
+    if spec.cluster_k > 1:
         depth = _DIVIDED_DEPTH[type(spec)]
     random = np.random.default_rng(7)
     weight = random.normal(size=(depth, _CHANNELS)).astype(np.float32) * 0.05

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
+from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.stage import MAX_BLOCKS_K
+from cudatma.kernels.marlin.stage import MAX_CLUSTER_K
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
@@ -19,38 +19,38 @@ MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
 def spec(**fields: object) -> WgmmaSpec:
-    base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "blocks_k": 4}
+    base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "cluster_k": 4}
     return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
 
 
 def test_an_h200_has_room_for_as_many_as_counted_or_one_more() -> None:
-    for blocks_k, count in MEASURED.items():
-        assert count - 1 <= clusters_at_once(blocks_k, 132) <= count
-    assert set(BLOCKS_K) == set(MEASURED)
-    assert max(BLOCKS_K) == MAX_BLOCKS_K
+    for cluster_k, count in MEASURED.items():
+        assert count - 1 <= clusters_at_once(cluster_k, 132) <= count
+    assert set(CLUSTER_K) == set(MEASURED)
+    assert max(CLUSTER_K) == MAX_CLUSTER_K
 
 
-@given(st.sampled_from(BLOCKS_K), st.integers(0, 200))
-def test_never_more_than_multiprocessors(blocks_k: int, multiprocessors: int) -> None:
-    at_once = clusters_at_once(blocks_k, multiprocessors)
-    assert 0 <= at_once * blocks_k <= multiprocessors
-    assert clusters_at_once(blocks_k, multiprocessors + 1) >= at_once
+@given(st.sampled_from(CLUSTER_K), st.integers(0, 200))
+def test_never_more_than_multiprocessors(cluster_k: int, multiprocessors: int) -> None:
+    at_once = clusters_at_once(cluster_k, multiprocessors)
+    assert 0 <= at_once * cluster_k <= multiprocessors
+    assert clusters_at_once(cluster_k, multiprocessors + 1) >= at_once
 
 
 def test_each_block_has_room_for_the_others_sums_of_its_tokens() -> None:
-    for block_m, blocks_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
-        of = spec(block_m=block_m, blocks_k=blocks_k)
+    for block_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
+        of = spec(block_m=block_m, cluster_k=cluster_k)
         parts = {name: size for name, _, size in of.smem_layout()}
-        assert parts["cluster_reduction"] == (blocks_k - 1) * own * 128 * 4
+        assert parts["cluster_reduction"] == (cluster_k - 1) * own * 128 * 4
         assert parts["cluster_barrier"] == 8
         assert of.staging_tokens == own
-        assert own * blocks_k >= block_m
-    alone = {name: size for name, _, size in spec(blocks_k=1).smem_layout()}
+        assert own * cluster_k >= block_m
+    alone = {name: size for name, _, size in spec(cluster_k=1).smem_layout()}
     assert alone["cluster_reduction"] == alone["cluster_barrier"] == 0
 
 
 def test_a_cluster_a_tile() -> None:
-    of = spec(blocks_k=4)
+    of = spec(cluster_k=4)
     plan = schedule(of, 100, 300, 1000, 132)
     assert (plan.tiles_m, plan.tiles_n, plan.stream_tiles) == (2, 3, 0)
     assert plan.blocks == 2 * 3 * 4
@@ -61,13 +61,13 @@ def test_a_cluster_a_tile() -> None:
 def test_what_excludes_it() -> None:
     with pytest.raises(ArgumentError, match="1 with cluster 2") as caught:
         spec(cluster=2)
-    assert caught.value.field == "blocks_k"
+    assert caught.value.field == "cluster_k"
 
 
 def test_out_of_range() -> None:
     for wrong in (0, 9, "2"):
         with pytest.raises(ArgumentError) as caught:
-            spec(blocks_k=wrong)
-        assert caught.value.field == "blocks_k"
+            spec(cluster_k=wrong)
+        assert caught.value.field == "cluster_k"
     with pytest.raises(TargetError):
         spec().check_target(get_target("sm_120a"))

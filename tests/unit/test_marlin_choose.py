@@ -50,19 +50,19 @@ def test_every_candidate_can_run(layer: Layer, m: int, card: Card) -> None:
         assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
         assert has_room(spec, spec.blocks_per_sm)
         assert not isinstance(spec, SkinnySpec) or layer.k % 64 == 0 or not spec.deep_box
-        assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "each CTA of a cluster has a stage"
+        assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
         work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
         assert work.tiles_m * spec.block_m >= m
         assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
         clusters = work.tiles_n * (1 if isinstance(spec, SkinnySpec) else work.tiles_m)
-        assert spec.blocks_k == 1 or clusters <= clusters_at_once(spec.blocks_k, card.multiprocessors)
+        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, card.multiprocessors)
 
 
 @settings(max_examples=60)
 @given(layers, rows, cards)
 def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: Layer, m: int, card: Card) -> None:
     for spec, cost in ranked(candidates(layer, m, card)):
-        if spec.blocks_k == 1:
+        if spec.cluster_k == 1:
             work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
 
@@ -158,8 +158,8 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     assert {spec.has_zeros for spec in specs} == {False, True}
     assert {32, 128, -1} <= {spec.group_size for spec in specs}
     forms = {
-        (f.m, f.n, f.k, f.warps_n, f.warps_k)
+        (f.m, f.n, f.k, f.warps_n, f.slice_k)
         for f in mma_sync_config._FORMS
         if not f.registers or target.has_setmaxnreg
     }
-    assert forms <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.warps_k) for s in specs}
+    assert forms <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}

@@ -116,7 +116,7 @@ def test_every_problem_has_a_choice_that_its_target_can_run(layer: Layer, m: int
     spec = choose_by_cost(layer, m, card)
     spec.check_target(get_target(card.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    assert ceil_div(layer.k, spec.block_k) >= spec.blocks_k, "each CTA of a cluster has a stage"
+    assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
     assert spec == choose_by_cost(layer, m, card)
 
 

@@ -73,7 +73,7 @@ def test_one_of_a_thing_is_no_plural() -> None:
 def test_clusters_are_told() -> None:
     """1024 columns of N are 32 N tiles for 132 SMs: at least two CTAs each, or most SMs would stand idle."""
     said = explained(NARROW, 1)
-    blocks = said.spec.blocks_k
+    blocks = said.spec.cluster_k
     assert 2 <= blocks <= 8
     assert said.schedule.blocks == said.schedule.tiles_n * blocks
     assert said.spec.entry.endswith(f"_c{blocks}")

@@ -38,7 +38,7 @@ def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int
         assert spec.warpgroups_k == 1
     else:
         assert isinstance(spec, MmaSyncSpec)
-        assert spec.warps_k == 1
+        assert spec.slice_k == 1
         assert spec.scale_on != "accumulator"
 
 

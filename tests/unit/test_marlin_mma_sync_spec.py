@@ -34,7 +34,7 @@ def specs(draw: st.DrawFn) -> MmaSyncSpec:
             block_n=draw(st.sampled_from((64, 128, 256))),
             block_k=draw(st.sampled_from((64, 128, 256))),
             warps_n=draw(st.sampled_from((1, 2, 4, 8))),
-            warps_k=draw(st.sampled_from((1, 2, 4))),
+            slice_k=draw(st.sampled_from((1, 2, 4))),
             stages=draw(st.integers(2, 16)),
             weight_load_path=draw(st.sampled_from(LOAD_PATHS)),
             scale_load_path=draw(st.sampled_from(LOAD_PATHS)),
@@ -59,7 +59,7 @@ def specs(draw: st.DrawFn) -> MmaSyncSpec:
         ("block_k", 32),
         ("consumer_registers", 240),
         ("warps_n", 16),
-        ("warps_k", 8),
+        ("slice_k", 8),
         ("block_m", 12),
         ("block_m", 0),
         ("block_m", 256),
@@ -80,9 +80,9 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     [
         ({"block_n": 256, "warps_n": 1}, "warps_n"),
         ({"block_n": 64, "warps_n": 8}, "warps_n"),
-        ({"block_k": 64, "warps_k": 2}, "warps_k"),
+        ({"block_k": 64, "slice_k": 2}, "slice_k"),
         ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
-        ({"block_n": 256, "block_k": 256, "warps_n": 8, "warps_k": 4}, "warps_n * warps_k"),
+        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "warps_n * slice_k"),
         ({"group_size": -1}, "scale_on"),
     ],
 )
@@ -182,7 +182,7 @@ def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
     producers = 32 if spec.all_tma else 128
     assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
     assert spec.full_arrivals >= 1
-    assert spec.threads == 32 * spec.warps_n * spec.warps_k + producers <= 1024
+    assert spec.threads == 32 * spec.warps_n * spec.slice_k + producers <= 1024
 
 
 @given(specs())

@@ -72,8 +72,8 @@ class Cut:
         whole = range(self.problem.stream_tiles + share, self.tiles, self.problem.shares)
         return found + [Piece(tile, 0, depth) for tile in whole]
 
-    def contributors(self, share: int, piece: Piece) -> list[int]:
-        """The shares that the owner of a tile collects from: the ones after it, until the tile's depth is complete."""
+    def partial_shares(self, share: int, piece: Piece) -> list[int]:
+        """The shares that the owner of a tile fixes up from: the ones after it, until the tile's depth is complete."""
         missing, last = self.problem.k_iterations - piece.k_end, share
         while missing > 0:
             last += 1
@@ -148,7 +148,7 @@ def test_a_tile_is_divided_among_two_at_most_where_there_is_a_full_wave(
 
 
 @given(problems)
-def test_a_contribution_is_the_first_piece_of_its_share(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_a_partial_sum_is_of_the_first_piece_of_its_share(case: tuple[StagedTile, int, int, int, int]) -> None:
     """So a share needs one slot in the workspace, and writes it before it waits for anybody."""
     made = cut(*case)
     for share in range(made.shares):
@@ -170,7 +170,7 @@ def test_an_owner_holds_a_tiles_first_stage_as_the_last_piece_of_its_line(
 
 
 @given(problems)
-def test_owners_collect_from_exactly_the_contributors(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_owners_fix_up_from_exactly_the_shares_that_store_partials(case: tuple[StagedTile, int, int, int, int]) -> None:
     """And these have lower block numbers: they were dispatched before the block that waits for them."""
     made = cut(*case)
     wanted: dict[int, list[int]] = {}
@@ -179,15 +179,15 @@ def test_owners_collect_from_exactly_the_contributors(case: tuple[StagedTile, in
             wanted.setdefault(piece.tile, []).append(share)
     for share, piece in every_piece(made):
         if piece.k_begin == 0:
-            collected = made.contributors(share, piece)
-            assert collected == wanted.pop(piece.tile, [])
-            assert all(made.shares - 1 - other < made.shares - 1 - share for other in collected)
-    assert not wanted, "contributions that nobody collects"
+            sources = made.partial_shares(share, piece)
+            assert sources == wanted.pop(piece.tile, [])
+            assert all(made.shares - 1 - other < made.shares - 1 - share for other in sources)
+    assert not wanted, "partial sums that nobody fixes up"
 
 
 @settings(max_examples=40)
 @given(problems, st.integers(0, 2**32))
-def test_the_collected_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, int, int], seed: int) -> None:
+def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, int, int], seed: int) -> None:
     """Blocks run in the order of their numbers, as far as each can; integers, so that equal means equal."""
     made = cut(*case)
     values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
@@ -198,25 +198,25 @@ def test_the_collected_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int,
         for piece in made.pieces(share):
             total = int(values[piece.tile, piece.k_begin : piece.k_end].sum())
             if piece.k_begin > 0:
-                assert share not in slots, "a slot is overwritten before it was collected"
+                assert share not in slots, "a slot is overwritten before its fix-up"
                 slots[share] = total
                 continue
             # A KeyError here is a wait for a block that has not started.
-            results[piece.tile] = total + sum(slots.pop(other) for other in made.contributors(share, piece))
+            results[piece.tile] = total + sum(slots.pop(other) for other in made.partial_shares(share, piece))
     assert results == {tile: int(values[tile].sum()) for tile in range(made.tiles)}
     assert not slots
 
 
 @given(problems)
 def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """Bands of raster_m token tiles, channel by channel, as parts/marlin_work.cuh.j2 numbers them."""
+    """Raster groups of raster_m token tiles, channel by channel, as parts/marlin_work.cuh.j2 numbers them."""
     problem = cut(*case).problem
     seen = set()
     for tile in range(problem.tiles_m * problem.tiles_n):
-        band, inside = divmod(tile, problem.raster_m * problem.tiles_n)
-        rows = min(problem.raster_m, problem.tiles_m - band * problem.raster_m)
+        raster_group, inside = divmod(tile, problem.raster_m * problem.tiles_n)
+        rows = min(problem.raster_m, problem.tiles_m - raster_group * problem.raster_m)
         column, row = divmod(inside, rows)
-        seen.add((band * problem.raster_m + row, column))
+        seen.add((raster_group * problem.raster_m + row, column))
     assert seen == {(m, n) for m in range(problem.tiles_m) for n in range(problem.tiles_n)}
 
 
@@ -263,7 +263,7 @@ def test_a_multiplication_divides(d: int, n: int) -> None:
 
 @given(problems)
 def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """tile_position() of parts/marlin_work.cuh.j2 in Python: each tile once, bands one behind the other."""
+    """tile_position() of parts/marlin_work.cuh.j2 in Python: each tile once, raster groups one behind the other."""
     problem = cut(*case).problem
 
     def divide(n: int, by: Any) -> int:
@@ -271,9 +271,9 @@ def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, i
 
     tiles = problem.tiles_m * problem.tiles_n
     for tile in {0, 1, tiles // 3, tiles // 2, tiles - 2, tiles - 1} & set(range(tiles)):
-        first_row = divide(tile, problem.by_band) * problem.raster_m
+        first_row = divide(tile, problem.by_raster_group) * problem.raster_m
         inside, rows_left = tile - first_row * problem.tiles_n, problem.tiles_m - first_row
-        rows, by = min(rows_left, problem.raster_m), problem.by_band_rows
+        rows, by = min(rows_left, problem.raster_m), problem.by_raster_group_rows
         by = problem.by_last_rows if rows_left <= problem.raster_m else by
         column = divide(inside, by)
         assert (column, first_row + inside - column * rows) == (inside // rows, first_row + inside % rows)
@@ -299,7 +299,7 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_m", "k", "n", "early"),
+    ("block_m", "k", "n", "prefetched"),
     [
         (8, 4096, 12288, 1),  # 24 MiB of weights
         (8, 8192, 6911, 1),
@@ -311,16 +311,16 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
         (8, 64, 2**20, 2),  # one stage altogether: the kernels take no more than there are
     ],
 )
-def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: int, k: int, n: int, early: int) -> None:
+def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
     spec, problem = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True), ProblemStruct()
     plan = schedule(spec, block_m, n, k, 132)
-    for programmatic, wanted in ((True, early), (False, 0)):
+    for programmatic, wanted in ((True, prefetched), (False, 0)):
         fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
-        assert problem.early_stages == wanted
+        assert problem.prefetch_stages == wanted
 
 
 @pytest.mark.parametrize(
-    ("block_m", "blocks_k", "k", "n", "early"),
+    ("block_m", "cluster_k", "k", "n", "prefetched"),
     [
         (16, 1, 8192, 28672, 2),
         (16, 1, 4096, 12288, 1),  # 24 MiB of weights
@@ -329,29 +329,29 @@ def test_a_dependent_launch_asks_early_for_two_stages_of_long_layers(block_m: in
         (8, 2, 8192, 28672, 2),  # as the skinny GEMM does
     ],
 )
-def test_tiles_of_wgmma_ask_early_too(block_m: int, blocks_k: int, k: int, n: int, early: int) -> None:
-    spec, problem = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, blocks_k=blocks_k), ProblemStruct()
+def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
+    spec, problem = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, cluster_k=cluster_k), ProblemStruct()
     plan = schedule(spec, block_m, n, k, 132)
     fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=True)
-    assert problem.early_stages == early
+    assert problem.prefetch_stages == prefetched
 
 
 def test_clusters_that_divide_the_depth() -> None:
     """A cluster a tile, whatever is resident; all blocks have stages, and nothing goes through the workspace."""
-    skinny = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 3, blocks_k=3)
+    skinny = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 3, cluster_k=3)
     assert skinny.launch_cluster == 3
     # 32 N tiles of 1024 channels, three blocks each: 96; eight stages of 512 depths.
     assert schedule(skinny, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
     assert schedule(skinny, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
-    tile = replace(WGMMA[0], cluster=1, blocks_k=2)
+    tile = replace(WGMMA[0], cluster=1, cluster_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
     # Two tiles of 64 tokens, sixteen of 256 channels, 32 stages of 128 depths.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
-    for spec in (skinny, replace(tile, blocks_k=3)):
+    for spec in (skinny, replace(tile, cluster_k=3)):
         assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
             schedule(spec, 1, 128, 2 * spec.block_k, 132)
-        assert caught.value.field == "spec.blocks_k"
+        assert caught.value.field == "spec.cluster_k"
 
 
 def test_too_many_stages_are_refused() -> None:

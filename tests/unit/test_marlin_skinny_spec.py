@@ -25,7 +25,7 @@ from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 BASE: dict[str, Any] = {
     "dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "n_tiles": 3, "block_k": 256,
-    "warps_k": 2, "stages": 4,
+    "slice_k": 2, "stages": 4,
 }  # fmt: skip
 
 
@@ -33,8 +33,8 @@ BASE: dict[str, Any] = {
     ("field", "value"),
     [
         ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("n_tiles", 0), ("n_tiles", 9), ("block_k", 64),
-        ("warps_k", 3), ("warps_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
-        ("blocks_per_sm", 3), ("deep_box", 1), ("blocks_k", 0), ("blocks_k", 9),
+        ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
+        ("blocks_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
@@ -46,7 +46,7 @@ def test_rules(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("named", "fields"),
     [
-        ("at most 16 warps", {"n_tiles": 5, "warps_k": 4}),
+        ("at most 16 warps", {"n_tiles": 5, "slice_k": 4}),
         ("deep_box", {"block_m": 4}),  # boxes of 64 depths bring the mma's eight tokens
         ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
     ],
@@ -83,7 +83,7 @@ def test_the_box_tells_entries_apart_and_nothing_else() -> None:
 
 def test_blocks_of_a_cluster_tell_entries_apart() -> None:
     """Names, what is launched, and nothing of a stage."""
-    made = [SkinnySpec(**BASE, blocks_k=blocks) for blocks in range(1, 9)]
+    made = [SkinnySpec(**BASE, cluster_k=blocks) for blocks in range(1, 9)]
     assert len({of.entry for of in made}) == 8
     assert made[0].entry == SkinnySpec(**BASE).entry
     assert [of.launch_cluster for of in made] == list(range(1, 9))
@@ -93,7 +93,7 @@ def test_blocks_of_a_cluster_tell_entries_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_tiles", "block_m", "blocks_k", "size"),
+    ("n_tiles", "block_m", "cluster_k", "size"),
     [
         # Owned N tiles x others x fragments (two of an N tile, for each 8 tokens) x 512 bytes.
         (1, 8, 4, 1 * 3 * 2 * 512),
@@ -104,38 +104,38 @@ def test_blocks_of_a_cluster_tell_entries_apart() -> None:
         (8, 32, 1, 0),
     ],
 )
-def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, blocks_k: int, size: int) -> None:
-    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "warps_k": 1}
-    of = SkinnySpec(**fields, blocks_k=blocks_k)
+def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, size: int) -> None:
+    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
+    of = SkinnySpec(**fields, cluster_k=cluster_k)
     layout = {name: held for name, _, held in of.smem_layout()}
     assert layout["cluster_reduction"] == size
-    assert layout["cluster_barrier"] == (8 if blocks_k > 1 else 0)
-    assert of.smem_bytes == replace(of, blocks_k=1).smem_bytes + size + layout["cluster_barrier"]
+    assert layout["cluster_barrier"] == (8 if cluster_k > 1 else 0)
+    assert of.smem_bytes == replace(of, cluster_k=1).smem_bytes + size + layout["cluster_barrier"]
 
 
 @given(
-    n_tiles=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), blocks_k=st.integers(1, 8),
+    n_tiles=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), cluster_k=st.integers(1, 8),
     group_size=st.sampled_from((128, -1)),
 )  # fmt: skip
 def test_each_n_tile_is_owned_once_and_all_others_sums_have_room(
-    n_tiles: int, block_m: int, blocks_k: int, group_size: int
+    n_tiles: int, block_m: int, cluster_k: int, group_size: int
 ) -> None:
     """N tiles are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
-    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "warps_k": 1}
-    of = SkinnySpec(**{**fields, "group_size": group_size}, blocks_k=blocks_k)
-    owned = [[n_tile for n_tile in range(n_tiles) if n_tile % blocks_k == rank] for rank in range(blocks_k)]
+    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
+    of = SkinnySpec(**{**fields, "group_size": group_size}, cluster_k=cluster_k)
+    owned = [[n_tile for n_tile in range(n_tiles) if n_tile % cluster_k == rank] for rank in range(cluster_k)]
     assert sorted(n_tile for mine in owned for n_tile in mine) == list(range(n_tiles))
     assert of.column_bytes == 32 * block_m * 4
-    most = max(map(len, owned)) * (blocks_k - 1) * of.column_bytes
+    most = max(map(len, owned)) * (cluster_k - 1) * of.column_bytes
     assert {name: size for name, _, size in of.smem_layout()}["cluster_reduction"] == most
 
 
 def test_clusters_need_a_card_that_has_them() -> None:
-    narrow = SkinnySpec(**{**BASE, "n_tiles": 1}, blocks_k=2)
+    narrow = SkinnySpec(**{**BASE, "n_tiles": 1}, cluster_k=2)
     narrow.check_target(SM90A)
-    with pytest.raises(TargetError, match="blocks_k > 1"):
+    with pytest.raises(TargetError, match="cluster_k > 1"):
         narrow.check_target(SM120A)
-    replace(narrow, blocks_k=1).check_target(SM120A)
+    replace(narrow, cluster_k=1).check_target(SM120A)
 
 
 def test_shared_memory_is_checked_against_the_target() -> None:
@@ -154,12 +154,12 @@ def test_shared_memory_is_checked_against_the_target() -> None:
     block_m=st.sampled_from((8, 16, 32)),
     n_tiles=st.integers(1, 8),
     block_k=st.sampled_from((128, 256, 512, 1024)),
-    warps_k=st.sampled_from((1, 2, 4, 8, 16)),
+    slice_k=st.sampled_from((1, 2, 4, 8, 16)),
 )
-def test_expected_bytes_are_those_of_the_boxes(warps_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
+def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
     """What the full barrier counts is what the maps' loads bring, and every slot is aligned for TMA."""
-    assume(n_tiles * warps_k <= 16 and block_k // 64 % warps_k == 0)
-    of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, warps_k=warps_k, stages=2, **fields)
+    assume(n_tiles * slice_k <= 16 and block_k // 64 % slice_k == 0)
+    of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
     depth = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
     options: dict[str, Any] = {"target": SM90A, "backend": "codec"}

@@ -289,10 +289,10 @@ def test_what_a_launch_would_refuse_is_refused() -> None:
         parse_entry(deep | {"k": 4128}, SM90A)
     assert caught.value.field == "spec.deep_box"
     assert parse_entry(entry(8, SKINNY).as_json() | {"k": 4128}, SM90A).layer.k == 4128
-    clusters, two_stages = entry(64, replace(WGMMA, blocks_k=3)).as_json(), 2 * WGMMA.block_k
+    clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(), 2 * WGMMA.block_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
         parse_entry(clusters | {"k": two_stages}, SM90A)
-    assert caught.value.field == "spec.blocks_k"
+    assert caught.value.field == "spec.cluster_k"
     parse_entry(clusters | {"k": two_stages + 1}, SM90A)
     with pytest.raises(ArgumentTypeError, match="m"):
         parse_entry(broken(m=1.5), SM90A)

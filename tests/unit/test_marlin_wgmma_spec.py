@@ -78,8 +78,8 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("block_m", 64.0),
         ("stages", 1),
         ("stages", 17),
-        ("blocks_k", 0),
-        ("blocks_k", 9),
+        ("cluster_k", 0),
+        ("cluster_k", 9),
     ],
 )
 def test_a_wrong_field_is_named(field: str, value: Any) -> None:
@@ -106,7 +106,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_k": 64, "steps": 4}, "in_flight", "a stage is 1 groups"),
         ({"block_k": 64, "steps": 2, "in_flight": 3}, "in_flight", "a stage is 2 groups"),
         ({"block_k": 128, "steps": 4, "in_flight": 3}, "in_flight", "deeper stage"),
-        ({"blocks_k": 2, "cluster": 2}, "blocks_k", "share activations, or divide the depth"),
+        ({"cluster_k": 2, "cluster": 2}, "cluster_k", "share activations, or divide the depth"),
     ],
 )
 def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
@@ -179,18 +179,18 @@ def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec
 
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
 def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
-    eights: int, warpgroups: int, blocks_k: int
+    eights: int, warpgroups: int, cluster_k: int
 ) -> None:
-    of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, blocks_k=blocks_k)
-    owned = [range(8 * eights)[rank * of.own_tokens : (rank + 1) * of.own_tokens] for rank in range(blocks_k)]
+    of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, cluster_k=cluster_k)
+    owned = [range(8 * eights)[rank * of.own_tokens : (rank + 1) * of.own_tokens] for rank in range(cluster_k)]
     assert sum(map(len, owned)) == of.block_m
     # Whole fragments, as even as they can be; from every other block fp32 sums of each token and channel.
     assert len(owned[0]) % 8 == 0
-    assert len(owned[0]) < of.block_m / blocks_k + 8
+    assert len(owned[0]) < of.block_m / cluster_k + 8
     layout = {name: size for name, _, size in of.smem_layout()}
-    assert layout["cluster_reduction"] == (blocks_k - 1) * len(owned[0]) * 64 * warpgroups * 4
+    assert layout["cluster_reduction"] == (cluster_k - 1) * len(owned[0]) * 64 * warpgroups * 4
     assert (layout["cluster_barrier"], of.partial_bytes) == (8, 0)
-    assert of.launch_cluster == blocks_k
+    assert of.launch_cluster == cluster_k
 
 
 def test_chunks_of_staging_rows() -> None:
@@ -245,8 +245,8 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"in_flight": 3},
         {"consumer_registers": 232},
         {"weight_policy": "evict_normal"},
-        {"blocks_k": 2},
-        {"blocks_k": 3},
+        {"cluster_k": 2},
+        {"cluster_k": 3},
     ]
     entries = [BASE.entry, *(replace(BASE, **change).entry for change in changed)]
     assert len(set(entries)) == len(entries)
@@ -316,7 +316,7 @@ def test_dump_specs_hold_every_form_of_the_list() -> None:
     }
     assert wanted <= found
     assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no form that is not in the list"
-    assert {spec.blocks_k for spec in dumped} > {1}
+    assert {spec.cluster_k for spec in dumped} > {1}
     assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
     assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}
     assert dump_specs(get_target("sm_120a")) == []

@@ -37,7 +37,7 @@ class TransposeSpec:
 
     element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of 128 bytes' elements that a tile has, down and across.
     stages: slots of the ring that loads fill. turned: turned tiles that stores read from. warps: that turn tiles.
-    band: tiles below each other that are taken before the next ones to the right. Raises ArgumentError.
+    raster_group: tiles below each other that are taken before the next ones to the right. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -46,7 +46,7 @@ class TransposeSpec:
     stages: int
     turned: int
     warps: int = 4
-    band: int = 16
+    raster_group: int = 16
     entry: str = "transpose"
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class TransposeSpec:
             ("stages", self.stages, 1, 16),
             ("turned", self.turned, 1, 16),
             ("warps", self.warps, 1, 31),
-            ("band", self.band, 1, 1024),
+            ("raster_group", self.raster_group, 1, 1024),
         ):
             if not least <= value <= limit:
                 raise ArgumentError(field, value, f"{least}..{limit}")
@@ -204,8 +204,8 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
-    # place_of() of the template multiplies a row of tiles with a band.
-    if max(tiles, tiles_x * spec.band) >= _MOST_TILES:
+    # place_of() of the template multiplies a row of tiles with a raster group.
+    if max(tiles, tiles_x * spec.raster_group) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
     return CopyPlan(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 #: [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
 #: Blocks that may divide a depth.
-BLOCKS_K = tuple(_IN_CLUSTERS)
+CLUSTER_K = tuple(_IN_CLUSTERS)
 
 
-def clusters_at_once(blocks_k: int, multiprocessors: int) -> int:
+def clusters_at_once(cluster_k: int, multiprocessors: int) -> int:
     """Clusters of so many blocks that run at the same time, each block on a multiprocessor of its own."""
-    return int(multiprocessors * _IN_CLUSTERS[blocks_k]) // blocks_k
+    return int(multiprocessors * _IN_CLUSTERS[cluster_k]) // cluster_k

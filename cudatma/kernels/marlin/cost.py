@@ -67,7 +67,7 @@ class SkinnyTile:
     block_m: int
     n_tiles: int
     block_k: int
-    blocks_k: int = 1
+    cluster_k: int = 1
 
 
 #: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs besides.
@@ -83,13 +83,13 @@ _MMA_N = 8
 def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Card) -> Cost:
     """One launch of the skinny GEMM."""
     columns, clock = max(_MMA_N, tile.block_m), card.sm_clock_mhz
-    ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.blocks_k
-    steps = ceil_div(ctas, card.multiprocessors) * ceil_div(ceil_div(k, tile.block_k), tile.blocks_k) * tile.block_k
+    ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.cluster_k
+    steps = ceil_div(ctas, card.multiprocessors) * ceil_div(ceil_div(k, tile.block_k), tile.cluster_k) * tile.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / card.mma_sync_flops)
     exchanged = 0.0
-    if tile.blocks_k > 1:
-        sums = (tile.blocks_k - 1) * ceil_div(tile.n_tiles, tile.blocks_k) * columns / _MMA_N
+    if tile.cluster_k > 1:
+        sums = (tile.cluster_k - 1) * ceil_div(tile.n_tiles, tile.cluster_k) * columns / _MMA_N
         exchanged = _SKINNY_CLUSTER_US + sums * _SKINNY_SUMS / clock
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
@@ -113,7 +113,7 @@ class WgmmaTile:
     warpgroups: int
     warpgroups_k: int = 1
     cluster: int = 1
-    blocks_k: int = 1
+    cluster_k: int = 1
 
 
 #: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
@@ -155,14 +155,14 @@ def division_clocks(tile: WgmmaTile, others: int = 1) -> float:
 
 
 def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Card) -> Cost:
-    """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``blocks_k`` CTAs for
+    """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k`` CTAs for
     each tile, all at once."""
     depth, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
-    if tile.blocks_k > 1:
+    if tile.cluster_k > 1:
         # Each CTA gets the others' sums of a part of the rows, and stores it.
-        own = 8 * ceil_div(tile.block_m, 8 * tile.blocks_k) * tile.block_n
-        exchanged = _MEETING * tile.blocks_k + 4 * (tile.blocks_k - 1) * own / _SUMS_BYTES
-        loop, ends = ceil_div(depth, tile.blocks_k) * stage, _result_clocks(own)
+        own = 8 * ceil_div(tile.block_m, 8 * tile.cluster_k) * tile.block_n
+        exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
+        loop, ends = ceil_div(depth, tile.cluster_k) * stage, _result_clocks(own)
     else:
         resident = max(1, card.multiprocessors // tile.cluster)
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
@@ -200,7 +200,7 @@ class MmaSyncTile:
     block_n: int
     block_k: int
     warps_n: int
-    warps_k: int
+    slice_k: int
     scales_weight: bool = False
 
 

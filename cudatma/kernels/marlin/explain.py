@@ -88,8 +88,8 @@ class Explanation:
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
         divided = f"{counted(work.stream_tiles, 'tile')} divided"
-        if self.spec.blocks_k > 1:
-            divided = f"the K of each tile divided by a cluster of {self.spec.blocks_k}"
+        if self.spec.cluster_k > 1:
+            divided = f"the K of each tile divided by a cluster of {self.spec.cluster_k}"
         shown = [
             f"M = {self.m}, K = {layer.k}, N = {layer.n}, int4 weights, {layer.dtype}, {scales}, {points}",
             f"on {card.target}, {counted(card.multiprocessors, 'SM')}, {card.sm_clock_mhz} MHz, "

@@ -9,6 +9,8 @@ KERNELS = {"strip": "skinny", "portable": "mma_sync"}
 #: Fields of specs.
 SPEC_FIELDS = {
     "strips": "n_tiles",
+    "blocks_k": "cluster_k",
+    "warps_k": "slice_k",
     "feed_weight": "weight_load_path",
     "feed_scale": "scale_load_path",
     "feed_activation": "activation_load_path",

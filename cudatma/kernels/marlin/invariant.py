@@ -68,7 +68,7 @@ def _mma_sync(layer: Layer, m: int, target: Target, multiprocessors: int) -> Mma
         block_n=128 if wide else 64,
         block_k=256 if block_m <= 16 else 128,
         warps_n=4,
-        warps_k=1,
+        slice_k=1,
         stages=2,
         scale_on="epilogue" if layer.group_size == -1 else "weight",
         weight_policy=weight_policy(m, block_m),

@@ -29,13 +29,13 @@ _STREAMED_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """block_m, block_n, block_k; warps_n, warps_k; consumer_registers."""
+    """block_m, block_n, block_k; warps_n, slice_k; consumer_registers."""
 
     m: int
     n: int
     k: int
     warps_n: int
-    warps_k: int
+    slice_k: int
     registers: int = 0
 
 
@@ -62,7 +62,7 @@ def mma_sync_candidates(layer: Layer, m: int, card: Card, load_paths: LoadPaths 
     for form in _FORMS:
         if form.m <= tallest and (not form.registers or target.has_setmaxnreg):
             scales_weight = layer.group_size != -1 and form.m > _SCALED_SUMS_COLUMNS
-            tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.warps_k, scales_weight)
+            tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.slice_k, scales_weight)
             cost = mma_sync_cost(tile, m, layer.n, layer.k, card)
             yield Candidate(cost, partial(_built, form, layer, target, load_paths))
 
@@ -86,7 +86,7 @@ def _built(form: _Form, layer: Layer, target: Target, load_paths: LoadPaths, lea
         block_n=form.n,
         block_k=form.k,
         warps_n=form.warps_n,
-        warps_k=form.warps_k,
+        slice_k=form.slice_k,
         stages=2,
         weight_load_path=load_paths.weight,
         scale_load_path=load_paths.scale,

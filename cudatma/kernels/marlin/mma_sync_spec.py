@@ -30,7 +30,7 @@ class MmaSyncSpec(StagedTile):
     group_size: depths that share a scale; -1: one scale a channel.
     has_zeros: zero points are loaded; otherwise the offset is 8.
     block_m, block_n, block_k: tokens, channels and depth of a block's tile.
-    warps_n, warps_k: how the consumer warps divide the tile, each with all of its tokens; warps_k > 1 splits each
+    warps_n, slice_k: how the consumer warps divide the tile, each with all of its tokens; slice_k > 1 splits each
     stage's depth and adds the partial sums up in shared memory.
     stages: depth of the ring.
     weight_load_path, scale_load_path (zero points too), activation_load_path: how each operand reaches shared memory.
@@ -47,7 +47,7 @@ class MmaSyncSpec(StagedTile):
     block_n: int
     block_k: int
     warps_n: int
-    warps_k: int
+    slice_k: int
     stages: int
     weight_load_path: str = "tma"
     scale_load_path: str = "tma"
@@ -59,7 +59,7 @@ class MmaSyncSpec(StagedTile):
     template: ClassVar[str] = "kernels/marlin_mma_sync.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
-    blocks_k: ClassVar[int] = 1
+    cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class MmaSyncSpec(StagedTile):
             "block_k": (64, 128, 256),
             "consumer_registers": (0, 208, 216, 224, 232),
             "warps_n": (1, 2, 4, 8),
-            "warps_k": (1, 2, 4),
+            "slice_k": (1, 2, 4),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -85,9 +85,9 @@ class MmaSyncSpec(StagedTile):
             raise ArgumentError("stages", self.stages, "an int")
         if self.warp_n not in (16, 32, 64):
             raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 channels")
-        if (self.block_k // 64) % self.warps_k:
+        if (self.block_k // 64) % self.slice_k:
             raise ArgumentError(
-                "warps_k", self.warps_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks"
+                "slice_k", self.slice_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks"
             )
         if not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
@@ -99,7 +99,7 @@ class MmaSyncSpec(StagedTile):
                 "setmaxnreg moves registers between whole warpgroups",
             )
         if self.consumer_warps > 16:
-            raise ArgumentError("warps_n * warps_k", self.consumer_warps, "at most 16 warps")
+            raise ArgumentError("warps_n * slice_k", self.consumer_warps, "at most 16 warps")
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class MmaSyncSpec(StagedTile):
         load_path = paths[0] if len(set(paths)) == 1 else "w_{}_s_{}_x_{}".format(*paths)
         zeros = "_zeros" if self.has_zeros else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        warps = f"w1{self.warps_n}{self.warps_k}"
+        warps = f"w1{self.warps_n}{self.slice_k}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         name = f"marlin_mma_sync_{self.activation.short}_{scales}{zeros}"
         return f"{name}_{tile}_{warps}_s{self.stages}{registers}_{load_path}"
@@ -140,7 +140,7 @@ class MmaSyncSpec(StagedTile):
 
     @property
     def consumer_warps(self) -> int:
-        return self.warps_n * self.warps_k
+        return self.warps_n * self.slice_k
 
     @property
     def producer_warps(self) -> int:
@@ -189,7 +189,7 @@ class MmaSyncSpec(StagedTile):
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (
             ("output_staging", self.warp_tiles * self.staging_bytes),
-            ("depth_reduction", (self.warps_k - 1) * self.block_m * self.block_n * 4),
+            ("depth_reduction", (self.slice_k - 1) * self.block_m * self.block_n * 4),
         )
 
     @property
@@ -202,13 +202,13 @@ class MmaSyncSpec(StagedTile):
         return 8 * self.staging_pitch_bytes
 
     @property
-    def collect_unroll(self) -> int:
-        """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
+    def fix_up_unroll(self) -> int:
+        """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
     def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
         """Predicted time of an (m, n, k) problem."""
-        tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.warps_k, self.scale_on == "weight")
+        tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
         return mma_sync_cost(MmaSyncTile(*tile), m, n, k, card)
 
     def check_target(self, target: Target) -> None:

@@ -15,8 +15,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 _U32, _U64 = ctypes.c_uint32, ctypes.c_uint64
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
-#: Tokens of a band of tiles, which a wave walks through channel by channel: L2 then serves both operands.
-_BAND_TOKENS = 2048
+#: Rows of x of a raster group of tiles, which a wave walks through channel by channel: L2 then serves both operands.
+_RASTER_GROUP_M = 2048
 
 
 class DivisorStruct(ctypes.Structure):
@@ -41,9 +41,12 @@ class ProblemStruct(ctypes.Structure):
         *((name, _U32) for name in ("m", "n", "k", "tiles_m", "tiles_n", "raster_m", "k_iterations")),
         *((name, _U32) for name in ("weight_rows", "weight_row_blocks", "scale_rows", "scale_pitch")),
         *((name, _U32) for name in ("stream_tiles", "stream_units", "stream_extra", "output_vectors", "shares")),
-        *((name, _U32) for name in ("early_stages", "scale_offset")),
+        *((name, _U32) for name in ("prefetch_stages", "scale_offset")),
         ("scale_back", ctypes.c_float),
-        *((name, DivisorStruct) for name in ("by_k_iterations", "by_band", "by_band_rows", "by_last_rows")),
+        *(
+            (name, DivisorStruct)
+            for name in ("by_k_iterations", "by_raster_group", "by_raster_group_rows", "by_last_rows")
+        ),
         ("padding", _U32),
         ("activation_pitch", _U64),
         ("output_pitch", _U64),
@@ -122,8 +125,8 @@ def schedule(
     problems want that are to show it.
     """
     if not spec.partial_bytes:  # a block, or a cluster, a tile, in waves where there are more
-        if ceil_div(k, spec.block_k) < spec.blocks_k:
-            raise ArgumentError("spec.blocks_k", spec.blocks_k, f"at most {ceil_div(k, spec.block_k)}, K's stages")
+        if ceil_div(k, spec.block_k) < spec.cluster_k:
+            raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {ceil_div(k, spec.block_k)}, K's stages")
         return Schedule(
             ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * spec.launch_cluster,
             ceil_div(m, spec.block_m),
@@ -165,18 +168,18 @@ def fill_problem(
     scale_exponent: p of 2^-p, which a fused kernel takes scales times (``PackedWeight.scale_fit``)."""
     problem.m, problem.n, problem.k = m, n, k
     problem.tiles_m, problem.tiles_n, problem.k_iterations = plan.tiles_m, plan.tiles_n, plan.k_iterations
-    problem.raster_m = band = min(max(1, _BAND_TOKENS // spec.block_m), plan.tiles_m)
+    problem.raster_m = raster_group = min(max(1, _RASTER_GROUP_M // spec.block_m), plan.tiles_m)
     problem.by_k_iterations = DivisorStruct.of(plan.k_iterations)
-    problem.by_band = DivisorStruct.of(band * plan.tiles_n)
-    problem.by_band_rows = DivisorStruct.of(band)
-    problem.by_last_rows = DivisorStruct.of((plan.tiles_m - 1) % band + 1)
+    problem.by_raster_group = DivisorStruct.of(raster_group * plan.tiles_n)
+    problem.by_raster_group_rows = DivisorStruct.of(raster_group)
+    problem.by_last_rows = DivisorStruct.of((plan.tiles_m - 1) % raster_group + 1)
     problem.weight_row_blocks = ceil_div(k, 64)
     problem.weight_rows = ceil_div(n, 64) * problem.weight_row_blocks
     problem.scale_rows, problem.scale_pitch = scale_rows, 64 * ceil_div(n, 64)
     problem.stream_tiles = plan.stream_tiles
     problem.stream_units, problem.stream_extra = divmod(plan.stream_units, plan.shares)
     problem.shares = plan.shares
-    problem.early_stages = spec.early_stages(k * n // 2) if programmatic else 0
+    problem.prefetch_stages = spec.prefetch_stages(k * n // 2) if programmatic else 0
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
     problem.scale_offset = int(offset) << 16 | int(offset)
     problem.scale_back = 2.0**scale_exponent

@@ -74,7 +74,7 @@ def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyM
         if layer.k % 64 == 0:
             changes.append({"deep_box": not spec.deep_box})
         # A ring that comes round at least once; more weights under way delay the first stage.
-        deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(ceil_div(layer.k, spec.blocks_k), spec.block_k) - 1))
+        deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(ceil_div(layer.k, spec.cluster_k), spec.block_k) - 1))
         changes += [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
     else:  # rings are as deep as can be
         changes += [{"stages": spec.stages - fewer} for fewer in (1, 2)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cudatma.kernels.marlin.candidate import LEAST_STAGES, Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
-from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
+from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.layer import Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
@@ -82,7 +82,7 @@ class _Way:
     """N tiles of a block, blocks that divide the depth, and waves of blocks, one behind the other."""
 
     n_tiles: int
-    blocks_k: int
+    cluster_k: int
     waves: int
 
 
@@ -91,56 +91,56 @@ def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, multiprocessors * MAX_N_TILES)
     yield _Way(ceil_div(n_tiles, multiprocessors * waves), 1, waves)
-    for blocks_k in BLOCKS_K[1:] if target.has("cluster") else ():
+    for cluster_k in CLUSTER_K[1:] if target.has("cluster") else ():
         # Clusters that have to wait for others take twice as long.
-        at_once = clusters_at_once(blocks_k, multiprocessors)
+        at_once = clusters_at_once(cluster_k, multiprocessors)
         if at_once and (each := ceil_div(n_tiles, at_once)) <= MAX_N_TILES:
-            yield _Way(each, blocks_k, 1)
+            yield _Way(each, cluster_k, 1)
 
 
 def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> SkinnySpec | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
-    budget, depth = target.smem_share_bytes(blocks), ceil_div(layer.k, way.blocks_k)
+    budget, depth = target.smem_share_bytes(blocks), ceil_div(layer.k, way.cluster_k)
 
-    def with_ring(block_k: int, warps_k: int) -> SkinnySpec | None:
+    def with_ring(block_k: int, slice_k: int) -> SkinnySpec | None:
         """None where no ring fits."""
         block_m, wanted = tile_tokens(layer, m, block_k), ring_stages(depth, way.n_tiles, block_k)
         spec = SkinnySpec(
-            layer.dtype, layer.group_size, layer.has_zeros, block_m, way.n_tiles, block_k, warps_k, wanted,
-            weight_policy(m, block_m), blocks, has_deep_box(layer, block_m, way.n_tiles), way.blocks_k,
+            layer.dtype, layer.group_size, layer.has_zeros, block_m, way.n_tiles, block_k, slice_k, wanted,
+            weight_policy(m, block_m), blocks, has_deep_box(layer, block_m, way.n_tiles), way.cluster_k,
         )  # fmt: skip
         rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
         return next((one for one in rings if one.smem_bytes <= budget), None)
 
-    for block_k, warps_k in _divisions(layer, way, m, blocks):
+    for block_k, slice_k in _divisions(layer, way, m, blocks):
         enough = min(LEAST_STAGES, ceil_div(depth, block_k))
-        chosen = with_ring(block_k, warps_k)
+        chosen = with_ring(block_k, slice_k)
         if chosen is not None and chosen.stages >= max(2, enough):
             return chosen
     return None
 
 
 def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, int]]:
-    """(block_k, warps_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
+    """(block_k, slice_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
     Fewer where blocks meet as well."""
     found = []
     tokens = tile_tokens(layer, m, _DEPTHS[0])
     whole_depth = blocks > 1 and tokens >= _WHOLE_DEPTH_TOKENS and layer.group_size >= _WHOLE_DEPTH_GROUP
-    for warps_k in (1,) if whole_depth else (8, 4, 2, 1) if way.blocks_k == 1 else (4, 2, 1):
-        if way.n_tiles * warps_k > (_MOST_DEEP_WARPS if warps_k == 8 else _MOST_WARPS):
+    for slice_k in (1,) if whole_depth else (8, 4, 2, 1) if way.cluster_k == 1 else (4, 2, 1):
+        if way.n_tiles * slice_k > (_MOST_DEEP_WARPS if slice_k == 8 else _MOST_WARPS):
             continue
         for block_k in _DEPTHS:
-            depth = ceil_div(layer.k, way.blocks_k)
-            if ceil_div(layer.k, block_k) < way.blocks_k:
+            depth = ceil_div(layer.k, way.cluster_k)
+            if ceil_div(layer.k, block_k) < way.cluster_k:
                 continue  # a block without a stage
-            if block_k >= 2 * max(_DEPTHS[-1], depth) or (way.blocks_k > 1 and block_k > max(_SHORT_PART, depth // 2)):
+            if block_k >= 2 * max(_DEPTHS[-1], depth) or (way.cluster_k > 1 and block_k > max(_SHORT_PART, depth // 2)):
                 continue
-            if block_k < max(64 * warps_k, layer.group_size) or tokens * block_k * 2 > _STAGE_ACTIVATION_BYTES:
+            if block_k < max(64 * slice_k, layer.group_size) or tokens * block_k * 2 > _STAGE_ACTIVATION_BYTES:
                 continue
             if N_TILE * way.n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_DEPTH:
-                found.append((block_k, warps_k))
+                found.append((block_k, slice_k))
     return found
 
 

@@ -14,7 +14,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.cost import Cost, SkinnyTile, skinny_cost
-from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_BLOCKS_K, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
 from cudatma.target import Target
 
 #: Channels of one N tile: two 16-channel fragments, which a warp keeps.
@@ -44,11 +44,11 @@ class SkinnySpec(StagedTile):
     block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
     stages of whole turns of the swizzle (``least_tokens()``).
     n_tiles: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
-    A warp computes one N tile. warps_k: warps that work on the same N tile and divide the depth of a stage.
+    A warp computes one N tile. slice_k: warps that work on the same N tile and divide the depth of a stage.
     deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
     each of its 64-deep blocks is a box.
-    blocks_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column of
-    warps belongs to one of them, which adds up the others' sums. For layers of few channels.
+    cluster_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column
+    of warps belongs to one of them, which adds up the others' sums. For layers of few channels.
     """
 
     dtype: str
@@ -57,12 +57,12 @@ class SkinnySpec(StagedTile):
     block_m: int
     n_tiles: int
     block_k: int
-    warps_k: int
+    slice_k: int
     stages: int
     weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
     deep_box: bool = False
-    blocks_k: int = 1
+    cluster_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_skinny.cu.j2"
     revision: ClassVar[int] = 1
@@ -78,10 +78,10 @@ class SkinnySpec(StagedTile):
             "block_m": (1, 2, 4, 8, 16, 32),
             "n_tiles": tuple(range(1, MAX_N_TILES + 1)),
             "block_k": (128, 256, 512, 1024),
-            "warps_k": (1, 2, 4, 8, 16),
+            "slice_k": (1, 2, 4, 8, 16),
             "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2),
-            "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
+            "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -91,10 +91,10 @@ class SkinnySpec(StagedTile):
         if type(self.stages) is not int or not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
         if self.consumer_warps > _MAX_WARPS:
-            raise ArgumentError("n_tiles * warps_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
-        if self.block_k // 64 % self.warps_k:
+            raise ArgumentError("n_tiles * slice_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
+        if self.block_k // 64 % self.slice_k:
             why = "each warp takes whole 64-deep blocks"
-            raise ArgumentError("warps_k", self.warps_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
+            raise ArgumentError("slice_k", self.slice_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
         if self.block_m < MMA_TOKENS and not self.deep_box:
             why = "only such a box brings fewer tokens than the mma has columns"
             raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_TOKENS}", why)
@@ -114,10 +114,10 @@ class SkinnySpec(StagedTile):
     def entry(self) -> str:
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
         zeros = "_zeros" if self.has_zeros else ""
-        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_k{self.warps_k}_s{self.stages}"
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_k{self.slice_k}_s{self.stages}"
         blocks = f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         box = "_d" if self.deep_box else ""
-        cluster = f"_c{self.blocks_k}" if self.blocks_k > 1 else ""
+        cluster = f"_c{self.cluster_k}" if self.cluster_k > 1 else ""
         return f"marlin_skinny_{self.activation.short}_{scales}{zeros}_{tile}{blocks}{box}{cluster}"
 
     @property
@@ -147,7 +147,7 @@ class SkinnySpec(StagedTile):
 
     @property
     def consumer_warps(self) -> int:
-        return self.n_tiles * self.warps_k
+        return self.n_tiles * self.slice_k
 
     @property
     def producer_warps(self) -> int:
@@ -178,23 +178,23 @@ class SkinnySpec(StagedTile):
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        owned = -(-self.n_tiles // self.blocks_k)
-        cluster = (self.blocks_k - 1) * owned * self.column_bytes
-        barrier = 8 if self.blocks_k > 1 else 0
+        owned = -(-self.n_tiles // self.cluster_k)
+        cluster = (self.cluster_k - 1) * owned * self.column_bytes
+        barrier = 8 if self.cluster_k > 1 else 0
         return (
-            ("depth_reduction", (self.warps_k - 1) * self.n_tiles * self.column_bytes),
+            ("depth_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )
 
     def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
         """Predicted time of an (m, n, k) problem."""
-        return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.blocks_k), m, n, k, card)
+        return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k), m, n, k, card)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "griddepcontrol"):
             target.require(feature, "the Marlin kernel for few tokens")
-        if self.blocks_k > 1:
-            target.require("cluster", "the Marlin kernel for few tokens with blocks_k > 1")
+        if self.cluster_k > 1:
+            target.require("cluster", "the Marlin kernel for few tokens with cluster_k > 1")
         self.check_smem(target)

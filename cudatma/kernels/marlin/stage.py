@@ -12,8 +12,8 @@ GROUP_SIZES = (32, 64, 128, -1)
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
 MAX_BOX = 256
 #: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
-MAX_BLOCKS_K = 8
-#: Weights of so many bytes are long: two stages asked for early delay the first activations less than they win. [H200]
+MAX_CLUSTER_K = 8
+#: Weights of so many bytes are long: two prefetched stages delay the first activations less than they win. [H200]
 LONG_BYTES = 27 * 1024 * KIB
 _MAP = "const __grid_constant__ cudatma::TensorMap"
 #: Launch parameters of the kernels, and their types in CUDA.
@@ -39,7 +39,7 @@ class StagedTile:
     """A block's tile of block_m tokens, block_n channels and block_k depths a stage. Base of the kernels' specs.
 
     dtype, group_size, has_zeros: as in MmaSyncSpec. template: the kernel's. cluster: blocks that work side by side
-    in N. blocks_k: of a cluster that divide the depth.
+    in N. cluster_k: of a cluster that divide the depth.
     warp_tiles: parts of a tile that have a flag of their own in the workspace.
     """
 
@@ -68,7 +68,7 @@ class StagedTile:
         @property
         def cluster(self) -> int: ...
         @property
-        def blocks_k(self) -> int: ...
+        def cluster_k(self) -> int: ...
         @property
         def blocks_per_sm(self) -> int: ...
         @property
@@ -121,7 +121,7 @@ class StagedTile:
     @property
     def launch_cluster(self) -> int:
         """Blocks of a cluster of the launch."""
-        return self.cluster * self.blocks_k
+        return self.cluster * self.cluster_k
 
     @property
     def threads(self) -> int:
@@ -172,7 +172,7 @@ class StagedTile:
         """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
         return -(-self.zero_stage_bytes // 128) * 128
 
-    def early_stages(self, weight_bytes: int) -> int:
+    def prefetch_stages(self, weight_bytes: int) -> int:
         """Stages whose weights a dependent launch asks for before it waits for the one before it: with more, the first
         activations stand behind too many weights. [docs/performance/marlin_strip.md, "Chains of dependent launches"]"""
         return 2 if self.block_m < 8 or (self.block_m == 8 and weight_bytes >= LONG_BYTES) else 1

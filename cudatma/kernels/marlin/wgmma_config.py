@@ -11,7 +11,7 @@ from functools import partial
 
 from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
-from cudatma.kernels.marlin.clusters import BLOCKS_K, clusters_at_once
+from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
 from cudatma.kernels.marlin.layer import Layer, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
@@ -95,10 +95,10 @@ def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
     for form in _FORMS:
         warpgroups = (form.warpgroups, form.warpgroups_k)
         for block_m in form.sizes(m):
-            for blocks_k in _divisions(form, block_m, m, layer, card):
-                tile = WgmmaTile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, blocks_k)
+            for cluster_k in _divisions(form, block_m, m, layer, card):
+                tile = WgmmaTile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, cluster_k)
                 cost = wgmma_cost(tile, m, layer.n, layer.k, card)
-                yield Candidate(cost, partial(_built, form, block_m, blocks_k, layer, m, target))
+                yield Candidate(cost, partial(_built, form, block_m, cluster_k, layer, m, target))
 
 
 def _divisions(form: _Form, block_m: int, m: int, layer: Layer, card: Card) -> Iterator[int]:
@@ -107,19 +107,19 @@ def _divisions(form: _Form, block_m: int, m: int, layer: Layer, card: Card) -> I
     if form.cluster > 1:
         return
     tiles = ceil_div(m, block_m) * ceil_div(layer.n, form.block_n)
-    for blocks_k in BLOCKS_K[1:]:
-        if tiles <= clusters_at_once(blocks_k, card.multiprocessors) and layer.k > form.block_k * (blocks_k - 1):
-            yield blocks_k
+    for cluster_k in CLUSTER_K[1:]:
+        if tiles <= clusters_at_once(cluster_k, card.multiprocessors) and layer.k > form.block_k * (cluster_k - 1):
+            yield cluster_k
 
 
 def _built(
-    form: _Form, block_m: int, blocks_k: int, layer: Layer, m: int, target: Target, least_stages: int
+    form: _Form, block_m: int, cluster_k: int, layer: Layer, m: int, target: Target, least_stages: int
 ) -> WgmmaSpec | None:
     """The spec, with fewer stages where shared memory does not hold the form's; None with fewer than ``least_stages``
     that a CTA would use. Tables of small groups, and a cluster's sums, take room from the ring: one of two stages is a
     third slower at 128 x 64 x 256. [H200]"""
-    spec = _shortened(replace(_spec(form, block_m, layer, m), blocks_k=blocks_k), target)
-    enough = min(least_stages, ceil_div(ceil_div(layer.k, form.block_k), blocks_k))
+    spec = _shortened(replace(_spec(form, block_m, layer, m), cluster_k=cluster_k), target)
+    enough = min(least_stages, ceil_div(ceil_div(layer.k, form.block_k), cluster_k))
     return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
 
 

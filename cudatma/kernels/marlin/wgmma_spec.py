@@ -13,7 +13,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.cost import DIVIDED_STAGE, Cost, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
-from cudatma.kernels.marlin.stage import GROUP_SIZES, LONG_BYTES, MAX_BLOCKS_K, MAX_BOX, StagedTile
+from cudatma.kernels.marlin.stage import GROUP_SIZES, LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 
@@ -48,8 +48,8 @@ class WgmmaSpec(StagedTile):
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
     fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
     in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
-    blocks_k: blocks of a cluster that divide the depth of its only tile, whole stages each; each adds up, and stores, a
-    part of the tokens. For layers of few tiles, instead of sums that go through global memory.
+    cluster_k: blocks of a cluster that divide the depth of its only tile, whole stages each; each adds up, and stores,
+    a part of the tokens. For layers of few tiles, instead of sums that go through global memory.
     """
 
     dtype: str
@@ -67,7 +67,7 @@ class WgmmaSpec(StagedTile):
     warpgroups_k: int = 1
     weight_policy: str = "evict_first"
     fused: str = "none"
-    blocks_k: int = 1
+    cluster_k: int = 1
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     revision: ClassVar[int] = 1
@@ -92,7 +92,7 @@ class WgmmaSpec(StagedTile):
             "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
             "weight_policy": ("evict_first", "evict_normal"),
             "fused": ("none", *FORMS),
-            "blocks_k": tuple(range(1, MAX_BLOCKS_K + 1)),
+            "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
         }
         for field, allowed in one_of.items():
             if getattr(self, field) not in allowed:
@@ -113,9 +113,9 @@ class WgmmaSpec(StagedTile):
         if self.block_m % (8 * self.cluster):
             why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
             raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
-        if self.blocks_k > 1 and self.cluster > 1:
+        if self.cluster_k > 1 and self.cluster > 1:
             why = "a cluster's blocks share activations, or divide the depth"
-            raise ArgumentError("blocks_k", self.blocks_k, "1 with cluster 2", why)
+            raise ArgumentError("cluster_k", self.cluster_k, "1 with cluster 2", why)
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
             raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
@@ -181,7 +181,7 @@ class WgmmaSpec(StagedTile):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         tables = () if self.has_stage_scales else self.tables()
-        sums = () if self.blocks_k > 1 else ("partials", "flags")
+        sums = () if self.cluster_k > 1 else ("partials", "flags")
         return ("weight_map", *self.table_maps(), "activation_map", *tables, "bias", "output", *sums, "problem")
 
     # What a reader of the generated source finds as named constants.
@@ -197,7 +197,7 @@ class WgmmaSpec(StagedTile):
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
-        divided = f"_x{self.blocks_k}" if self.blocks_k > 1 else ""
+        divided = f"_x{self.cluster_k}" if self.cluster_k > 1 else ""
         weights = f"{self.activation.short}_{scales}{zeros}{fused}"
         return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{divided}"
 
@@ -222,11 +222,11 @@ class WgmmaSpec(StagedTile):
     def producer_registers(self) -> int:
         return PRODUCER_REGISTERS
 
-    def early_stages(self, weight_bytes: int) -> int:
+    def prefetch_stages(self, weight_bytes: int) -> int:
         """Two for up to 16 tokens and long layers too, whose depth no cluster divides: 0 to 4 % faster. [H200]"""
-        if self.block_m <= 16 and self.blocks_k == 1 and weight_bytes >= LONG_BYTES:
+        if self.block_m <= 16 and self.cluster_k == 1 and weight_bytes >= LONG_BYTES:
             return 2
-        return StagedTile.early_stages(self, weight_bytes)
+        return StagedTile.prefetch_stages(self, weight_bytes)
 
     @property
     def warp_tiles(self) -> int:
@@ -272,19 +272,19 @@ class WgmmaSpec(StagedTile):
         return (
             ("depth_reduction", sums),
             ("output_staging", self.warpgroups * self.staging_bytes),
-            ("cluster_reduction", (self.blocks_k - 1) * self.own_tokens * self.block_n * 4),
-            ("cluster_barrier", 8 if self.blocks_k > 1 else 0),
+            ("cluster_reduction", (self.cluster_k - 1) * self.own_tokens * self.block_n * 4),
+            ("cluster_barrier", 8 if self.cluster_k > 1 else 0),
         )
 
     @property
     def own_tokens(self) -> int:
         """Whose sums meet in one block of the cluster; the last blocks may have fewer."""
-        return 8 * -(-self.block_m // (8 * self.blocks_k))
+        return 8 * -(-self.block_m // (8 * self.cluster_k))
 
     @property
     def staging_tokens(self) -> int:
         """Tokens that leave together: many save barriers, as far as stages do not want their room."""
-        if self.blocks_k > 1:
+        if self.cluster_k > 1:
             return self.own_tokens
         room = _STAGING_BYTES if self.block_m <= _SHORT_TOKENS else _STAGING_BYTES // 2
         pitch = self.warpgroups * self.staging_pitch_bytes
@@ -303,20 +303,20 @@ class WgmmaSpec(StagedTile):
     @property
     def partial_bytes(self) -> int:
         """Where clusters divide the depth nothing goes through the workspace."""
-        return 0 if self.blocks_k > 1 else self.block_m * self.block_n * 4
+        return 0 if self.cluster_k > 1 else self.block_m * self.block_n * 4
 
     @property
     def tile(self) -> WgmmaTile:
         """What cost.py has to know."""
         warpgroups = (self.warpgroups, self.warpgroups_k)
-        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.blocks_k)
+        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.cluster_k)
 
     def division(self, others: int) -> tuple[float, float]:
         return division_clocks(self.tile, others) / stage_clocks(self.tile), DIVIDED_STAGE
 
     @property
-    def collect_unroll(self) -> int:
-        """Contributions whose loads are in flight together while a tile is collected: what some 64 registers hold."""
+    def fix_up_unroll(self) -> int:
+        """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 64 // self.accumulators)
 
     def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
@@ -331,6 +331,6 @@ class WgmmaSpec(StagedTile):
             target.require("setmaxnreg", "consumer_registers")
         if self.cluster > 1:
             target.require("multicast", "cluster")
-        if self.blocks_k > 1:
-            target.require("cluster", "blocks_k > 1")
+        if self.cluster_k > 1:
+            target.require("cluster", "cluster_k > 1")
         self.check_smem(target)

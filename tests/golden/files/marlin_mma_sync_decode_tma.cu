@@ -7,7 +7,7 @@
 //   block_n = 128
 //   block_k = 256
 //   warps_n = 4
-//   warps_k = 1
+//   slice_k = 1
 //   stages = 4
 //   weight_load_path = 'tma'
 //   scale_load_path = 'tma'
@@ -44,7 +44,7 @@ constexpr u32 BLOCK_M = 8;      // tokens of a block's tile (columns of the mma)
 constexpr u32 BLOCK_N = 128;      // channels (rows of the mma)
 constexpr u32 BLOCK_K = 256;      // depth of one stage
 constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
-constexpr u32 WARPS_K = 1;      // warps that share a tile and split each stage's depth
+constexpr u32 SLICE_K = 1;      // warps that share a tile and split each stage's depth
 constexpr u32 WARP_N = 32;
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 4;
@@ -58,7 +58,7 @@ constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a war
 constexpr u32 C_STRIDE = 16;                    // ... and the channels from one to the next
 constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
-constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
+constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 
@@ -102,10 +102,10 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -113,8 +113,8 @@ struct Problem {
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
-// that first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own
-// share. Contributions are thus written early and collected late. Owners wait only for blocks with a lower blockIdx (the
+// that first piece is a partial sum for the tile's owner, who holds the tile's first stage as the *last* piece of its own
+// share. Partial sums are thus stored early and fixed up late. Owners wait only for blocks with a lower blockIdx (the
 // share number counts down), which were dispatched before them: no wait can starve a block that has not started.
 
 struct Piece {
@@ -147,12 +147,12 @@ struct WorkQueue {
         return true;
     }
 };
-// Tiles are numbered through bands of raster_m token tiles, channel by channel.
+// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
-    const u32 band = divide(tile, problem.by_band), first_row = band * problem.raster_m;
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
     const bool is_last = rows_left <= problem.raster_m;
-    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_band_rows);
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
@@ -272,7 +272,7 @@ __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 
     return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
-__device__ __forceinline__ void contribute(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
+__device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
                                            u32 lane) {
     float4* sums = partial_sums(partials, slot, warp_tile, lane);
 #pragma unroll
@@ -287,7 +287,7 @@ __device__ __forceinline__ void contribute(const Accumulators& acc, float4* part
 
 // The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
 // arrive in: the result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void collect(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
                                         u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
     u32 last = share;   // the last share with a part of this tile
     while (units_missing > 0) {
@@ -397,7 +397,7 @@ __device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
 }
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
-__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
@@ -407,12 +407,12 @@ struct SlotAddresses {
         const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
         const u32 row = token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
                            threadIdx.x % 32);
-        weights = kept(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+        weights = keep_in_register(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                        warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
         const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
-        scales = kept(smem + SCALES + at * 2, threadIdx.x % 32);
+        scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
         zeros = 0;
     }
 };
@@ -559,15 +559,15 @@ marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
         };
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
         // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
-        const u32 early = min(STAGES, problem.early_stages);
+        const u32 prefetched = min(STAGES, problem.prefetch_stages);
         StageCursor ahead(cursor);
 #pragma unroll 1
-        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) load_constants(ahead, slot);
+        for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot) load_constants(ahead, slot);
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 i = 0; cursor.next(problem); ++i) {
             if (i >= STAGES) mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            if (i >= early) load_constants(cursor, stage);
+            if (i >= prefetched) load_constants(cursor, stage);
             load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, full + 8 * stage, &activation_map,
                              cursor.tile_m, cursor.k);
             advance(stage, phase);
@@ -592,11 +592,11 @@ marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
         clear(acc);
         consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
         if (piece.k_begin > 0) {
-            contribute(acc, partials, flags, share, warp.tile, lane);
+            store_partials(acc, partials, flags, share, warp.tile, lane);
             continue;
         }
         if (piece.k_end < problem.k_iterations)
-            collect(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
+            fix_up(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
         add_bias(acc, problem, bias, channel0, lane);
         store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
     }

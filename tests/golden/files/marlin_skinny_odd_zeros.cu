@@ -6,12 +6,12 @@
 //   block_m = 16
 //   n_tiles = 3
 //   block_k = 256
-//   warps_k = 4
+//   slice_k = 4
 //   stages = 3
 //   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   deep_box = False
-//   blocks_k = 1
+//   cluster_k = 1
 // 12 warps consume, 1 produce; a block takes 89136 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle
@@ -43,7 +43,7 @@ constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
 constexpr u32 N_TILES = 3;        // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 WARPS_K = 4;      // warps that work on the same N tile and divide each stage's depth
+constexpr u32 SLICE_K = 4;      // warps that work on the same N tile and divide each stage's depth
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 12;
 constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
@@ -51,7 +51,7 @@ constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole colu
 constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of an N tile
 constexpr u32 N8 = 2;                   // 8-token fragments
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
-constexpr u32 K64_PER_WARP = K64_PER_STAGE / WARPS_K;
+constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
 constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
@@ -91,10 +91,10 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -185,7 +185,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
-__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
@@ -198,14 +198,14 @@ struct SlotAddresses {
         // One ldmatrix.x4 brings a 16-deep step of 16 tokens: chunks 0 and 1 of tokens 0..7, then of tokens 8..15.
         const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
         // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = kept(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
         const bool in_half_row = position == N_TILES - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
-        weights = kept(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
+        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
         const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (n_tile / 2 - n_tiles.first_row) * 64 + place_in_row(n_tile, lane);
-        scales = kept(smem + SCALES + at * 2);
-        zeros = kept(smem + ZEROS + at);
+        scales = keep_in_register(smem + SCALES + at * 2);
+        zeros = keep_in_register(smem + ZEROS + at);
     }
 
     // This thread's channels of an N tile, four side by side in the permuted order of a 64-channel row: channel
@@ -299,7 +299,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&ze
 // ---- Result: the warps of the same N tile add up, and store -------------------------------------------------------------
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
-constexpr u32 OWNERS = WARPS_K < FRAGMENTS ? WARPS_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
+constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
 typedef float OwnSums[OWN][N8][4];
 // ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
 __device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
@@ -337,7 +337,7 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
     if (part >= OWNERS) return false;
     const u32 first = base + part * OWN * N8 * FRAGMENT_BYTES;
 #pragma unroll
-    for (u32 place = 0; place < WARPS_K - 1; ++place)
+    for (u32 place = 0; place < SLICE_K - 1; ++place)
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
@@ -434,14 +434,14 @@ marlin_skinny_bf16_g32_zeros_16x96x256_k4_s3(
         // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
         // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
         // every stage's weights, and the first mma waits for the whole ring.
-        const u32 first = min(STAGES, k_iterations), early = min(first, problem.early_stages);
+        const u32 first = min(STAGES, k_iterations), prefetched = min(first, problem.prefetch_stages);
 #pragma unroll 1
-        for (u32 k = 0; k < early; ++k) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
+        for (u32 k = 0; k < prefetched; ++k) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
         griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 k = 0; k < first; ++k) {
-            if (k >= early) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
+            if (k >= prefetched) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
             load_activations(smem, k, maps, tile_m, k_begin + k);
         }
     }

@@ -15,7 +15,7 @@
 //   warpgroups_k = 2
 //   weight_policy = 'evict_first'
 //   fused = 'none'
-//   blocks_k = 3
+//   cluster_k = 3
 // 8 warps consume, 1 produce; a block takes 197064 B.
 // One stage holds
 //    32768 B  activations 64 x 256 float16, 128B swizzle
@@ -73,7 +73,7 @@ constexpr u32 STAGES = 4;
 constexpr u32 CLUSTER = 1;      // blocks that work on one share, side by side in N
 constexpr u32 CLUSTER_MASK = 1;
 constexpr u32 SHARE_M = 64;      // tokens that one of them loads for all
-constexpr u32 BLOCKS_K = 3;   // blocks of the cluster, which divide the depth of its tile
+constexpr u32 CLUSTER_K = 3;   // blocks of the cluster, which divide the depth of its tile
 constexpr u32 STEPS = 2;          // 16-deep steps of a commit group
 constexpr u32 IN_FLIGHT = 1;  // groups that go on while the next one is dequantised
 constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
@@ -134,10 +134,10 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -157,17 +157,17 @@ struct WorkQueue {
     __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
         if (taken) return false;
         taken = true;
-        const u32 tile = share / BLOCKS_K, rank = share - tile * BLOCKS_K;
-        piece = Piece{tile, rank * problem.k_iterations / BLOCKS_K, (rank + 1) * problem.k_iterations / BLOCKS_K};
+        const u32 tile = share / CLUSTER_K, rank = share - tile * CLUSTER_K;
+        piece = Piece{tile, rank * problem.k_iterations / CLUSTER_K, (rank + 1) * problem.k_iterations / CLUSTER_K};
         return true;
     }
 };
-// Tiles are numbered through bands of raster_m token tiles, channel by channel.
+// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
-    const u32 band = divide(tile, problem.by_band), first_row = band * problem.raster_m;
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
     const bool is_last = rows_left <= problem.raster_m;
-    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_band_rows);
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
@@ -397,7 +397,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const 
 }
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
-__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
@@ -408,9 +408,9 @@ struct SlotAddresses {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         const u32 k64 = part * K64_PER_WARPGROUP;
         activations = smem + ACTIVATIONS + k64 * BLOCK_M * ROW_BYTES;
-        weights = kept(smem + WEIGHTS + (warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES + warp * 512 + lane * 16);
+        weights = keep_in_register(smem + WEIGHTS + (warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES + warp * 512 + lane * 16);
         const u32 row = k64 * 64 / GROUP_SIZE;
-        scales = kept(smem + SCALES + (row * BLOCK_N + place) * 2);
+        scales = keep_in_register(smem + SCALES + (row * BLOCK_N + place) * 2);
         zeros = 0;
     }
 };
@@ -560,7 +560,7 @@ __device__ __forceinline__ u32 own_fragments(u32 rank) { return rank * OWN < N8 
 
 // What the other blocks send to the one of this rank.
 __device__ __forceinline__ u32 cluster_sums_bytes(u32 rank) {
-    return (BLOCKS_K - 1) * WARP_TILES * STACK * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
+    return (CLUSTER_K - 1) * WARP_TILES * STACK * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
 }
 
 // Where a warp's sums from the block at `place` among the senders stand.
@@ -573,7 +573,7 @@ __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 place, u32 warp_tile, 
 __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 rank, u32 warp_tile, u32 lane) {
     barrier_cluster_wait();   // all have begun, and their barriers are there
 #pragma unroll
-    for (u32 owner = 0; owner < BLOCKS_K; ++owner) {
+    for (u32 owner = 0; owner < CLUSTER_K; ++owner) {
         if (owner == rank) continue;
         const u32 target = mapa_shared_cluster(cluster_sums(smem, rank - (rank > owner), warp_tile, lane), owner);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
@@ -589,7 +589,7 @@ __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 
     for (u32 n = 0; n < N8; ++n) {
         if (n / OWN != rank) continue;
 #pragma unroll
-        for (u32 place = 0; place < BLOCKS_K - 1; ++place)
+        for (u32 place = 0; place < CLUSTER_K - 1; ++place)
 #pragma unroll
             for (u32 s = 0; s < STACK; ++s)
                 add_fragment(acc[s][n], cluster_sums(smem, place, warp_tile, lane) + (s * OWN + n % OWN) * CLUSTER_FRAGMENT_BYTES);
@@ -632,15 +632,15 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
     // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
     // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
     const auto fill_ring = [&]() {
-        const u32 early = min(STAGES, problem.early_stages);
+        const u32 prefetched = min(STAGES, problem.prefetch_stages);
         StageCursor ahead(cursor);
 #pragma unroll 1
-        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) begin_stage(ahead, slot);
+        for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot) begin_stage(ahead, slot);
         griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
-            if (slot >= early) begin_stage(cursor, slot);
+            if (slot >= prefetched) begin_stage(cursor, slot);
             load_activations(smem, slot, full + 8 * slot, &activation_map, cursor.tile_m, cursor.k, rank);
         }
     };
@@ -654,7 +654,7 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
         }
         mbarrier_init(smem + CLUSTER_BARRIER, 1);
         fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, cluster_sums_bytes(blockIdx.x % BLOCKS_K));
+        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, cluster_sums_bytes(blockIdx.x % CLUSTER_K));
         fill_ring();             // before the other warps know of the barriers
     }
     __syncwarp();
@@ -691,7 +691,7 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
             clear(acc);
             consume_piece(acc, weights, problem, slots, full, empty, stage, phase, piece, lane);
             if (!reduce_depth(acc, smem, warpgroup, part, warp, lane)) continue;
-            const u32 rank_k = share % BLOCKS_K;
+            const u32 rank_k = share % CLUSTER_K;
             if (!reduce_cluster(acc, smem, rank_k, warpgroup * 4 + warp, lane)) continue;
             add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
             store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0, rank_k);

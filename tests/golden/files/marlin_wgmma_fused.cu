@@ -15,7 +15,7 @@
 //   warpgroups_k = 1
 //   weight_policy = 'evict_first'
 //   fused = 'as_stored'
-//   blocks_k = 1
+//   cluster_k = 1
 // 8 warps consume, 1 produce; a block takes 156736 B.
 // One stage holds
 //    16384 B  activations 64 x 128 float16, 128B swizzle
@@ -121,10 +121,10 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 early_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_band, by_band_rows, by_last_rows;   // the tiles of a band; its token tiles; those of the last one
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -132,8 +132,8 @@ struct Problem {
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
-// that first piece is a contribution to the tile's owner, who holds the tile's first stage as the *last* piece of its own
-// share. Contributions are thus written early and collected late. Owners wait only for blocks with a lower blockIdx (the
+// that first piece is a partial sum for the tile's owner, who holds the tile's first stage as the *last* piece of its own
+// share. Partial sums are thus stored early and fixed up late. Owners wait only for blocks with a lower blockIdx (the
 // share number counts down), which were dispatched before them: no wait can starve a block that has not started.
 
 struct Piece {
@@ -166,12 +166,12 @@ struct WorkQueue {
         return true;
     }
 };
-// Tiles are numbered through bands of raster_m token tiles, channel by channel.
+// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
-    const u32 band = divide(tile, problem.by_band), first_row = band * problem.raster_m;
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
     const bool is_last = rows_left <= problem.raster_m;
-    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_band_rows);
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
@@ -280,7 +280,7 @@ __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 
     return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
-__device__ __forceinline__ void contribute(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
+__device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
                                            u32 lane) {
     float4* sums = partial_sums(partials, slot, warp_tile, lane);
 #pragma unroll
@@ -295,7 +295,7 @@ __device__ __forceinline__ void contribute(const Accumulators& acc, float4* part
 
 // The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
 // arrive in: the result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void collect(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
                                         u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
     u32 last = share;   // the last share with a part of this tile
     while (units_missing > 0) {
@@ -470,7 +470,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const 
 }
 
 // Through a shuffle: ptxas would otherwise compute an address anew in each stage.
-__device__ __forceinline__ u32 kept(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
@@ -480,8 +480,8 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 part, u32 warp, u32 lane) {
         const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
         activations = smem + ACTIVATIONS;
-        weights = kept(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
-        scales = kept(smem + SCALES + place * 2);
+        weights = keep_in_register(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
+        scales = keep_in_register(smem + SCALES + place * 2);
         zeros = 0;
     }
 };
@@ -615,15 +615,15 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
     // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
     const auto fill_ring = [&]() {
-        const u32 early = min(STAGES, problem.early_stages);
+        const u32 prefetched = min(STAGES, problem.prefetch_stages);
         StageCursor ahead(cursor);
 #pragma unroll 1
-        for (u32 slot = 0; slot < early && ahead.next(problem); ++slot) begin_stage(ahead, slot);
+        for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot) begin_stage(ahead, slot);
         griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
         griddepcontrol_wait();
 #pragma unroll 1
         for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
-            if (slot >= early) begin_stage(cursor, slot);
+            if (slot >= prefetched) begin_stage(cursor, slot);
             load_activations(smem, slot, full + 8 * slot, &activation_map, cursor.tile_m, cursor.k, rank);
         }
     };
@@ -669,11 +669,11 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
             clear(acc);
             consume_piece(acc, weights, problem, slots, full, empty, stage, phase, piece, lane);
             if (piece.k_begin > 0) {
-                contribute(acc, partials, flags, share * CLUSTER + rank, warp_index, lane);
+                store_partials(acc, partials, flags, share * CLUSTER + rank, warp_index, lane);
                 continue;
             }
             if (piece.k_end < problem.k_iterations)
-                collect(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
+                fix_up(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
             scale_back(acc, problem);
             add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
             store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);

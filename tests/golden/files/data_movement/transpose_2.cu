@@ -6,7 +6,7 @@
 //   stages = 3
 //   turned = 2
 //   warps = 4
-//   band = 16
+//   raster_group = 16
 //   entry = 'transpose'
 // ring: 3 tiles of 128 x 64 elements, 16384 bytes, and 2 turned ones; 81968 bytes of shared memory
 
@@ -26,7 +26,7 @@ constexpr u32 LINE = 128;  // bytes of a panel's row: one span of the swizzle
 constexpr u32 IN_PANEL = 16384;  // a tile's rows
 constexpr u32 OUT_PANEL = 8192;  // a tile's columns
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
-constexpr int BAND = 16;  // tiles below each other that are taken before the next ones to the right
+constexpr int RASTER_GROUP = 16;  // tiles below each other that are taken before the next ones to the right
 
 // The address of 16-byte chunk `chunk` of row `row` of a panel under TMA's 128-byte swizzle; panels begin on 1024 bytes.
 __device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
@@ -49,16 +49,16 @@ __device__ __forceinline__ void turn(u32 from, u32 row, u32 to, u32 column, u32 
         stmatrix_x4(chunk_at(to, column + 8 * x + line, part), r);
     }
 }
-// Where a tile stands: bands of BAND rows of tiles, in each of them column by column, so that blocks that run together
+// Where a tile stands: raster groups of RASTER_GROUP rows of tiles, in each of them column by column, so that blocks that run together
 // cover about a square of the matrix and use all of the DRAM pages that they open, when they read and when they write.
 struct Place {
     int x, y, z;
 };
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
-    const u32 band = inside / (tiles_x * BAND), rest = inside % (tiles_x * BAND);
-    const u32 height = min(static_cast<u32>(BAND), tiles_y - band * BAND);
-    return {static_cast<int>(rest / height), static_cast<int>(band * BAND + rest % height), static_cast<int>(tile / plane)};
+    const u32 raster_group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
+    const u32 height = min(static_cast<u32>(RASTER_GROUP), tiles_y - raster_group * RASTER_GROUP);
+    return {static_cast<int>(rest / height), static_cast<int>(raster_group * RASTER_GROUP + rest % height), static_cast<int>(tile / plane)};
 }
 
 // destination[z][x][y] = source[z][y][x], tile by tile; a block takes every gridDim.x-th tile. The last warp's first lane
