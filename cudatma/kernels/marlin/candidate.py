@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
+from cudatma.kernels.marlin.stage import StagedTile
+
+Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
 
 #: A ring of fewer stages stands still while one is worked on. The cost model knows nothing of rings: shorter ones come
 #: after all others.
@@ -14,15 +17,15 @@ LEAST_STAGES, _SHORTEST_RING = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Generic[Spec]):
     """cost: predicted. build(least_stages): the spec with as deep a ring as is of use, None where the target's shared
     memory holds no ring of so many stages. Ranking some hundred candidates builds the first alone."""
 
     cost: Cost
-    build: Callable[[int], AnyMarlinSpec | None]
+    build: Callable[[int], Spec | None]
 
 
-def ranked(candidates: Iterable[Candidate]) -> Iterator[tuple[AnyMarlinSpec, Cost]]:
+def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]:
     """Those that fit the target, the cheapest first."""
     short = []
     for candidate in sorted(candidates, key=lambda one: one.cost.us):
@@ -35,6 +38,6 @@ def ranked(candidates: Iterable[Candidate]) -> Iterator[tuple[AnyMarlinSpec, Cos
             yield spec, candidate.cost
 
 
-def cheapest(candidates: Iterable[Candidate]) -> AnyMarlinSpec | None:
+def cheapest(candidates: Iterable[Candidate[Spec]]) -> Spec | None:
     """The first of ranked(); None where none fits."""
     return next((spec for spec, _ in ranked(candidates)), None)

@@ -59,9 +59,9 @@ def choose_by_cost(layer: Layer, m: int, card: Card) -> AnyMarlinSpec:
     return _cheapest(layer, m, card)[0]
 
 
-def candidates(layer: Layer, m: int, card: Card) -> list[Candidate]:
+def candidates(layer: Layer, m: int, card: Card) -> list[Candidate[AnyMarlinSpec]]:
     """Those of every kernel, in no order."""
-    found = [*skinny_candidates(layer, m, card), *wgmma_candidates(layer, m, card)]
+    found: list[Candidate[AnyMarlinSpec]] = [*skinny_candidates(layer, m, card), *wgmma_candidates(layer, m, card)]
     if not get_target(card.target).has_wgmma:  # where wgmma is, mma.sync is slower at every M
         found += mma_sync_candidates(layer, m, card)
     return found

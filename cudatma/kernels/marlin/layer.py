@@ -67,4 +67,5 @@ def weight_policy(m: int, block_m: int) -> str:
 def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
     """The spec, with scale and offset in one multiply-add where it can be, in the form that the weight's scales allow
     (``scale_fit.form``). The bits of a result do not depend on it, so that choices are made and kept without."""
-    return spec.in_form(form) if isinstance(spec, WgmmaSpec) else spec
+    found: AnyMarlinSpec = spec.in_form(form)
+    return found

@@ -53,7 +53,9 @@ _FORMS = (
 )
 
 
-def mma_sync_candidates(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> Iterator[Candidate]:
+def mma_sync_candidates(
+    layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA
+) -> Iterator[Candidate[MmaSyncSpec]]:
     """Each tile that is no taller than the fewest tiles for M need."""
     target = get_target(card.target)
     if not target.has("mma_sync") or not target.has("tma"):
@@ -70,7 +72,7 @@ def mma_sync_candidates(layer: Layer, m: int, card: Card, load_paths: LoadPaths 
 def choose_mma_sync(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
     spec = cheapest(mma_sync_candidates(layer, m, card, load_paths))
-    if not isinstance(spec, MmaSyncSpec):
+    if spec is None:
         raise ArgumentError("target", card.target, "a target with TMA, mma.sync, and shared memory for a ring")
     return spec
 

@@ -211,6 +211,13 @@ class MmaSyncSpec(StagedTile):
         tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
         return mma_sync_cost(MmaSyncTile(*tile), m, n, k, card)
 
+    def with_weights(self, dtype: str, group_size: int, has_zeros: bool) -> None:
+        """None: where its sums are scaled goes with the groups."""
+
+    @property
+    def loads_weight_tiles(self) -> bool:
+        return False
+
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol"):

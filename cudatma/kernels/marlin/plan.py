@@ -21,11 +21,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.launch import Kernel
@@ -35,11 +32,11 @@ from cudatma.target import Target, detect
 def scale_exponent_of(w: PackedWeight, spec: AnyMarlinSpec) -> int:
     """p of 2^-p, which the kernel takes scales times. ArgumentError for a fused one in another form than the
     weight's scales allow: resolve_fused() comes first."""
-    if not isinstance(spec, WgmmaSpec) or not spec.is_fused:
+    if spec.scale_form == "none":
         return 0
-    if spec.fused != w.scale_fit.form:
+    if spec.scale_form != w.scale_fit.form:
         why = "the range of these scales decides (quantization/scale_range.py)"
-        raise ArgumentError("spec.fused", spec.fused, f"{w.scale_fit.form!r} or 'none' for this weight", why)
+        raise ArgumentError("spec.fused", spec.scale_form, f"{w.scale_fit.form!r} or 'none' for this weight", why)
     return w.scale_fit.exponent
 
 
@@ -200,7 +197,6 @@ def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -
     loads the blocks of 64 channels one by one.
     """
     depth, blocks = spec.block_k // 64, ceil_div(w.shape[0], 64)
-    deep = depth if isinstance(spec, SkinnySpec) and spec.deep_box else 1
 
     def weight(rows: int, *, half_rows: bool = False) -> TensorMap:
         return create_weight_tile_tma_desc(w.qweight, blocks, depth, rows, half_rows=half_rows, target=target)
@@ -210,13 +206,14 @@ def tensor_maps(w: PackedWeight, x: Rows, spec: AnyMarlinSpec, target: Target) -
         return create_scale_tma_desc(values, spec.scale_row, rows, whole_column=False, target=target)
 
     def weights() -> TensorMap:
-        if isinstance(spec, MmaSyncSpec):
-            return create_weight_tma_desc(w.qweight, depth, target=target)
-        return weight(spec.block_n // 64)
+        if spec.loads_weight_tiles:
+            return weight(spec.block_n // 64)
+        return create_weight_tma_desc(w.qweight, depth, target=target)
 
     def activations() -> TensorMap:
         # Each block of a cluster loads a part of the tokens for all.
-        return create_activation_tma_desc(x.as_matrix(), spec.block_m // spec.cluster, blocks=deep, target=target)
+        rows, blocks = spec.block_m // spec.cluster, spec.activation_box_blocks
+        return create_activation_tma_desc(x.as_matrix(), rows, blocks=blocks, target=target)
 
     makers = {
         "weight_map": weights,

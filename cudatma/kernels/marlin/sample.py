@@ -78,7 +78,7 @@ def skinny_sample(
 
 def _sample(
     target: Target,
-    candidates: Callable[[Layer, int, Card], Iterable[Candidate]],
+    candidates: Callable[[Layer, int, Card], Iterable[Candidate[AnyMarlinSpec]]],
     m: int,
     n: int,
     k: int,

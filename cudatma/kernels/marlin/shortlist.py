@@ -14,9 +14,6 @@ from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.choose import candidates
 from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import Target, get_target
 
@@ -24,11 +21,6 @@ from cudatma.target import Target, get_target
 _TILES = 2 / 3
 #: What is predicted to take so much longer than the first is not worth a place.
 _HOPELESS = 1.25
-_MAX_STAGES = 12
-#: (k16 steps of a commit group, outstanding groups)
-_PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
-#: (warpgroups, warpgroups_k)
-_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +54,7 @@ def shortlist(layer: Layer, m: int, card: Card, limit: int) -> list[Listed]:
 
 def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyMarlinSpec]:
     """The same tile, otherwise issued or with another ring; each fits the target."""
-    changes: list[Mapping[str, Any]] = []
-    if isinstance(spec, WgmmaSpec):
-        changes += [{"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES]
-        changes += [
-            {"warpgroups": side, "stack": spec.block_n // (64 * side), "warpgroups_k": deep}
-            for side, deep in _WARPGROUPS
-            if spec.block_n % (64 * side) == 0
-        ]
-    if isinstance(spec, SkinnySpec):
-        if layer.k % 64 == 0:
-            changes.append({"deep_box": not spec.deep_box})
-        # A ring that comes round at least once; more weights under way delay the first stage.
-        deepest = max(spec.stages, min(_MAX_STAGES, ceil_div(ceil_div(layer.k, spec.cluster_k), spec.block_k) - 1))
-        changes += [{"stages": spec.stages + more} for more in (1, -1, 2) if spec.stages + more <= deepest]
-    else:  # rings are as deep as can be
-        changes += [{"stages": spec.stages - fewer} for fewer in (1, 2)]
-    return _changed(spec, changes, target)
+    return _changed(spec, spec.variants(layer.k), target)
 
 
 def _changed(spec: AnyMarlinSpec, changes: Iterable[Mapping[str, Any]], target: Target) -> Iterator[AnyMarlinSpec]:

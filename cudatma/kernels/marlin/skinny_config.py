@@ -36,7 +36,7 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def skinny_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
+def skinny_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate[SkinnySpec]]:
     """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
     target = get_target(card.target)
     if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
@@ -161,4 +161,4 @@ def dump_specs(target: Target) -> list[SkinnySpec]:
     ]
     card = imagined_card(target, H200.multiprocessors)
     specs = (cheapest(skinny_candidates(layer, m, card)) for layer, m in cases)
-    return list(dict.fromkeys(spec for spec in specs if isinstance(spec, SkinnySpec)))
+    return list(dict.fromkeys(spec for spec in specs if spec is not None))

@@ -7,13 +7,15 @@ their sums in shared memory. The product is transposed, as in the mma.sync kerne
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.cost import Cost, SkinnyTile, skinny_cost
+from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
 from cudatma.target import Target
 
@@ -24,6 +26,8 @@ MAX_N_TILES = 8
 #: Columns of an mma.
 MMA_TOKENS = 8
 _MAX_WARPS = 16
+#: Of a ring that is worth measuring.
+_MAX_STAGES = 12
 _SCALE_ROW = 64
 #: Rows of 128 bytes, of 64 depths of a token each, after which the 128-byte swizzle begins anew.
 _SWIZZLE_ROWS = 8
@@ -190,6 +194,21 @@ class SkinnySpec(StagedTile):
     def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
         """Predicted time of an (m, n, k) problem."""
         return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k), m, n, k, card)
+
+    def check_layer(self, k: int) -> None:
+        if self.deep_box and k % 64:
+            raise ArgumentError("spec.deep_box", True, f"false: k = {k} is no multiple of 64")
+
+    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+        if k % 64 == 0:
+            yield {"deep_box": not self.deep_box}
+        # A ring that comes round at least once; more weights under way delay the first stage.
+        deepest = max(self.stages, min(_MAX_STAGES, ceil_div(ceil_div(k, self.cluster_k), self.block_k) - 1))
+        yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)
+
+    @property
+    def activation_box_blocks(self) -> int:
+        return self.block_k // 64 if self.deep_box else 1
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError
@@ -84,6 +86,39 @@ class StagedTile:
     def parameter_names(self) -> tuple[str, ...]:
         """The launch parameters in order: those that the kernel reads."""
         raise NotImplementedError
+
+    # ---- what kernels differ in, as most have it
+
+    @property
+    def scale_form(self) -> str:
+        """How the kernel's code scales weights in one multiply-add (quantization/scale_range.py), or "none"."""
+        return "none"
+
+    def in_form(self, form: str) -> Any:
+        """The spec with that ``scale_form`` where the kernel has it, else with "none"."""
+        return self
+
+    def with_weights(self, dtype: str, group_size: int, has_zeros: bool) -> Any:
+        """The same tile for weights of another kind; None where a tile says nothing of those."""
+        return replace(self, dtype=dtype, group_size=group_size, has_zeros=has_zeros)  # type: ignore[type-var]
+
+    def check_layer(self, k: int) -> None:
+        """Raises ArgumentError for a layer that the kernel cannot run."""
+
+    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+        """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings are as deep
+        as can be."""
+        yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
+
+    @property
+    def activation_box_blocks(self) -> int:
+        """64-deep blocks of activations that one load brings."""
+        return 1
+
+    @property
+    def loads_weight_tiles(self) -> bool:
+        """Whether one load brings the weights of a whole tile, and not of 64 channels."""
+        return True
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:

@@ -133,8 +133,7 @@ def parse_entry(raw: Any, target: Target) -> Entry:
     if m < 1:
         raise ArgumentError("m", m, "1 and more")
     spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
-    if isinstance(spec, SkinnySpec) and spec.deep_box and layer.k % 64:
-        raise ArgumentError("spec.deep_box", True, f"false: k = {layer.k} is no multiple of 64")
+    spec.check_layer(layer.k)
     if ceil_div(layer.k, spec.block_k) < spec.cluster_k:
         raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most the stages of k = {layer.k}")
     if not has_room(spec, spec.blocks_per_sm):

@@ -21,7 +21,6 @@ from typing import Any
 from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
 from cudatma.target import Target, get_target
@@ -78,12 +77,10 @@ def _alike(entries: Sequence[Entry], layer: Layer, m: int, target: Target) -> En
     by_layer = {one.layer: [other for other in entries if other.layer == one.layer] for one in entries}
     found = (nearest(of, m) for of in by_layer.values())
     for entry in sorted((one for one in found if one), key=lambda one: (abs(one.m - m), repr(one.layer))):
-        if isinstance(entry.spec, MmaSyncSpec):  # its ways to scale go with the groups
-            continue
         with contextlib.suppress(ArgumentError, TargetError):
-            spec: AnyMarlinSpec = replace(
-                entry.spec, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros
-            )
+            spec: AnyMarlinSpec | None = entry.spec.with_weights(layer.dtype, layer.group_size, layer.has_zeros)
+            if spec is None:
+                continue
             spec.check_target(target)
             if spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
                 return replace(entry, spec=spec)

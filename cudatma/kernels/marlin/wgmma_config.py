@@ -87,7 +87,7 @@ _FORMS = (
 )
 
 
-def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate]:
+def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate[WgmmaSpec]]:
     """Each form with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
     target = get_target(card.target)
     if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
@@ -179,7 +179,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
     ]
     cases += [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
     chosen = (cheapest(wgmma_candidates(layer, m, card)) for layer, m in cases)
-    specs += [spec for spec in chosen if isinstance(spec, WgmmaSpec)]
+    specs += [spec for spec in chosen if spec is not None]
     # Most weights have the one form; the others with tiles that differ most.
     others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *others]))

@@ -6,8 +6,9 @@ warpgroup dequantises its weights into operand A's registers; activations are op
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -30,6 +31,9 @@ _K16_PER_BLOCK = 4
 _STAGING_BYTES, _SHORT_TOKENS = 20 * KIB, 128
 #: Four take registers from each other: never the fastest of 91 layers at 13 numbers of tokens by 2 %. [H200]
 _MOST_WARPGROUPS = 3
+#: Worth measuring: (k16 steps of a commit group, outstanding groups); (warpgroups, warpgroups_k).
+_PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
+_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,17 @@ class WgmmaSpec(StagedTile):
     def allows(self, fused: str) -> bool:
         """Whether ``fused`` may be this form, as far as it does not depend on the scales' values."""
         return not self.has_zeros and self.has_stage_scales and not (self.is_bf16 and fused == "shifted")
+
+    @property
+    def scale_form(self) -> str:
+        return self.fused
+
+    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+        yield from ({"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES)
+        for side, deep in _WARPGROUPS:
+            if self.block_n % (64 * side) == 0:
+                yield {"warpgroups": side, "stack": self.block_n // (64 * side), "warpgroups_k": deep}
+        yield from StagedTile.variants(self, k)
 
     def in_form(self, fused: str) -> WgmmaSpec:
         """The spec with ``fused`` where that may be set, else with ``"none"``."""
