@@ -25,7 +25,7 @@ _TILES = 2 / 3
 #: What is predicted to take so much longer than the first is not worth a place.
 _HOPELESS = 1.25
 _MAX_STAGES = 12
-#: (k16 steps of a commit group, outstanding groups)
+#: (wgmmas of an accumulator in a commit group, outstanding groups)
 _PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
 #: (warpgroups, warpgroups_k)
 _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
@@ -64,7 +64,7 @@ def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyM
     """The same tile, otherwise issued or with another ring; each fits the target."""
     changes: list[Mapping[str, Any]] = []
     if isinstance(spec, WgmmaSpec):
-        changes += [{"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES]
+        changes += [{"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES]
         changes += [
             {"warpgroups": side, "stack": spec.block_n // (64 * side), "warpgroups_k": deep}
             for side, deep in _WARPGROUPS

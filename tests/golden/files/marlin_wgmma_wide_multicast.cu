@@ -9,8 +9,8 @@
 //   stack = 1
 //   stages = 5
 //   cluster = 2
-//   steps = 1
-//   in_flight = 3
+//   mmas_per_commit = 1
+//   commits_in_flight = 3
 //   consumer_registers = 232
 //   warpgroups_k = 1
 //   weight_policy = 'evict_normal'
@@ -75,8 +75,8 @@ constexpr u32 STAGES = 5;
 constexpr u32 CLUSTER = 2;      // blocks that work on one share, side by side in N
 constexpr u32 CLUSTER_MASK = 3;
 constexpr u32 SHARE_M = 128;      // tokens that one of them loads for all
-constexpr u32 STEPS = 1;          // 16-deep steps of a commit group
-constexpr u32 IN_FLIGHT = 3;  // groups that go on while the next one is dequantised
+constexpr u32 MMAS_PER_COMMIT = 1;          // wgmmas of an accumulator in a commit group, each 16 deep
+constexpr u32 COMMITS_IN_FLIGHT = 3;  // groups that go on while the next one is dequantised
 constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40;
@@ -518,7 +518,7 @@ __device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
     if (lane < CLUSTER) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty + 8 * slot, lane));
 }
 
-// Multiplies the stages of one piece: STEPS k16 steps are dequantised while up to IN_FLIGHT groups of wgmmas go on.
+// Multiplies the stages of one piece: MMAS_PER_COMMIT k16 slices are dequantised while up to COMMITS_IN_FLIGHT groups of wgmmas go on.
 //
 // A slot is given back in the next stage, when no wgmma that reads its activations is in flight. Its weights have then been
 // used by instructions that were issued before, so that ptxas cannot move the arrival in front of their loads.
@@ -538,21 +538,21 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
 #pragma unroll
-            for (u32 first = 0; first < 4; first += STEPS) {
-                u32 a[STEPS][STACK][4];
+            for (u32 first = 0; first < 4; first += MMAS_PER_COMMIT) {
+                u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
-                for (u32 j = 0; j < STEPS; ++j) {
+                for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
                     dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
 #pragma unroll
-                for (u32 j = 0; j < STEPS; ++j)
+                for (u32 j = 0; j < MMAS_PER_COMMIT; ++j)
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
                         wgmma_m64n256k16_f32_f16(
                             acc[s], a[j][s], activations + ((i * BLOCK_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
-                wgmma_wait_group<IN_FLIGHT>();
+                wgmma_wait_group<COMMITS_IN_FLIGHT>();
             }
             if (i == RELEASE_BLOCK && k > piece.k_begin) release(empty, previous, lane);
         }
