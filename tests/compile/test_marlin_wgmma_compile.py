@@ -52,7 +52,7 @@ def compiled(spec: WgmmaSpec) -> Kernel:
 
 def saves_one(spec: WgmmaSpec) -> bool:
     """A form that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
-    return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.steps) == (64, 256, 256, 2)
+    return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.mmas_per_commit) == (64, 256, 256, 2)
 
 
 @pytest.mark.sweep(12)
@@ -111,8 +111,8 @@ def test_what_two_forms_save_is_not_in_their_loops() -> None:
     """From the wait for a stage to the last product; with zero points of whole columns there are more of them."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    column = WgmmaSpec("float16", -1, True, 64, 256, 2, 2, 3, steps=2, in_flight=1)
-    long = WgmmaSpec("float16", -1, True, 80, 128, 2, 2, 5, steps=1, in_flight=3)
+    column = WgmmaSpec("float16", -1, True, 64, 256, 2, 2, 3, mmas_per_commit=2, commits_in_flight=1)
+    long = WgmmaSpec("float16", -1, True, 80, 128, 2, 2, 5, mmas_per_commit=1, commits_in_flight=3)
     saving = [spec for spec in SPECS if saves_one(spec)]
     assert saving
     for spec in (*saving, column, replace(column, dtype="bfloat16"), long, replace(long, dtype="bfloat16")):

@@ -84,7 +84,7 @@ def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
 
 def wgmma_kernel(folder: Path, block_k: int, in_flight: int) -> str:
     """A group of wgmmas is a 64-deep block of a stage, so that a stage of block_k has block_k / 64 groups."""
-    spec = WgmmaSpec("float16", 128, False, 64, block_k, 2, 1, 4, steps=4, in_flight=in_flight)
+    spec = WgmmaSpec("float16", 128, False, 64, block_k, 2, 1, 4, mmas_per_commit=4, commits_in_flight=in_flight)
     return disassembled(render(spec.template, spec, get_target("sm_90a")), "sm_90a", folder)
 
 

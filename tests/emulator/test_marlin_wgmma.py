@@ -33,10 +33,10 @@ CASES = {
         256,
         300,
         4,
-        spec(cluster=2, steps=1, in_flight=3, block_k=128, consumer_registers=232, group_size=64),
+        spec(cluster=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
-    "depth_divided": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, steps=1, in_flight=3)),
+    "depth_divided": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3)),
     "depth_divided_32": (21, 520, 72, 2, spec(warpgroups_k=2, block_k=256, block_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
@@ -52,13 +52,13 @@ CASES = {
         4,
         spec(warpgroups_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
-    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, steps=4, block_k=128)),
+    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, block_k=128)),
     "column_zeros": (
         9,
         512,
         136,
         2,
-        spec(group_size=-1, has_zeros=True, dtype="bfloat16", block_k=256, steps=4, in_flight=3),
+        spec(group_size=-1, has_zeros=True, dtype="bfloat16", block_k=256, mmas_per_commit=4, commits_in_flight=3),
     ),
 }
 #: Tiles of an odd number of 8 tokens: the last chunk of the result's rows is a part of one, or ends with 8 of its own.
@@ -134,7 +134,7 @@ def test_the_order_of_additions_is_fixed() -> None:
 def test_a_loop_body_of_too_few_groups_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What WgmmaSpec refuses: the next stage's weights go into registers that a wgmma in flight still reads."""
     monkeypatch.setattr(WgmmaSpec, "_check_groups", lambda _: None)
-    of = spec(steps=4, in_flight=1)
+    of = spec(mmas_per_commit=4, commits_in_flight=1)
     x, w, _ = operands(8, 256, 64, of)
     with pytest.raises(HazardError, match="wgmma_registers"):
         run_marlin(x, w, spec=of, processors=1, schedules=1)

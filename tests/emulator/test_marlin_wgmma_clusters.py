@@ -17,7 +17,7 @@ SCHEDULES = 20
 
 def spec(**fields: Any) -> WgmmaSpec:
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_k": 128, "stages": 2}
-    return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "steps": 1, "in_flight": 3, **fields})
+    return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "mmas_per_commit": 1, "commits_in_flight": 3, **fields})
 
 
 #: Parts of the depth that are even or not; tokens for each block, for some, fewer for the last; several tiles; tails.

@@ -86,7 +86,7 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
 
 #: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg.
 WGMMA = {
-    "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, steps=4, in_flight=1),
+    "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
     "wide_multicast": WgmmaSpec(
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),

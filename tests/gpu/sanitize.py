@@ -45,12 +45,15 @@ SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
     "skinny, one token": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
     "skinny, three blocks divide the depth": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
     "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
-    "multicast": (WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, steps=1, in_flight=3), 200, 712, 400),
+    "multicast": (
+        WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
+        *(200, 712, 400),
+    ),
     "multicast, 256 tokens": (
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
     "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
-    "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, steps=1, in_flight=3), 128, 712, 400),
+    "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
     "depth divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 RNG = np.random.default_rng(4)

@@ -34,7 +34,7 @@ def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: in
 
 
 def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> WgmmaSpec:
-    base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "steps": 1, "in_flight": 3}
+    base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "mmas_per_commit": 1, "commits_in_flight": 3}
     return WgmmaSpec("float16", 128, False, block_m, block_k, cluster_k=cluster_k, **(base | fields))
 
 
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
     "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),
     "wgmma_4_stack": (wgmma(72, 128, 4, stack=2), 140, 1160, 1000),
     "wgmma_8_few_tokens": (wgmma(24, 128, 8), 17, 3080, 136),
-    "wgmma_6_wide": (wgmma(128, 64, 6, warpgroups=2, steps=2, in_flight=1), 250, 1536, 264),
+    "wgmma_6_wide": (wgmma(128, 64, 6, warpgroups=2, mmas_per_commit=2, commits_in_flight=1), 250, 1536, 264),
     "wgmma_4_registers": (wgmma(96, 128, 4, warpgroups=2, stack=2, consumer_registers=232), 96, 4096, 512),
 }
 

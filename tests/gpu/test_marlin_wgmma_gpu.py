@@ -46,9 +46,11 @@ SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
 TILES = {
     "small": SMALL,
     "stack": WgmmaSpec("float16", 128, False, 48, 128, 2, 2, 4),
-    "wide": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232),
+    "wide": WgmmaSpec(
+        "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+    ),
     "wide_multicast": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
-    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, steps=1, in_flight=3),
+    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, mmas_per_commit=1, commits_in_flight=3),
     "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2),
 }
 

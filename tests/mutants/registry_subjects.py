@@ -40,7 +40,7 @@ _MMA_SYNC: dict[str, dict[str, Any]] = {
 _WGMMA: dict[str, dict[str, Any]] = {
     "plain": {"block_k": 128},
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
-    "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "steps": 1},
+    "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
     # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
     "depth_cluster": {"block_k": 128, "cluster_k": 3},

@@ -35,7 +35,7 @@ from cudatma.target import get_target
 SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, steps=1, in_flight=3)
+WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
 SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
 MMA_SYNC = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
 

@@ -26,7 +26,7 @@ from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
 LAYER = Layer(4096, 4096, 128, False, "float16")
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, steps=1, in_flight=3)
+WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
 SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
 TABLE = tuning.SHIPPED
 
@@ -159,7 +159,7 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
 
-FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, steps=1, in_flight=1)
+FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, mmas_per_commit=1, commits_in_flight=1)
 FOR_TWO = SkinnySpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
 SCALED_SUMS = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
 

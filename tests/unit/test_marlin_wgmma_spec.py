@@ -26,14 +26,16 @@ from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
 BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
-WIDE = WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232)
+WIDE = WgmmaSpec(
+    "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+)
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> WgmmaSpec:
     """Any spec that its own rules allow."""
     stack = draw(st.integers(1, 2))
-    steps, in_flight = draw(st.sampled_from(((1, 3), (2, 1), (1, 1))))
+    mmas_per_commit, commits_in_flight = draw(st.sampled_from(((1, 3), (2, 1), (1, 1))))
     try:
         return WgmmaSpec(
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
@@ -45,8 +47,8 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
             stack=stack,
             stages=draw(st.integers(2, 16)),
             cluster=draw(st.integers(1, 2)),
-            steps=steps,
-            in_flight=in_flight,
+            mmas_per_commit=mmas_per_commit,
+            commits_in_flight=commits_in_flight,
             consumer_registers=draw(st.sampled_from((0, 0, 152, 232))),
             warpgroups_k=draw(st.sampled_from((1, 2))),
         )
@@ -65,9 +67,9 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("warpgroups_k", 3),
         ("stack", 3),
         ("cluster", 4),
-        ("steps", 3),
-        ("in_flight", 0),
-        ("in_flight", 2),
+        ("mmas_per_commit", 3),
+        ("commits_in_flight", 0),
+        ("commits_in_flight", 2),
         ("consumer_registers", 236),
         ("weight_policy", "evict_last"),
         ("fused", "somehow"),
@@ -95,7 +97,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
         ({"warpgroups": 2, "warpgroups_k": 2}, "warpgroups * warpgroups_k", "at most 3"),
         ({"block_k": 64, "warpgroups": 1, "warpgroups_k": 2}, "warpgroups_k", "64-deep"),
-        ({"warpgroups": 1, "warpgroups_k": 2, "in_flight": 3}, "in_flight", "a stage is 2 groups"),
+        ({"warpgroups": 1, "warpgroups_k": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
         ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
         ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
@@ -103,9 +105,9 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"warpgroups": 3, "consumer_registers": 160}, "consumer_registers", "waits for ever"),
         ({"block_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
-        ({"block_k": 64, "steps": 4}, "in_flight", "a stage is 1 groups"),
-        ({"block_k": 64, "steps": 2, "in_flight": 3}, "in_flight", "a stage is 2 groups"),
-        ({"block_k": 128, "steps": 4, "in_flight": 3}, "in_flight", "deeper stage"),
+        ({"block_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
+        ({"block_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
+        ({"block_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "deeper stage"),
         ({"cluster_k": 2, "cluster": 2}, "cluster_k", "share activations, or divide the depth"),
     ],
 )
@@ -133,18 +135,19 @@ def test_the_registers_that_setmaxnreg_hands_out_are_there(spec: WgmmaSpec) -> N
 
 @given(specs())
 def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
-    """A model of the loop: groups are committed in order, and all but the last in_flight are complete behind a wait."""
+    """A model of the loop: groups are committed in order, and all but the last
+    commits_in_flight are complete after a wait."""
     committed: list[int] = []
     for stage in range(3):
         for block in range(spec.k64_per_warpgroup):
-            committed += [stage] * (4 // spec.steps)
-            running = committed[len(committed) - spec.in_flight :]
+            committed += [stage] * (4 // spec.mmas_per_commit)
+            running = committed[len(committed) - spec.commits_in_flight :]
             if block == spec.release_block:
                 assert stage - 1 not in running
                 break
         else:
             pytest.fail("the slot is never given back")
-        committed += [stage] * (4 // spec.steps) * (spec.k64_per_warpgroup - 1 - spec.release_block)
+        committed += [stage] * (4 // spec.mmas_per_commit) * (spec.k64_per_warpgroup - 1 - spec.release_block)
 
 
 @given(specs())
@@ -241,8 +244,8 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"warpgroups": 3},
         {"warpgroups": 1, "warpgroups_k": 2},
         {"cluster": 2},
-        {"steps": 1},
-        {"in_flight": 3},
+        {"mmas_per_commit": 1},
+        {"commits_in_flight": 3},
         {"consumer_registers": 232},
         {"weight_policy": "evict_normal"},
         {"cluster_k": 2},
@@ -308,7 +311,10 @@ def test_dump_specs_hold_every_form_of_the_list() -> None:
     dumped = dump_specs(SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
     fields = ("block_k", "stack", "cluster", "warpgroups", "warpgroups_k")
-    found = {(spec.block_m, *(getattr(spec, field) for field in fields), spec.steps, spec.in_flight) for spec in dumped}
+    found = {
+        (spec.block_m, *(getattr(spec, field) for field in fields), spec.mmas_per_commit, spec.commits_in_flight)
+        for spec in dumped
+    }
     wanted = {
         (size, *(getattr(form, field) for field in fields), *form.pipeline(size))
         for form in wgmma_config._FORMS

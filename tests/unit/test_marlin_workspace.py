@@ -174,7 +174,9 @@ def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: Layer, m: int, t
 
 
 def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
-    spec = WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, steps=1, in_flight=3, consumer_registers=232)
+    spec = WgmmaSpec(
+        "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+    )
     plan = schedule(spec, 600, 4096, 4096, PROCESSORS, eager=True)
     assert plan.partial_blocks > 0
     sizes.require_room(spec, plan)

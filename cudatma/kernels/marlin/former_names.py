@@ -10,6 +10,8 @@ KERNELS = {"strip": "skinny", "portable": "mma_sync"}
 SPEC_FIELDS = {
     "strips": "n_tiles",
     "blocks_k": "cluster_k",
+    "steps": "mmas_per_commit",
+    "in_flight": "commits_in_flight",
     "warps_k": "slice_k",
     "feed_weight": "weight_load_path",
     "feed_scale": "scale_load_path",

@@ -49,8 +49,8 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaS
         warpgroups=warpgroups,
         stack=1,
         stages=2,
-        steps=1,
-        in_flight=3,
+        mmas_per_commit=1,
+        commits_in_flight=3,
         consumer_registers=232 if warpgroups * block_m == 512 else 0,
         weight_policy=weight_policy(m, block_m),
     )

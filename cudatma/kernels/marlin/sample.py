@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import Card, imagined_card
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import schedule

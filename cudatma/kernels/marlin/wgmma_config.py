@@ -36,7 +36,8 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 @dataclass(frozen=True, slots=True)
 class _Form:
     """Fields of WgmmaSpec that go with any number of tokens from ``least`` to ``most``. stages: at most, fewer where
-    shared memory does not hold them. few: (steps, in_flight) of tiles of few tokens, where not ``many``."""
+    shared memory does not hold them. few: (mmas_per_commit, commits_in_flight) of tiles of few tokens, where
+    not ``many``."""
 
     block_k: int
     warpgroups: int
@@ -54,7 +55,7 @@ class _Form:
         return 64 * self.warpgroups * self.stack
 
     def pipeline(self, block_m: int) -> tuple[int, int]:
-        """(steps, in_flight)"""
+        """(mmas_per_commit, commits_in_flight)"""
         return self.few if self.few and block_m <= _FEW_TOKENS else self.many
 
     def sizes(self, m: int) -> list[int]:
@@ -125,7 +126,7 @@ def _built(
 
 def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if form.stack == 1 else _STACKED_ACCUMULATORS
-    steps, in_flight = form.pipeline(block_m)
+    mmas_per_commit, commits_in_flight = form.pipeline(block_m)
     makes_room = form.warpgroups > 1 and form.stack * block_m // 2 > plain  # one warpgroup has them anyway
     return WgmmaSpec(
         dtype=layer.dtype,
@@ -138,8 +139,8 @@ def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
         stack=form.stack,
         stages=form.stages,
         cluster=form.cluster,
-        steps=steps,
-        in_flight=in_flight,
+        mmas_per_commit=mmas_per_commit,
+        commits_in_flight=commits_in_flight,
         consumer_registers=_REGISTERS if makes_room else 0,
         # Weights that several token tiles read should stay in L2.
         weight_policy=weight_policy(m, block_m),

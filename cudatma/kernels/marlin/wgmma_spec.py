@@ -31,7 +31,7 @@ _K16_PER_BLOCK = 4
 _STAGING_BYTES, _SHORT_TOKENS = 20 * KIB, 128
 #: Four take registers from each other: never the fastest of 91 layers at 13 numbers of tokens by 2 %. [H200]
 _MOST_WARPGROUPS = 3
-#: Worth measuring: (k16 steps of a commit group, outstanding groups); (warpgroups, warpgroups_k).
+#: Worth measuring: (wgmmas of a commit group, outstanding groups); (warpgroups, warpgroups_k).
 _PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
 _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
@@ -46,8 +46,8 @@ class WgmmaSpec(StagedTile):
     warpgroups_k: that share those channels and divide each stage's depth; their sums meet in shared memory.
     stages: depth of the ring.
     cluster: blocks side by side in N that share their activations: each loads 1 / cluster of them for all.
-    steps: 16-deep steps that a commit group of wgmmas takes.
-    in_flight: groups that go on while the next one is dequantised.
+    mmas_per_commit: wgmmas of each accumulator in a commit group, each 16 deep.
+    commits_in_flight: groups that go on while the next one is dequantised.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
     fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
@@ -65,8 +65,8 @@ class WgmmaSpec(StagedTile):
     stack: int
     stages: int
     cluster: int = 1
-    steps: int = 2
-    in_flight: int = 1
+    mmas_per_commit: int = 2
+    commits_in_flight: int = 1
     consumer_registers: int = 0
     warpgroups_k: int = 1
     weight_policy: str = "evict_first"
@@ -91,8 +91,8 @@ class WgmmaSpec(StagedTile):
             "warpgroups_k": (1, 2),
             "stack": (1, 2),
             "cluster": (1, 2),
-            "steps": (1, 2, 4),
-            "in_flight": (1, 3),
+            "mmas_per_commit": (1, 2, 4),
+            "commits_in_flight": (1, 3),
             "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
             "weight_policy": ("evict_first", "evict_normal"),
             "fused": ("none", *FORMS),
@@ -134,10 +134,10 @@ class WgmmaSpec(StagedTile):
             why = "each warpgroup takes whole 64-deep blocks"
             raise ArgumentError("warpgroups_k", self.warpgroups_k, f"at most block_k / 64 = {self.block_k // 64}", why)
         groups = self.k64_per_warpgroup * self.groups_per_block
-        if groups < self.in_flight + 1:
-            remedy = "take a deeper stage or fewer steps a group, or keep fewer groups in flight"
+        if groups < self.commits_in_flight + 1:
+            remedy = "take a deeper stage or fewer wgmmas a group, or keep fewer groups in flight"
             raise ArgumentError(
-                "in_flight", self.in_flight, f"at most {groups - 1}: a stage is {groups} groups", remedy
+                "commits_in_flight", self.commits_in_flight, f"at most {groups - 1}: a stage is {groups} groups", remedy
             )
 
     def _check_registers(self) -> None:
@@ -182,7 +182,7 @@ class WgmmaSpec(StagedTile):
         return self.fused
 
     def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
-        yield from ({"steps": steps, "in_flight": groups} for steps, groups in _PIPELINES)
+        yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
         for side, deep in _WARPGROUPS:
             if self.block_n % (64 * side) == 0:
                 yield {"warpgroups": side, "stack": self.block_n // (64 * side), "warpgroups_k": deep}
@@ -208,7 +208,7 @@ class WgmmaSpec(StagedTile):
         fused = {"none": "", "as_stored": "_fused", "shifted": "_shifted"}[self.fused]
         depth = f"_k{self.warpgroups_k}" if self.warpgroups_k > 1 else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}{depth}"
-        ring = f"s{self.stages}_g{self.steps}{self.in_flight}"
+        ring = f"s{self.stages}_g{self.mmas_per_commit}{self.commits_in_flight}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
@@ -255,12 +255,12 @@ class WgmmaSpec(StagedTile):
     @property
     def groups_per_block(self) -> int:
         """Commit groups of a 64-deep block."""
-        return _K16_PER_BLOCK // self.steps
+        return _K16_PER_BLOCK // self.mmas_per_commit
 
     @property
     def release_block(self) -> int:
         """After which 64-deep block of a stage the slot before it is free: those in flight are then of this stage."""
-        return max(0, -(-self.in_flight // self.groups_per_block) - 1)
+        return max(0, -(-self.commits_in_flight // self.groups_per_block) - 1)
 
     @property
     def share_m(self) -> int:

@@ -103,10 +103,11 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;       // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
+    // By the tiles of a raster group; by its token tiles, and by those of the last one.
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -277,7 +278,7 @@ __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 
 }
 
 __device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
-                                           u32 lane) {
+                                               u32 lane) {
     float4* sums = partial_sums(partials, slot, warp_tile, lane);
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c)
@@ -292,7 +293,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, float4* 
 // The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
 // arrive in: the result is the same bits every time. It clears the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                        u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
+                                       u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
     u32 last = share;   // the last share with a part of this tile
     while (units_missing > 0) {
         ++last;
@@ -406,7 +407,7 @@ __device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
     return channel0 / 64 * 64 + 8 * (lane >> 2) + 2 * (channel0 % 64 / 16);
 }
 
-// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
@@ -418,9 +419,9 @@ struct SlotAddresses {
         const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
         // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
         activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
-                           threadIdx.x % 32);
+                                       threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                       warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
+                                   warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
         scales = zeros = 0;
     }
 };

@@ -47,11 +47,11 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 16;      // tokens of a block (columns of the mma)
-constexpr u32 N_TILES = 3;        // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 N_TILES = 3;      // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 256;      // depth of one stage
 constexpr u32 SLICE_K = 2;      // warps that work on the same N tile and divide each stage's depth
-constexpr u32 CLUSTER_K = 2;        // blocks of the cluster, which work on the same channels and divide the depth
+constexpr u32 CLUSTER_K = 2;  // blocks of the cluster, which work on the same channels and divide the depth
 constexpr u32 COLUMN_BYTES = 2048;   // sums of an N tile
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 6;
@@ -102,10 +102,11 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;       // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
+    // By the tiles of a raster group; by its token tiles, and by those of the last one.
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -195,7 +196,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
 // ---- Consumer: one warp, its N tile, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
-// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
@@ -213,7 +214,8 @@ struct SlotAddresses {
         const bool in_half_row = position == N_TILES - 1;
         block_bytes = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         const u32 upper = in_half_row ? 0 : position % 2 * HALF_BLOCK_BYTES;
-        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
+        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes +
+                                   lane * 16);
         const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + (n_tile / 2 - n_tiles.first_row) * 64 + place_in_row(n_tile, lane);
         scales = keep_in_register(smem + SCALES + at * 2);
         zeros = keep_in_register(smem + ZEROS + at);

@@ -35,7 +35,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 
 // ---- The problem's types and the tile, as named constants -----------------------------------------------------------
 constexpr u32 BLOCK_M = 8;      // tokens of a block (columns of the mma)
-constexpr u32 N_TILES = 2;        // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
+constexpr u32 N_TILES = 2;      // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
 constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
 constexpr u32 BLOCK_K = 512;      // depth of one stage
 constexpr u32 SLICE_K = 1;      // warps that work on the same N tile and divide each stage's depth
@@ -86,10 +86,11 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;       // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
+    // By the tiles of a raster group; by its token tiles, and by those of the last one.
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -188,7 +189,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps&
 // ---- Consumer: one warp, its N tile, a part of each stage's depth ---------------------------------------------------
 typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
 
-// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
@@ -205,7 +206,8 @@ struct SlotAddresses {
         activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
         block_bytes = K64_BLOCK_BYTES;
         const u32 upper = position % 2 * HALF_BLOCK_BYTES;
-        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes + lane * 16);
+        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes +
+                                   lane * 16);
         scales = zeros = 0;
     }
 

@@ -9,8 +9,8 @@
 //   stack = 1
 //   stages = 5
 //   cluster = 2
-//   steps = 1
-//   in_flight = 3
+//   mmas_per_commit = 1
+//   commits_in_flight = 3
 //   consumer_registers = 232
 //   warpgroups_k = 1
 //   weight_policy = 'evict_normal'
@@ -75,8 +75,8 @@ constexpr u32 STAGES = 5;
 constexpr u32 CLUSTER = 2;      // blocks that work on one share, side by side in N
 constexpr u32 CLUSTER_MASK = 3;
 constexpr u32 SHARE_M = 128;      // tokens that one of them loads for all
-constexpr u32 STEPS = 1;          // 16-deep steps of a commit group
-constexpr u32 IN_FLIGHT = 3;  // groups that go on while the next one is dequantised
+constexpr u32 MMAS_PER_COMMIT = 1;      // wgmmas of an accumulator in a commit group, each 16 deep
+constexpr u32 COMMITS_IN_FLIGHT = 3;  // groups that go on while the next one is dequantised
 constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40;
@@ -134,10 +134,11 @@ struct Problem {
     u32 stream_extra;          // ... and the number of shares that take one more
     u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
     u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 prefetch_stages;          // stages whose weights a dependent launch asks for before it waits for the kernel before it
+    u32 prefetch_stages;       // stages whose weights a dependent launch asks for before it waits for the kernel before it
     u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
     float scale_back;          // 2^p: what their sums are multiplied by
-    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;   // the tiles of a raster group; its token tiles; those of the last one
+    // By the tiles of a raster group; by its token tiles, and by those of the last one.
+    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;
     u32 padding;
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
@@ -303,7 +304,7 @@ __device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 
 }
 
 __device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
-                                           u32 lane) {
+                                               u32 lane) {
     float4* sums = partial_sums(partials, slot, warp_tile, lane);
 #pragma unroll
     for (u32 c = 0; c < C_GROUPS; ++c)
@@ -318,7 +319,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, float4* 
 // The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
 // arrive in: the result is the same bits every time. It clears the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                        u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
+                                       u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
     u32 last = share;   // the last share with a part of this tile
     while (units_missing > 0) {
         ++last;
@@ -471,7 +472,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], cons
         : "memory");
 }
 
-// Through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
@@ -518,7 +519,8 @@ __device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
     if (lane < CLUSTER) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty + 8 * slot, lane));
 }
 
-// Multiplies the stages of one piece: STEPS k16 steps are dequantised while up to IN_FLIGHT groups of wgmmas go on.
+// Multiplies the stages of one piece: MMAS_PER_COMMIT k16 slices are dequantised while up to COMMITS_IN_FLIGHT groups of wgmmas
+// go on.
 //
 // A slot is given back in the next stage, when no wgmma that reads its activations is in flight. Its weights have then been
 // used by instructions that were issued before, so that ptxas cannot move the arrival in front of their loads.
@@ -538,21 +540,21 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
         for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
             if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
 #pragma unroll
-            for (u32 first = 0; first < 4; first += STEPS) {
-                u32 a[STEPS][STACK][4];
+            for (u32 first = 0; first < 4; first += MMAS_PER_COMMIT) {
+                u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
-                for (u32 j = 0; j < STEPS; ++j) {
+                for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
                     dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
 #pragma unroll
-                for (u32 j = 0; j < STEPS; ++j)
+                for (u32 j = 0; j < MMAS_PER_COMMIT; ++j)
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
                         wgmma_m64n256k16_f32_f16(
                             acc[s], a[j][s], activations + ((i * BLOCK_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
-                wgmma_wait_group<IN_FLIGHT>();
+                wgmma_wait_group<COMMITS_IN_FLIGHT>();
             }
             if (i == RELEASE_BLOCK && k > piece.k_begin) release(empty, previous, lane);
         }

@@ -61,16 +61,17 @@ __device__ __forceinline__ void turn(u32 from, u32 row, u32 to, u32 column, u32 
         stmatrix_x4(chunk_at(to, column + 16 * x + written_row, part), out);
     }
 }
-// Where a tile stands: raster groups of RASTER_GROUP rows of tiles, in each of them column by column, so that blocks that run together
-// cover about a square of the matrix and use all of the DRAM pages that they open, when they read and when they write.
+// Where a tile stands: raster groups of RASTER_GROUP rows of tiles, in each of them column by column. Blocks that run together
+// then cover about a square of the matrix and use all of the DRAM pages that they open, when they read and when they write.
 struct Place {
     int x, y, z;
 };
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
-    const u32 raster_group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
-    const u32 height = min(static_cast<u32>(RASTER_GROUP), tiles_y - raster_group * RASTER_GROUP);
-    return {static_cast<int>(rest / height), static_cast<int>(raster_group * RASTER_GROUP + rest % height), static_cast<int>(tile / plane)};
+    const u32 group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
+    const u32 height = min(static_cast<u32>(RASTER_GROUP), tiles_y - group * RASTER_GROUP);
+    return {static_cast<int>(rest / height), static_cast<int>(group * RASTER_GROUP + rest % height),
+            static_cast<int>(tile / plane)};
 }
 
 // destination[z][x][y] = source[z][y][x], tile by tile; a block takes every gridDim.x-th tile. The last warp's first lane
