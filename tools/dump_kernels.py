@@ -15,10 +15,17 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from cudatma.build.kernel import default_target
-from cudatma.errors import ArgumentError, CompileError, counted
+from cudatma.build.prebuild import each, usable_cores
+from cudatma.errors import ArgumentError, CompileError, CudaTmaError, counted
+from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
@@ -27,10 +34,11 @@ from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
 EXAMPLES = """examples:
-  cudatma dump --list                                     every kernel, and its specs for each target
-  cudatma dump marlin_mma_sync --target sm_120a --out out          all representative specs of one kernel
-  cudatma dump all --target sm_90a --target sm_120a       every kernel for two architectures
-  cudatma dump marlin_mma_sync --target sm_90a --config stages=3   the same specs with a field changed
+  cudatma dump --list                                       every kernel, and its specs for each target
+  cudatma dump marlin --target sm_120a --out out            all representative specs of the Marlin kernels
+  cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
+  cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
+  cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes
 """
 
 
@@ -130,6 +138,45 @@ def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> R
     return report
 
 
+def entries_of(name: str) -> list[KernelEntry]:
+    """A kernel, those of the family "marlin", or "all". Raises ArgumentError."""
+    if name == "all":
+        return list(REGISTRY.values())
+    return [e for e in REGISTRY.values() if name == "marlin" and e.name.startswith("marlin_")] or [kernel(name)]
+
+
+def marlin_job(m: int, n: int, k: int, group_size: int, dtype: str, target: Target) -> Job:
+    """The kernel that marlin_gemm runs for these sizes and symmetric weights. Raises ArgumentError."""
+    decision = marlin_explain(Layer(k, n, group_size, False, dtype), m, target=target).decision
+    entry = next(entry for entry in REGISTRY.values() if entry.template == decision.spec.template)
+    return Job(f"{decision.spec.entry}_{target.name}", entry, decision.spec, target)
+
+
+def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, debug: bool) -> list[Report]:
+    """dump() of all jobs by several processes, with a progress bar; the reports in the order of the jobs. What fails is
+    raised when the others are done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    done: dict[str, Report | CudaTmaError] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("", total=len(jobs))
+        for job, result in each(partial(_attempt, folder=folder, sass=sass, debug=debug), jobs, processes):
+            done[job.name] = result
+            progress.advance(bar)
+    results = [done[job.name] for job in jobs]
+    for result in results:
+        if isinstance(result, CudaTmaError):
+            raise result
+    return [result for result in results if isinstance(result, Report)]
+
+
+def _attempt(job: Job, folder: Path, sass: bool, debug: bool) -> Report | CudaTmaError:
+    try:
+        return dump(job, folder, sass=sass, debug=debug)
+    except CudaTmaError as error:
+        return error
+
+
 def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
@@ -164,7 +211,7 @@ def _print_summary(report: Report, folder: Path) -> None:
 
 def _parser() -> Parser:
     parser = Parser("cudatma dump", __doc__, EXAMPLES)
-    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, or all")
+    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, marlin (its three kernels), or all")
     add = parser.add_argument
     add(
         "--target",
@@ -174,6 +221,12 @@ def _parser() -> Parser:
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
+    sizes = parser.add_argument_group("the kernel of a problem", "with --m, --n and --k: of `cudatma dump marlin`")
+    for name, what in (("--m", "rows of x"), ("--n", "columns of the weight"), ("--k", "rows of the weight")):
+        sizes.add_argument(name, type=int, metavar="SIZE", help=what)
+    sizes.add_argument("--group-size", type=int, default=128, metavar="SIZE", help="32, 64, 128 or -1 (default: 128)")
+    sizes.add_argument("--dtype", default="float16", help="float16 or bfloat16 (default: float16)")
+    add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their specs, compile nothing")
@@ -192,18 +245,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.kernel is None:
         raise ArgumentError("kernel", "none", f"{', '.join(REGISTRY)}, or all", "--list shows them with their specs")
-    entries = list(REGISTRY.values()) if options.kernel == "all" else [kernel(options.kernel)]
+    entries = entries_of(options.kernel)
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     config = parse_config(options.config)
+    sizes = (options.m, options.n, options.k)
+    if any(sizes):
+        if None in sizes or options.kernel != "marlin" or config:
+            raise ArgumentError("sizes", f"{options.kernel}, M, N, K = {sizes}", "marlin, all three, and no --config")
+        jobs = [marlin_job(*sizes, options.group_size, options.dtype, target) for target in targets]
+    else:
+        jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError("--out", str(options.out), "a folder that can be written", str(error)) from error
-    reports = []
-    for job in (job for target in targets for entry in entries for job in jobs_for(entry, target, config)):
-        reports.append(dump(job, options.out, sass=not options.no_sass, debug=options.debug))
-        if not options.json:
-            _print_summary(reports[-1], options.out)
+    reports = dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug)
+    for report in () if options.json else reports:
+        _print_summary(report, options.out)
     if options.json:
         print(json.dumps([report.as_dict() for report in reports], indent=2))
     return 0

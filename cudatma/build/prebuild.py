@@ -1,4 +1,4 @@
-"""Many kernels compiled into the artifact cache at once, by processes beside this one.
+"""Many kernels compiled at once, by several new processes; into the artifact cache, or wherever a caller puts them.
 
 NVRTC compiles one kernel at a time in a process, whatever its threads do. The workers are started anew, not forked: a
 CUDA context of this process is not theirs.
@@ -14,14 +14,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.target import Target, get_target
 
 Tell = Callable[[Any, CompileError | None], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def usable_cores() -> int:
@@ -37,20 +40,31 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
     On KeyboardInterrupt nothing more is begun, and what is under way is finished. Raises ArgumentError (jobs),
     CompileError where a process dies, and what load_kernel() does, save for the compiler's refusals.
     """
+    chosen = get_target(target)
+    for (_, spec), refusal in each(partial(_refusal, target=chosen.name), dict.fromkeys(orders), jobs):
+        tell(spec, refusal)
+
+
+def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
+    """(item, do(item)) as each is done, in any order, by so many new processes; 1: by this one, in order.
+
+    do, items and results are pickled. Raises ArgumentError (jobs), CompileError where a process dies, and what ``do``
+    raises.
+    """
     if jobs < 1:
         raise ArgumentError("jobs", jobs, "1 and up")
-    wanted, chosen = list(dict.fromkeys(orders)), get_target(target)
+    wanted = list(items)
     if jobs == 1 or not wanted:
-        for template, spec in wanted:
-            tell(spec, _refusal(template, spec, chosen.name))
+        for item in wanted:
+            yield item, do(item)
         return
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=spawn, initializer=_end_with_parent)
     try:
         with _deaf_children(), _no_main_file():
-            under_way = {pool.submit(_refusal, template, spec, chosen.name): spec for template, spec in wanted}
+            under_way = {pool.submit(do, item): item for item in wanted}
         for future in as_completed(under_way):
-            tell(under_way[future], future.result())
+            yield under_way[future], future.result()
     except BrokenExecutor as error:
         message = f"one of {jobs} processes that compile died, maybe for want of memory; take fewer"
         raise CompileError(message) from error
@@ -58,8 +72,9 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _refusal(template: str, spec: Any, target: str) -> CompileError | None:
+def _refusal(order: tuple[str, Any], target: str) -> CompileError | None:
     """Compile one kernel, or find it in the cache."""
+    template, spec = order
     try:
         load_kernel(template, spec, target)
     except CompileError as error:

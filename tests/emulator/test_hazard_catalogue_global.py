@@ -368,6 +368,23 @@ extern "C" __global__ void k(u32* data) {
 }
 """
 
+# All lanes issue the store, each waits for its own: the bytes are the same (CUTLASS's epilogues store so).
+WARP_STORE = """
+extern "C" __global__ void k(u32* data) {
+    __shared__ alignas(128) u32 box[64];
+    box[threadIdx.x] = threadIdx.x; box[threadIdx.x + 32] = 7;
+    FENCE_ASYNC_SHARED();
+    __syncwarp();
+#ifdef DIFFERENT
+    BULK_STORE(data, ADDRESS(box) + 128 * (threadIdx.x & 1), 128);   //! DIFFERENT
+#else
+    BULK_STORE(data, ADDRESS(box), 128);
+#endif
+    COMMIT();
+    WAIT_ALL(0);
+}
+"""
+
 TMA_ADDS = """
 extern "C" __global__ void k(const __grid_constant__ Map map) {
     __shared__ alignas(128) u32 box[8][32];
@@ -470,14 +487,18 @@ extern "C" __global__ void k(const __grid_constant__ Map given, Map* made, const
     PUBLISH(made, map);
     if (threadIdx.x == 0) { EXPECT(first, 1024); TMA_LOAD(ADDRESS(box[0]), made, first, 0, 0); }
     __syncwarp();
-#ifndef IN_FLIGHT
+#ifdef COMMITTED
+    if (threadIdx.x == 0) { COMMIT(); WAIT_READ(0); }
+#elif defined(UNCOMMITTED)
+    if (threadIdx.x == 0) WAIT_READ(0);
+#elif !defined(IN_FLIGHT)
     WAIT(first, 0);
 #endif
     if (threadIdx.x == 0)
         asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
                      :: "r"(map), "l"(other) : "memory");
     __syncwarp();
-    PUBLISH(made, map);   //! IN_FLIGHT
+    PUBLISH(made, map);   //! IN_FLIGHT UNCOMMITTED
     if (threadIdx.x == 0) { EXPECT(second, 1024); TMA_LOAD(ADDRESS(box[1]), made, second, 0, 0); }
     __syncwarp();
     WAIT(first, 0);
@@ -608,7 +629,15 @@ CASES = [
         64,
         options={"produced_by_previous": (1,)},
     ),
-    Case("a map that is edited again", EDITED_MAP, {"IN_FLIGHT": "tensor_map_in_use"}, edited_map, 1, 32),
+    Case(
+        "a map that is edited again",
+        EDITED_MAP,
+        dict.fromkeys(("IN_FLIGHT", "UNCOMMITTED"), "tensor_map_in_use"),
+        edited_map,
+        1,
+        32,
+    ),
+    Case("a store that a whole warp issues", WARP_STORE, {"DIFFERENT": "write_race"}, nothing(64)),
 ]
 
 
@@ -623,7 +652,9 @@ def test_the_bug_is_reported(case: Case, bug: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "variant"), [(CASES[0], "ATOMIC"), (CASES[8], "WHOLE"), (CASES[14], "ONE_THREAD")], ids=names
+    ("case", "variant"),
+    [(CASES[0], "ATOMIC"), (CASES[8], "WHOLE"), (CASES[14], "ONE_THREAD"), (CASES[-2], "COMMITTED")],
+    ids=names,
 )
 def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
     report, is_right = case.run(variant, schedules=20)

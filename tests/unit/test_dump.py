@@ -11,6 +11,8 @@ import pytest
 
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
+from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.layer import Layer
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 from tools import dump_kernels
@@ -65,6 +67,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(SOURCE, spec, target, is_source=True) if template == "tiny" else real(template, spec, target)
 
     monkeypatch.setattr(render_module, "render", render)
+    monkeypatch.setattr(dump_kernels, "usable_cores", lambda: 1)  # other processes would not know this kernel
     monkeypatch.setitem(REGISTRY, "tiny", KernelEntry("tiny", "tiny", f"{__name__}:tiny_specs", "a small kernel"))
 
 
@@ -120,7 +123,7 @@ def test_a_source_that_does_not_compile_is_left_to_be_read(tmp_path: Path, monke
         dump_kernels.main(["tiny", "--target", "sm_90a", "--out", str(tmp_path)])
     assert "no_such" in caught.value.log
     assert caught.value.folder == str(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny_64_sm_90a.cu"]
+    assert "tiny_64_sm_90a.cu" in {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_missing_disassembler_is_noted(
@@ -151,3 +154,26 @@ def test_the_registry_names_what_it_has() -> None:
     assert all(name == entry.name for name, entry in REGISTRY.items())
     with pytest.raises(ArgumentError, match="marlin"):
         kernel("no_such_kernel")
+
+
+def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["marlin", "--target", "sm_90a", "--m", "16", "--n", "1024", "--k", "4096", "--no-sass", "--json"]
+    assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    spec = marlin_explain(Layer(4096, 1024, 128, False, "float16"), 16, target="sm_90a").spec
+    assert report["name"] == f"{spec.entry}_sm_90a"
+    assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["marlin", "--m", "16"], ["tiny", "--m", "1", "--n", "1", "--k", "1"]])
+def test_sizes_that_name_no_problem(arguments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="marlin, all three"):
+        dump_kernels.main([*arguments, "--target", "sm_90a", "--out", str(tmp_path)])
+
+
+def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["transpose", "--target", "sm_90a", "--no-sass", "--jobs", "2", "--json", "--out", str(tmp_path)]
+    assert dump_kernels.main(arguments) == 0
+    names = [report["name"] for report in json.loads(capsys.readouterr().out)]
+    assert names == [job.name for job in dump_kernels.jobs_for(REGISTRY["transpose"], get_target("sm_90a"), {})]
+    assert len(names) > 1

@@ -137,10 +137,17 @@ def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operatio
         reduce_into(place, data, operation, kind)
 
     observer = w.block.cluster.observer
-    if observer is not None:
+    if observer is not None and (operation or is_first(w, (at, to, source, size))):
         until = observer.store_until(w, lane, group)
         observer.globals.async_write(w, at, region, chunks_of(target, size), CHUNK, until, bool(operation))
     store_later(w, at, lane, block, chunks, lambda: block.shared.data[offset : offset + size].copy(), write, group)
+
+
+def is_first(w: Warp, store: tuple[int, ...]) -> bool:
+    """False where a lower lane issues the same store in this execution of the instruction: the bytes are the same."""
+    issued = (*store, w.launch.scheduler.steps)
+    last, w.async_state["stored"] = w.async_state.get("stored"), issued
+    return last != issued
 
 
 def store_later(

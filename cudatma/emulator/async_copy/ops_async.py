@@ -205,7 +205,7 @@ def _tensor(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     _lane_loop(e)
     e.line(
         f"tensor.load(w, {e.at}, {address}, {coords}, {offsets}, int({to}[lane]), int({bar}[lane]), {multicast}, "
-        f"{mode!r})"
+        f"{mode!r}, lane)"
     )
     e.indent -= 1
 

@@ -63,11 +63,11 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
     return spec
 
 
-def _map_in_use(w: Warp, address: int, until: tuple[int, int]) -> None:
-    """Tell the hazard layer how long a copy uses a tensor map that lies in global memory."""
+def _map_in_use(w: Warp, address: int, *until: tuple[int, int]) -> None:
+    """Tell the hazard layer how long a copy uses a tensor map that lies in global memory: until one of these."""
     region, observer = w.launch.memory.find(address), w.block.cluster.observer
     if region is not None and observer is not None:
-        observer.globals.map_in_use(w, region, address - region.base, until)
+        observer.globals.map_in_use(w, region, address - region.base, *until)
 
 
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
@@ -120,6 +120,7 @@ def load(
     bar: int,
     multicast: int | None,
     mode: str,
+    lane: int = 0,
 ) -> None:
     """Global to shared memory; each destination's barrier gets the box's own bytes."""
     spec = _map_at(w, at, map_address)
@@ -141,7 +142,9 @@ def load(
             chunks = index * CHUNK
             written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
             observer.swizzled(block, chunks, spec.swizzle, address & LOW)
-            _map_in_use(w, map_address, observer.load_until(barrier))
+            # cp.async.bulk.wait_group.read covers reads of the tensor map; CUTLASS edits a map after it.
+            read = observer.read_until(w, lane, groups.queue(w, lane).open)
+            _map_in_use(w, map_address, observer.load_until(barrier), read)
             if region is not None and region.shadow is not None:
                 until = observer.load_until(barrier)
                 for offsets_in, size in _runs(box, region):
@@ -196,7 +199,8 @@ def store(
             tensor_values.write(region.data, offsets, words[mask], box.unit_bytes)
 
     group = groups.queue(w, lane).open
-    _watch_store(w, at, lane, box, mask, bool(operation), group)
+    if operation or bulk.is_first(w, (at, map_address, *coords, source)):
+        _watch_store(w, at, lane, box, mask, bool(operation), group)
     chunks = (index * CHUNK).reshape(-1)
     observer = w.block.cluster.observer
     if observer is not None:

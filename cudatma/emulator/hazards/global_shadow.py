@@ -36,6 +36,8 @@ class GlobalShadow:
         self.is_produced = False
         #: By granule: what strong writes have published there, see MemoryOrder.
         self.published: dict[int, Any] = {}
+        #: By offset of a tensor map: what a thread has to know of each copy through it, one of several.
+        self.map_uses: dict[int, set[Any]] = {}
         #: (who, clock) of bulk stores -> the same of the thread that issued them.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
 

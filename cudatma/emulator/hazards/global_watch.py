@@ -193,25 +193,27 @@ class GlobalWatch(GlobalChecks):
             text = "a tensor map was edited here and no fence.proxy.tensormap::generic.acquire follows"
             self._tell(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
-    def map_in_use(self, w: Warp, region: Region, offset: int, until: tuple[int, int]) -> None:
-        """A copy through a tensor map is issued; who waits for it, for a store's reads, may edit the map."""
+    def map_in_use(self, w: Warp, region: Region, offset: int, *until: tuple[int, int]) -> None:
+        """A copy through a tensor map is issued; who waits for it in one of these ways may edit the map."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is not None:
             indices = shadow.granules(np.arange(offset, offset + 128, 16), 16)
-            shadow.read(indices, self._base + until[0], until[1], 0, 0, self._seen(self._observer.known(w)))
+            shadow.read(indices, self._base + until[0][0], until[0][1], 0, 0, self._seen(self._observer.known(w)))
+            uses = shadow.map_uses.setdefault(offset, set())
+            uses.add(tuple((self._base + agent, clock) for agent, clock in until))
 
     def map_edited(self, w: Warp, at: int, region: Region, offset: int, together: bool) -> None:
         """tensormap.replace or tensormap.cp_fenceproxy writes a map. together: by several lanes in one instruction."""
         shadow = self._shadow(region, tracks=True)
         chunks = np.arange(offset, offset + 128, 16)
         indices = shadow.granules(chunks, 16)
-        readers = shadow.readers(indices)
-        if readers is not None:
-            late = ~self._seen(self._observer.known(w))(readers[:, :, 0], readers[:, :, 1])
-            if late.any():
-                text = "a copy through this tensor map may be in flight: nothing orders this edit after it"
-                self._tell(w, at, "tensor_map_in_use", shadow, int(indices[int(late.any(axis=1).argmax())]), text)
-                shadow.forget_readers(indices)
+        seen = self._seen(self._observer.known(w))
+        uses = shadow.map_uses.pop(offset, ())
+        if not all(any(seen(*map(np.array, use)) for use in ways) for ways in uses):
+            text = "a copy through this tensor map may be in flight: nothing orders this edit after it"
+            self._tell(w, at, "tensor_map_in_use", shadow, int(indices[0]), text)
+        if uses:
+            shadow.forget_readers(indices)
         self.write(w, at, region, chunks, 16, "", lambda: False, together)
 
     def _shadow(self, region: Region, tracks: bool = False) -> GlobalShadow:

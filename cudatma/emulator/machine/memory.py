@@ -8,7 +8,7 @@ Hopper. Generic addresses of shared and local memory lie in windows at 2^60 and 
 from __future__ import annotations
 
 import ctypes
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import Any
 
@@ -155,7 +155,8 @@ class GlobalMemory:
 
     def _insert(self, region: Region) -> None:
         """Put a region in; arrays that overlap it, pieces of one buffer, become one region with it."""
-        for old in [r for r in self._regions.values() if r.base < region.end and region.base < r.end]:
+        near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
+        for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)
             del self._regions[old.base]
             region = _united(old, region)
