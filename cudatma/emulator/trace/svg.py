@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
@@ -116,10 +117,13 @@ class Svg:
     def circle(self, x: float, y: float, radius: float, fill: str) -> None:
         self.parts.append(f'<circle cx="{_number(x)}" cy="{_number(y)}" r="{radius:g}" fill="{fill}"/>')
 
+    def polygon(self, corners: Iterable[tuple[float, float]], fill: str, title: str) -> None:
+        points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+        self.parts.append(f'<polygon points="{points}" fill="{fill}"><title>{escape(title)}</title></polygon>')
+
     def flag(self, x: float, y: float, title: str) -> None:
         """A red triangle whose tip is at (x, y)."""
-        corners = f"{_number(x)},{_number(y)} {_number(x - 6)},{_number(y - 11)} {_number(x + 6)},{_number(y - 11)}"
-        self.parts.append(f'<polygon points="{corners}" fill="{HAZARD}"><title>{escape(title)}</title></polygon>')
+        self.polygon(((x, y), (x - 6, y - 11), (x + 6, y - 11)), HAZARD, title)
 
     def document(self, width: float, height: float, title: str) -> str:
         """The picture on a panel of its own, so that it can be read on white and on dark pages."""
