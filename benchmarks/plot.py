@@ -1,4 +1,4 @@
-"""Draw a result of the Marlin benchmark: speed-up, bandwidth, TFLOP/s over the tokens, and each rival, as one SVG."""
+"""Draw results of the Marlin benchmark as one SVG: speed relative to cuBLAS over M, and the times of one layer."""
 
 from __future__ import annotations
 
@@ -12,195 +12,346 @@ import argparse
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.bars import geometric_mean
-from benchmarks.cells import rival_x
 from benchmarks.report import Cell
 from benchmarks.shapes import FIVE, LARGE
-from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, STAGE_COLOURS, Svg, text_width
+from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Layers with a line of their own, where they were measured; all others go into the mean alone.
-SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*FIVE, *LARGE)))
-_WIDTH, _PANEL_WIDTH, _PANEL_HEIGHT = 1120, 470, 250
-_LEFT, _TOP, _GAP_X, _GAP_Y = 62, 92, 78, 86
-_SIZE = 12.0
-_BANDWIDTH_UP_TO = 64
-_RIVAL_NAMES = {"cublas": "cuBLAS", "humming": "Humming", "tinygemm": "torch's int4"}
+#: Whose times the second panel shows: the first of these that was measured, else the first layer of the result.
+SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
+_WIDTH, _PANEL_HEIGHT = 800, 260
+_LEFT, _RIGHT, _GAP_Y = 66, 24, 96
+_PANEL_WIDTH = _WIDTH - _LEFT - _RIGHT
+_SIZE, _LABEL_SIZE = 12.5, 13.0
+_NAMES = {
+    "cublas": "cuBLAS",
+    "humming": "Humming",
+    "machete": "Machete",
+    "marlin": "Marlin",
+    "tinygemm": "torch's int4",
+}
+#: Okabe and Ito's colors, which differ for color-blind readers too.
+_OURS, _OTHER_LAYERS = "#0072b2", "#3d8fbf"
+_COLOURS = {"cublas": INK, "humming": "#d55e00", "machete": "#00805f", "marlin": "#a8508a", "tinygemm": "#9a6a00"}
+#: Where along each segment of a line its label is tried.
+_WHERE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Point = tuple[int, float]
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """points: (tokens, value), ascending."""
+    """points: (M, value), ascending. band: (M, least, most) around them. A thin line has no dots."""
 
     name: str
     colour: str
     points: tuple[Point, ...]
-    width: float = 2.0
+    width: float = 2.5
+    band: tuple[tuple[int, float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """title: what stands above it. one: the value that a thicker grid line marks, if any."""
-
     title: str
     lines: tuple[Line, ...]
-    one: float | None = None
 
 
 def points_of(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> tuple[Point, ...]:
-    """(tokens, value) of the cells that have one; the geometric mean where several have the same tokens."""
-    by_tokens: dict[int, list[float]] = {}
+    """(M, value) of the cells that have one; the geometric mean where several have the same M."""
+    return tuple((m, geometric_mean(values)) for m, values in _by_m(cells, value).items())
+
+
+def _by_m(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> dict[int, list[float]]:
+    by_m: dict[int, list[float]] = {}
     for cell in cells:
         found = value(cell)
         if found is not None and found > 0:
-            by_tokens.setdefault(int(cell["m"]), []).append(float(found))
-    return tuple((m, geometric_mean(values)) for m, values in sorted(by_tokens.items()))
+            by_m.setdefault(int(cell["m"]), []).append(float(found))
+    return dict(sorted(by_m.items()))
 
 
-def _times_faster(rival: str) -> Callable[[Cell], float | None]:
-    return lambda cell: rival_x(cell, rival)
+def measured(result: Mapping[str, Any]) -> list[Cell]:
+    """The cells of a result that have a time."""
+    return [cell for cell in result["cells"] if cell.get("us") is not None]
 
 
-def panels_of(cells: Sequence[Cell]) -> list[Panel]:
-    """What there is to draw; panels without a point are left out."""
-    shapes = [shape for shape in SHOWN if any((c["k"], c["n"]) == shape for c in cells)]
-    colours = {shape: STAGE_COLOURS[number % len(STAGE_COLOURS)] for number, shape in enumerate(SHOWN)}
+def _layers(cells: Iterable[Cell]) -> set[Shape]:
+    return {(cell["k"], cell["n"]) for cell in cells}
 
-    def by_shape(value: Callable[[Cell], float | None], *, with_mean: bool) -> tuple[Line, ...]:
-        lines = []
-        for k, n in shapes:
-            points = points_of([c for c in cells if (c["k"], c["n"]) == (k, n)], value)
-            lines.append(Line(f"{k} x {n}", colours[k, n], points))
-        count = len({(c["k"], c["n"]) for c in cells})
-        if with_mean and count > 1:
-            lines.append(Line(f"geometric mean of {count} layers", INK, points_of(cells, value), 3.5))
-        return tuple(line for line in lines if line.points)
 
-    def bandwidth(cell: Cell) -> float | None:
-        x = cell.get("x_floor")
-        return 100 / x if x and cell["m"] <= _BANDWIDTH_UP_TO else None
+def rival_us(cell: Cell, rival: str) -> float | None:
+    """A rival's microseconds; None where it was not measured."""
+    us = cell.get("rivals", {}).get(rival, {}).get("us")
+    return None if us is None else float(us)
 
-    rivals = sorted({name for cell in cells for name in cell.get("rivals", {})})
-    names = [f"over {_RIVAL_NAMES.get(name, name)}" for name in rivals]
-    against = [
-        Line(names[number], STAGE_COLOURS[-1 - number], points_of(cells, _times_faster(name)), 3)
-        for number, name in enumerate(rivals)
+
+def rival_over_cublas(cell: Cell, rival: str) -> float | None:
+    """How many times faster than cuBLAS a rival is; None where one of them was not measured."""
+    us, cublas = rival_us(cell, rival), rival_us(cell, "cublas")
+    return None if us is None or cublas is None or us <= 0 else cublas / us
+
+
+def rivals_of(result: Mapping[str, Any]) -> list[str]:
+    """The rivals besides cuBLAS that a result has times of."""
+    return sorted({name for cell in measured(result) for name in cell.get("rivals", {})} - {"cublas"})
+
+
+def _name(rival: str, result: Mapping[str, Any]) -> str:
+    version = result.get("settings", {}).get("rivals", {}).get(rival, "")
+    return f"{_NAMES.get(rival, rival)} {version}".strip()
+
+
+def _colour(rival: str) -> str:
+    return _COLOURS.get(rival, FAINT_INK)
+
+
+def _count(layers: int, which: str = "") -> str:
+    return f"{layers} {which}layer{'' if layers == 1 else 's'}"
+
+
+def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """What there is to draw, of the first result and of what the others add: rivals, and layers that it has not."""
+    first = measured(results[0])
+    mean = "" if len(_layers(first)) == 1 else "geometric mean of "
+
+    def over_cublas(cell: Cell) -> float | None:
+        return cell.get("x_cublas")
+
+    band = tuple((m, min(values), max(values)) for m, values in _by_m(first, over_cublas).items())
+    name = f"cudatma, {mean}{_count(len(_layers(first)))}"
+    ratios = [Line(name, _OURS, points_of(first, over_cublas), 3.5, band if mean else ())]
+    for result in results[1:]:
+        if cells := [c for c in measured(result) if (c["k"], c["n"]) not in _layers(first)]:
+            name = f"cudatma, {_count(len(_layers(cells)), 'other ')}"
+            ratios.append(Line(name, _OTHER_LAYERS, points_of(cells, over_cublas), 1.4))
+    shape = next((s for s in SHOWN if s in _layers(first)), (first[0]["k"], first[0]["n"]) if first else (0, 0))
+    own = [cell for cell in first if (cell["k"], cell["n"]) == shape]
+    times = [
+        Line("cudatma", _OURS, points_of(own, lambda c: c["us"]), 3.5),
+        Line("cuBLAS", INK, points_of(own, lambda c: c.get("cublas_us"))),
+        Line("reading the weights once", FAINT_INK, points_of(own, lambda c: c.get("floor_us")), 1.4),
     ]
-    best = Line("over the fastest of them", INK, points_of(cells, lambda c: c.get("x_best")), 3)
+    drawn: set[str] = set()
+    for result in results:
+        for rival in (name for name in rivals_of(result) if name not in drawn):
+            drawn.add(rival)
+            cells = measured(result)
+            its = [cell for cell in cells if (cell["k"], cell["n"]) == shape]
+            speeds = points_of(cells, partial(rival_over_cublas, rival=rival))
+            ratios.append(Line(_name(rival, result), _colour(rival), speeds))
+            us = points_of(its, partial(rival_us, rival=rival))
+            times.append(Line(_name(rival, result), _colour(rival), us))
+    if all_m := [m for line in ratios for m, _ in line.points]:
+        ratios.append(Line("cuBLAS", INK, ((min(all_m), 1.0), (max(all_m), 1.0)), 1.4))
     panels = [
-        Panel("Times faster than cuBLAS", by_shape(lambda c: c.get("x_cublas"), with_mean=True), 1.0),
-        Panel("Per cent of the speed of merely streaming the weight (F)", by_shape(bandwidth, with_mean=False), 100.0),
-        Panel("TFLOP/s", by_shape(lambda c: c.get("tflop_s"), with_mean=False)),
+        Panel("Speed relative to cuBLAS (higher is faster)", tuple(line for line in ratios if line.points)),
+        Panel(f"Microseconds of one call, K x N = {shape[0]} x {shape[1]} (lower is faster)", tuple(times)),
     ]
-    if len(rivals) > 1:
-        lines = tuple(line for line in (*against, best) if line.points)
-        panels.append(Panel("Times faster than each rival, geometric mean", lines, 1.0))
-    return [panel for panel in panels if panel.lines]
+    return [Panel(p.title, lines) for p in panels if (lines := tuple(line for line in p.lines if line.points))]
 
 
-def nice_step(span: float, most: int = 6) -> float:
-    """1, 2 or 5 times a power of ten, so that ``span`` has at most ``most`` steps."""
-    least = span / most
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
+def log_ticks(least: float, most: float) -> list[float]:
+    """Round numbers from ``least`` to ``most``, denser where these are closer together."""
+    decades = math.log10(most / least)
+    digits = (1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 2, 5) if decades < 3.5 else (1,)
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    return [d * 10.0**p for p in powers for d in digits if least * (1 - 1e-9) <= d * 10.0**p <= most * (1 + 1e-9)]
 
 
 class _Axes:
-    """Pixels of a panel's tokens (logarithmic) and values (linear, from 0)."""
+    """Pixels of a panel's M and values, both logarithmic."""
 
     def __init__(self, panel: Panel, x: float, y: float) -> None:
         self.x, self.y = x, y
-        self.tokens = sorted({m for line in panel.lines for m, _ in line.points})
-        values = [value for line in panel.lines for _, value in line.points] + [panel.one or 0.0]
-        self.step = nice_step(max(values))
-        self.top = self.step * math.ceil(max(values) / self.step * (1 + 1e-9))
+        self.ms = sorted({m for line in panel.lines for m, _ in line.points})
+        values = [value for line in panel.lines for _, value in line.points]
+        values += [value for line in panel.lines for _, *both in line.band for value in both]
+        self.least, self.most = min(values) / 1.15, max(values) * 1.15
+        self.least /= (self.most / self.least) ** 0.06  # space for a label below the lowest line
 
-    def at_tokens(self, m: int) -> float:
-        first, last = math.log2(self.tokens[0]), math.log2(self.tokens[-1])
-        return self.x + _PANEL_WIDTH * ((math.log2(m) - first) / (last - first) if last > first else 0.5)
+    def at_m(self, m: float) -> float:
+        first, last = math.log2(self.ms[0]), math.log2(self.ms[-1])
+        share = (math.log2(m) - first) / (last - first) if last > first else 0.5
+        return self.x + 14 + (_PANEL_WIDTH - 28) * share
 
     def at_value(self, value: float) -> float:
-        return self.y + _PANEL_HEIGHT * (1 - value / self.top)
+        return self.y + _PANEL_HEIGHT * (1 - math.log(value / self.least) / math.log(self.most / self.least))
+
+    def places(self, line: Line) -> list[tuple[float, float]]:
+        return [(self.at_m(m), self.at_value(value)) for m, value in line.points]
 
 
-def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> None:
-    """One panel with its upper left corner at (x, y)."""
+def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
+    """Whether a straight line, about 4 pixels wide, runs through a box."""
+    steps = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / 2))
+    along = ((x0 + (x1 - x0) * n / steps, y0 + (y1 - y0) * n / steps) for n in range(steps + 1))
+    return any(box[0] - 2 <= x <= box[2] + 2 and box[1] - 2 <= y <= box[3] + 2 for x, y in along)
+
+
+def label_place(
+    line: Line, axes: _Axes, own: Sequence[Box], foreign: Sequence[Box], taken: Sequence[Box]
+) -> Box | None:
+    """A box for a line's name above or below the line, touching nothing and closer to it than to other lines.
+
+    own, foreign: segments of this line and of the others. None where there is no such box.
+    """
+    wide, found = text_width(line.name, _LABEL_SIZE), []
+    places = axes.places(line)
+    for (x0, y0), (x1, y1) in itertools.pairwise(places) if len(places) > 1 else [(places[0], places[0])]:
+        for share in _WHERE:
+            x, y = x0 + (x1 - x0) * share, y0 + (y1 - y0) * share
+            for left in (x, x - wide / 2, x - wide):
+                for distance in (8, 14, 20):
+                    for top in (y - distance - _LABEL_SIZE, y + distance):
+                        box = (left, top, left + wide, top + _LABEL_SIZE)
+                        is_inside = axes.x <= box[0] and box[2] <= axes.x + _PANEL_WIDTH
+                        is_inside &= axes.y <= box[1] and box[3] <= axes.y + _PANEL_HEIGHT
+                        if not is_inside or any(_overlap(box, other) for other in taken):
+                            continue
+                        if any(crosses(box, *segment) for segment in own):
+                            continue
+                        around = (box[0], box[1] - distance, box[2], box[3] + distance)
+                        if not any(crosses(around, *segment) for segment in foreign):
+                            found.append((distance, box))
+    return min(found)[1] if found else None
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
+    """One panel with its upper left corner at (x, y); the lines that no label could stand at."""
     axes = _Axes(panel, x, y)
-    out.text(x - 40, y - 16, panel.title, size=14, bold=True)
-    for number in range(round(axes.top / axes.step) + 1):
-        value = number * axes.step
+    out.text(18, y - 14, panel.title, size=14.5, bold=True)
+    for value in log_ticks(axes.least, axes.most):
         out.line(x, axes.at_value(value), x + _PANEL_WIDTH, axes.at_value(value), GRID)
         out.text(x - 8, axes.at_value(value) + 4, f"{value:g}", size=_SIZE, fill=FAINT_INK, anchor="end")
-    if panel.one is not None:
-        out.line(x, axes.at_value(panel.one), x + _PANEL_WIDTH, axes.at_value(panel.one), FAINT_INK, width=1.5)
-    bottom = y + _PANEL_HEIGHT
-    for m in axes.tokens:
-        out.line(axes.at_tokens(m), bottom, axes.at_tokens(m), bottom + 4, FAINT_INK)
-        out.text(axes.at_tokens(m), bottom + 18, str(m), size=_SIZE, fill=FAINT_INK, anchor="middle")
-    out.text(x + _PANEL_WIDTH / 2, bottom + 36, "tokens (M)", size=_SIZE, fill=FAINT_INK, anchor="middle")
+    bottom, right = y + _PANEL_HEIGHT, -math.inf
+    for m in axes.ms:
+        out.line(axes.at_m(m), bottom, axes.at_m(m), bottom + 4, FAINT_INK)
+    for m in (m for m in axes.ms if m & (m - 1) == 0 or len(axes.ms) < 4):
+        half = text_width(str(m), _SIZE) / 2
+        if axes.at_m(m) - half > right + 4:
+            right = axes.at_m(m) + half
+            out.text(axes.at_m(m), bottom + 19, str(m), size=_SIZE, fill=FAINT_INK, anchor="middle")
+    out.text(x + _PANEL_WIDTH / 2, bottom + 38, "M, rows of activations", size=_SIZE, fill=FAINT_INK, anchor="middle")
     for line in panel.lines:
-        places = [(axes.at_tokens(m), axes.at_value(value)) for m, value in line.points]
-        for (x0, y0), (x1, y1) in itertools.pairwise(places):
+        if line.band:
+            upper = [(axes.at_m(m), axes.at_value(most)) for m, _, most in line.band]
+            lower = [(axes.at_m(m), axes.at_value(least)) for m, least, _ in reversed(line.band)]
+            out.polygon((*upper, *lower), tint(line.colour, 0.12), "slowest to fastest layer")
+    segments: list[list[Box]] = []
+    for line in panel.lines:
+        places = axes.places(line)
+        segments.append([(*begin, *end) for begin, end in itertools.pairwise(places)])
+        for x0, y0, x1, y1 in segments[-1]:
             out.line(x0, y0, x1, y1, line.colour, width=line.width)
-        for at_x, at_y in places:
-            out.circle(at_x, at_y, line.width + 0.8, line.colour)
+        if line.width > 2:
+            for at_x, at_y in places:
+                out.circle(at_x, at_y, line.width + 0.8, line.colour)
+                segments[-1].append((at_x - 4, at_y, at_x + 4, at_y))
+    taken: list[Box] = []
+    unlabelled = []
+    for number, line in enumerate(panel.lines):
+        foreign = [one for other, its in enumerate(segments) if other != number for one in its]
+        box = label_place(line, axes, segments[number], foreign, taken)
+        if box is None:
+            unlabelled.append(line)
+            continue
+        taken.append((box[0] - 10, box[1], box[2] + 10, box[3]))
+        out.text(box[0], box[3] - 2.5, line.name, size=_LABEL_SIZE, fill=line.colour, bold=line.width > 3)
+    return unlabelled
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """The lines' colours and names, each once, from ``y`` on; where the legend ends."""
-    x = float(_LEFT - 40)
+    """The colors and names of lines that have no label of their own, from ``y`` on; where the legend ends."""
+    x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > _WIDTH - 20:
-            x, y = float(_LEFT - 40), y + 20
+            x, y = 18.0, y + 20
         out.line(x, y - 4, x + 22, y - 4, line.colour, width=line.width + 1)
         out.text(x + 28, y, line.name, size=_SIZE)
         x += 50 + text_width(line.name, _SIZE)
     return y
 
 
-def picture(result: Mapping[str, Any]) -> str:
-    """A result as an SVG document. Raises ValueError where it has nothing to draw."""
-    panels = panels_of([cell for cell in result["cells"] if cell.get("us") is not None])
+def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where and of which commits the results are. Raises ValueError where they are of different machines."""
+    machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
+    if len(machines) > 1:
+        raise ValueError("the results are of different GPUs or drivers")
+    (card, driver) = machines.pop()
+    settings = results[0].get("settings", {})
+    where = f"{card}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
+    commits: dict[str, list[str]] = {}
+    for number, result in enumerate(results):
+        if number == 0:
+            what = "cudatma and cuBLAS"
+        elif rivals := rivals_of(result):
+            what = ", ".join(_NAMES.get(rival, rival) for rival in rivals)
+        else:
+            what = "other layers"
+        commits.setdefault(result.get("commit") or "unknown", []).append(what)
+    of = "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(what))}" for commit, what in commits.items())
+    how = "Weights cold in L2; from M = 256 on in long runs, at the power limit"
+    has_band = any(line.band for panel in panels_of(results) for line in panel.lines)
+    return [where, of, how + ("; shaded: slowest to fastest layer" if has_band else "")]
+
+
+def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
+    """Results as an SVG document. Raises ValueError where there is nothing to draw.
+
+    more: results on the same machine that add rivals, or other layers.
+    """
+    results = (result, *more)
+    panels = panels_of(results)
     if not panels:
         raise ValueError("the result has no measured cell")
-    settings, machine, out = result.get("settings", {}), result.get("machine", {}), Svg()
-    title = f"W4A16 Marlin GEMM, {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
-    out.text(_LEFT - 40, 34, title, size=18, bold=True)
-    how = "weights cold in L2; from M = 256 on in long runs, at the power limit"
-    about = f"{machine.get('card', '')}, driver {machine.get('driver', '')}; {how}"
-    out.text(_LEFT - 40, 54, about, size=_SIZE, fill=FAINT_INK)
-    for number, panel in enumerate(panels):
-        column, row = number % 2, number // 2
-        x, y = _LEFT + column * (_PANEL_WIDTH + _GAP_X), _TOP + 8 + row * (_PANEL_HEIGHT + _GAP_Y)
-        draw_panel(out, panel, x, y)
-    bottom = _TOP + -(-len(panels) // 2) * (_PANEL_HEIGHT + _GAP_Y)
-    end = draw_legend(out, [line for panel in panels for line in panel.lines], bottom + 6)
-    return out.document(_WIDTH, end + 24, title)
+    out, title, y = Svg(), "W4A16 Marlin GEMM", 34.0
+    out.text(18, y, title, size=18, bold=True)
+    for text in about(results):
+        y += 19
+        out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
+    y += 46
+    unlabelled: list[Line] = []
+    for panel in panels:
+        unlabelled += draw_panel(out, panel, _LEFT, y)
+        y += _PANEL_HEIGHT + _GAP_Y
+    end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
+    return out.document(_WIDTH, end + 20, title)
 
 
-def write_picture(result: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a result. Raises ValueError where it has nothing to draw."""
+def write_picture(result: Mapping[str, Any], path: Path, *more: Mapping[str, Any]) -> None:
+    """Write the picture of results. Raises ValueError where there is nothing to draw."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(picture(result))
+    path.write_text(picture(result, *more))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench plot``; returns the exit status."""
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
+    parser.add_argument("more", type=Path, nargs="*", help="results of other rivals or layers, of the same machine")
     parser.add_argument("--out", type=Path, metavar="FILE.svg", help="default: beside the result")
     options = parser.parse_args(argv)
     to = options.out or options.result.with_suffix(".svg")
+    reading = options.result
     try:
-        write_picture(json.loads(options.result.read_text()), to)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.exit(2, f"{parser.prog}: {options.result}: {error}\n")
+        results = []
+        for reading in (options.result, *options.more):
+            results.append(json.loads(reading.read_text()))
+        reading = options.result
+        write_picture(results[0], to, *results[1:])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.exit(2, f"{parser.prog}: {reading}: {error}\n")
     print(to)
     return 0
 

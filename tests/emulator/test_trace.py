@@ -16,7 +16,9 @@ from test_cluster_copies import EXCHANGE
 
 from cudatma import get_target
 from cudatma.emulator import Trace
+from cudatma.emulator.trace.picture import AXIS_TITLE
 from cudatma.emulator.trace.stages import views
+from cudatma.emulator.trace.svg import STAGE_COLOURS, contrast, ink_on, text_width, tint
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import kernel
 
@@ -225,10 +227,91 @@ def texts(svg: str) -> list[str]:
 
 def test_a_picture_shows_producer_ring_and_consumers() -> None:
     shown = texts(marlin().to_svg())
-    for text in ("producer", "warp 4", "bytes in flight", "ring of stages", "stage 3", "consumers", "warp 0", "steps"):
+    for text in (
+        "producer",
+        "warp 4",
+        "bytes in flight",
+        "ring of stages",
+        "stage 3",
+        "consumers",
+        "warp 0",
+        AXIS_TITLE,
+    ):
         assert text in shown
     assert any(text.endswith("mma") for text in shown)
     assert any(text.startswith("full, phase") for text in shown)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+Box = tuple[float, float, float, float]
+
+
+def box_of(text: ElementTree.Element) -> Box:
+    """About the rectangle that a text covers: left, top, right, bottom."""
+    size = float(text.attrib["font-size"])
+    width = text_width(text.text or "", size) * (1.1 if "font-weight" in text.attrib else 1)
+    x, y = float(text.attrib["x"]), float(text.attrib["y"])
+    x -= width / 2 if text.attrib.get("text-anchor") == "middle" else 0
+    return x, y - 0.75 * size, x + width, y + 0.25 * size
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def arrows_of(root: ElementTree.Element) -> list[Box]:
+    """The rectangles of the thin lines that lead from a phase to the warp that waited for it."""
+    found = []
+    for line in root.iter(f"{SVG}line"):
+        if line.attrib["stroke"] in STAGE_COLOURS:
+            x, half = float(line.attrib["x1"]), float(line.attrib["stroke-width"]) / 2
+            ends = sorted((float(line.attrib["y1"]), float(line.attrib["y2"])))
+            found.append((x - half, ends[0], x + half, ends[1]))
+    return found
+
+
+@pytest.mark.parametrize("width", [480, 800, 1200])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: marlin(0),
+        marlin,
+        copying,
+        exchanging,
+        hanging,
+        lambda: traced("marlin", 25, m=16, n=64, k=3072),
+        lambda: traced("marlin_wgmma", 9),
+        lambda: traced("marlin_wgmma", 9, k=2048),
+        lambda: traced("transpose", 3),
+    ],
+    ids=["in order", "marlin", "copy", "cluster", "hang", "long", "wgmma", "long wgmma", "stores"],
+)
+def test_labels_are_inside_of_the_picture_and_touch_neither_arrows_nor_each_other(make: Any, width: int) -> None:
+    root = parsed(make().to_svg(width=width, blocks=2))
+    height = float(root.attrib["height"])
+    boxes = [(box_of(text), text.text) for text in root.iter(f"{SVG}text")]
+    arrows = arrows_of(root)
+    for number, (box, text) in enumerate(boxes):
+        assert 0 <= box[0] < box[2] <= width, text
+        assert 0 <= box[1] < box[3] <= height, text
+        assert not [arrow for arrow in arrows if overlap(box, arrow)], text
+        assert not [other for b, other in boxes[:number] if overlap(box, b)], text
+
+
+def test_the_geometric_test_sees_arrows() -> None:
+    assert len(arrows_of(parsed(marlin().to_svg()))) > 5
+
+
+def test_a_long_title_is_wrapped() -> None:
+    shown = texts(marlin().to_svg(width=480, title="a long title of many words " * 8))
+    assert sum(text.startswith("a long title") or "many words" in text for text in shown) > 2
+    parsed(marlin().to_svg(width=480, title="x" * 500))
+
+
+def test_a_label_can_be_read_on_every_color_of_a_stage() -> None:
+    for colour in STAGE_COLOURS:
+        for fill in (colour, tint(colour, 0.4)):
+            assert contrast(fill, ink_on(fill)) >= 4.5, colour
 
 
 @pytest.mark.parametrize("make", [lambda: marlin(0), exchanging, hanging, Trace])

@@ -110,15 +110,19 @@ def result() -> dict[str, Any]:
     return {"cells": made, "settings": {"dtype": "float16", "group_size": 128}, "machine": {"card": "<H200>"}}
 
 
+def texts_of(drawn: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(drawn).iter() if element.tag.endswith("text")]
+
+
 def test_the_picture_shows_every_panel() -> None:
     drawn = plot.picture(result())
     root = ElementTree.fromstring(drawn)
-    texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
-    for panel in plot.panels_of(result()["cells"]):
-        assert panel.title in texts
-    assert len(plot.panels_of(result()["cells"])) == 4
-    assert {"4096 x 4096", "8192 x 57344", "geometric mean of 3 layers", "over Humming"} <= set(texts)
-    assert not any("3584" in text for text in texts), "layers beside the named ones go into the mean alone"
+    texts = texts_of(drawn)
+    panels = plot.panels_of([result()])
+    assert len(panels) == 2
+    assert {panel.title for panel in panels} <= set(texts)
+    assert any("8192 x 57344" in panel.title for panel in panels), "the largest layer's times"
+    assert {"cudatma, geometric mean of 3 layers", "Humming", "cuBLAS"} <= set(texts)
     numbers = [float(value) for element in root.iter() for key, value in element.attrib.items() if key in ("cx", "cy")]
     assert numbers
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
@@ -126,16 +130,60 @@ def test_the_picture_shows_every_panel() -> None:
     assert drawn == plot.picture(result()), "the same every time"
 
 
+def committed(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())  # type: ignore[no-any-return]
+
+
+COMMITTED = ("marlin.json", "marlin_humming.json", "marlin_other_layers.json")
+
+
+def test_the_committed_picture_shows_the_committed_results() -> None:
+    """To draw it again: python -m benchmarks.plot, with these files of benchmarks/results and --out."""
+    drawn = plot.picture(*map(committed, COMMITTED))
+    assert (ROOT / "docs" / "pictures" / "marlin_benchmark.svg").read_text() == drawn
+    texts = "\n".join(texts_of(drawn))
+    for name in COMMITTED:
+        stored = committed(name)
+        assert stored["commit"] in texts
+        assert all(stored["machine"][fact] in texts for fact in ("card", "driver"))
+    assert all(text in texts for text in ("Humming 0.1.19", "cudatma, 8 other layers", "reading the weights once"))
+
+
+def test_labels_touch_no_line_and_stay_inside() -> None:
+    root = ElementTree.fromstring(plot.picture(*map(committed, COMMITTED)))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    sides = ("x1", "y1", "x2", "y2")
+    curves = [
+        [float(e.attrib[side]) for side in sides] for e in root.iter() if float(e.attrib.get("stroke-width", "0")) > 1.2
+    ]
+    assert curves
+    for text in (element for element in root.iter() if element.tag.endswith("text")):
+        size, x, y = (float(text.attrib[name]) for name in ("font-size", "x", "y"))
+        wide = plot.text_width(text.text or "", size)
+        left = x - wide * {"middle": 0.5, "end": 1}.get(text.attrib.get("text-anchor", ""), 0)
+        assert 0 <= left < left + wide <= width, text.text
+        assert 0 <= y - size < y <= height, text.text
+        box = (left, y - 0.7 * size, left + wide, y)
+        assert not [curve for curve in curves if plot.crosses(box, *curve)], text.text
+
+
+def test_results_of_different_machines_are_not_drawn_together() -> None:
+    other = result() | {"machine": {"card": "B200"}}
+    with pytest.raises(ValueError, match="different GPUs"):
+        plot.picture(result(), other)
+
+
 def test_points_are_means_by_tokens() -> None:
     made = [{"m": 2, "x": 1.0}, {"m": 1, "x": 3.0}, {"m": 2, "x": 4.0}, {"m": 4, "x": None}]
     assert plot.points_of(made, lambda cell: cell["x"]) == ((1, pytest.approx(3.0)), (2, pytest.approx(2.0)))
 
 
-@given(st.floats(1e-3, 1e6))
-def test_grid_lines_are_few_and_round(span: float) -> None:
-    step = plot.nice_step(span)
-    assert 2 * (1 - 1e-6) <= span / step <= 6 * (1 + 1e-6)
-    assert float(f"{step:.0e}") == pytest.approx(step)
+@given(st.floats(1e-3, 1e6), st.floats(2, 1e6))
+def test_grid_lines_are_few_and_round(least: float, times: float) -> None:
+    ticks = plot.log_ticks(least, least * times)
+    assert 1 <= len(ticks) <= 12
+    assert ticks == sorted(ticks)
+    assert all(float(f"{tick:.1e}") == pytest.approx(tick) for tick in ticks)
 
 
 def test_the_committed_result_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

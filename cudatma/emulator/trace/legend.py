@@ -11,11 +11,12 @@ _LEFT, _LINE, _SIZE = 18.0, 19, 11.5
 def draw_legend(out: Svg, y: float, right: float, kinds: set[str], has_stages: bool) -> float:
     """Draw the marks that a picture has, from y on; kinds: of its events. Where the legend ends."""
     x = _LEFT
+    work = "a warp works on a stage" + ("; dark: tensor-core instructions" if kinds & {"mma", "wgmma"} else "")
     entries = (
         ("tick", "a thread issues a copy or a store", bool(kinds & {"copy", "store"})),
         ("flying", "copies in flight into a stage", has_stages),
         ("solid", "stage full, with the phase of its barrier", has_stages),
-        ("work", "a warp works on a stage; bold: tensor-core instructions", has_stages),
+        ("work", work, has_stages),
         ("hatch", "a warp waits", "wait" in kinds),
         ("line", "what ends a wait", has_stages),
         ("flag", "hazard", "hazard" in kinds),

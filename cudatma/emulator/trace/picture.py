@@ -1,25 +1,30 @@
 """A trace as a picture: producers, TMA, the ring of stages and consumers over time.
 
 A stage has one colour wherever it appears. Waits are hatched; a thin line leads from what ended a wait to the warp that
-waited.
+waited. Labels are placed last, where no such line crosses them.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace import svg
 from cudatma.emulator.trace.legend import draw_legend
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, Stage, views
-from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, stage_colour, text_width, tint
+from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, ink_on, stage_colour, text_width, tint
 from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
 #: The default window ends where this many fills of stages, or bars of one warp, have begun: more cannot be read.
 MOST_FILLS, MOST_BARS = 30, 70
+AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
+#: Font sizes of a bar's label and of the axis.
+_LABEL, _TICK = 11, 11
 
 
 def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
@@ -54,6 +59,29 @@ def size_text(size: int) -> str:
     return f"{size / 1024:g} KB" if size % 512 == 0 and size >= 1024 else f"{size} B"
 
 
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """A bar that wants a label: its rectangle, the texts to choose from, their color, and one to put under them."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    texts: tuple[str, ...]
+    ink: str
+    backing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Obstacle:
+    """A rectangle that no label may touch."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+
+
 class _Picture:
     """Draws downwards; ``y`` is where the next lane begins."""
 
@@ -64,6 +92,8 @@ class _Picture:
         self.y = 0.0
         self._row_of_stage: dict[int, float] = {}
         self._row_of_warp: dict[int, float] = {}
+        self._labels: list[_Label] = []
+        self._obstacles: list[_Obstacle] = []
 
     def x(self, step: float) -> float:
         """Pixels of a step; what lies outside of the window is put onto its edge."""
@@ -73,7 +103,8 @@ class _Picture:
         trace, out = self.trace, self.out
         kernel = trace.kernel or "no kernel"
         title, named = (title, f"{kernel}, ") if title else (f"Pipeline of {kernel}", "")
-        out.text(18, 30, title, size=16, bold=True)
+        self.y = 30.0
+        self._heading(title, 16, 20, svg.INK, bold=True)
         is_whole = self.first == 0 and self.last >= trace.steps
         about = named + (
             counted(trace.steps, "emulated step") if is_whole else f"emulated steps {self.first} to {self.last}"
@@ -81,16 +112,27 @@ class _Picture:
         about += f"{'' if is_whole else f' of {trace.steps}'}, schedule {trace.schedule} of seed {trace.seed}"
         if trace.dropped:
             about += f"; {counted(trace.dropped, 'event')} too many for the picture"
-        out.text(18, 49, about, fill=svg.FAINT_INK)
-        self.y = 60
+        self.y -= 1
+        self._heading(about, 12, 16, svg.FAINT_INK)
+        self.y -= 5
         for view in shown:
             self._block(view, len(shown) > 1 or view.block != (0, 0, 0))
         kinds = {event.kind for view in shown for event in view.events}
         self.y = draw_legend(out, self.y + 4, self.width - RIGHT, kinds, any(view.stages for view in shown))
         return out.document(self.width, self.y + 14, title)
 
+    def _heading(self, text: str, size: float, pitch: float, fill: str, bold: bool = False) -> None:
+        """Lines of text across the picture; y is the baseline of the first, then of the one that would follow."""
+        wide, space = (1.1 if bold else 1.0), self.width - 18 - RIGHT
+        size = min(size, max(11.0, space / text_width(text or "x", wide)))
+        most = int(space / text_width("x", size * wide) + 1e-6)
+        for line in textwrap.wrap(text, most):
+            self.out.text(18, self.y, line, size=size, fill=fill, bold=bold)
+            self.y += pitch
+
     def _block(self, view: BlockView, is_named: bool) -> None:
         top, axis = self.y, len(self.out.parts)
+        self._labels, self._obstacles = [], []
         if is_named:
             self.y += 22
             self.out.text(18, self.y, f"block {', '.join(map(str, view.block))}", size=13, bold=True)
@@ -108,6 +150,7 @@ class _Picture:
         if not producers:
             self._stores(view)
         self._connect(view)
+        self._place_labels()
         self._axis(top, axis)
 
     # ---- lanes
@@ -124,11 +167,9 @@ class _Picture:
         self.y += height + LANE_GAP
         return y
 
-    def _bar(
-        self, event: Event, y: float, height: float, fill: str, label: Iterable[str], ink: str = "#ffffff"
-    ) -> None:
+    def _bar(self, event: Event, y: float, height: float, fill: str, label: Iterable[str], backing: str = "") -> None:
         end = self.last if event.end is None else event.end
-        self._span(event.begin, end, y, height, fill, label, ink, self._about(event))
+        self._span(event.begin, end, y, height, fill, label, self._about(event), backing)
 
     def _span(
         self,
@@ -138,20 +179,51 @@ class _Picture:
         height: float,
         fill: str,
         labels: Iterable[str],
-        ink: str = "#ffffff",
         title: str = "",
+        backing: str = "",
     ) -> None:
-        """A bar with the longest of the labels that fits into it."""
+        """A bar with the longest of the labels that fits into it. backing: a color under the label."""
         if end < self.first or begin >= self.last:
             return
         x = self.x(begin)
         width = max(1.0, self.x(end) - x)
         self.out.rect(x, y, width, height, fill, radius=min(3.0, width / 4), title=title)
-        for label in labels:
-            if text_width(label, 11) + 8 <= width:
-                middle = (x + width / 2, y + height / 2 + 4)
-                self.out.text(*middle, label, size=11, fill=ink, anchor="middle", is_on_top=True)
-                break
+        texts = tuple(labels)
+        if texts:
+            self._labels.append(_Label(x, y, width, height, texts, ink_on(backing or fill), backing))
+
+    def _place_labels(self) -> None:
+        """The longest text of each bar that fits between what crosses the bar, as near to its middle as possible."""
+        for label in self._labels:
+            place = self._free_place(label)
+            if place is None:
+                continue
+            text, middle = place
+            half, y = text_width(text, _LABEL) / 2, label.y + label.height / 2
+            if label.backing:
+                self.out.rect(middle - half - 2, y - 7, 2 * half + 4, 14, label.backing, radius=2, is_on_top=True)
+            self.out.text(middle, y + 4, text, size=_LABEL, fill=label.ink, anchor="middle", is_on_top=True)
+            self._obstacles.append(_Obstacle(middle - half, label.y, middle + half, label.y + label.height))
+
+    def _free_place(self, label: _Label) -> tuple[str, float] | None:
+        """(text, x of its middle) of a label; None where none of its texts fits."""
+        middle, to_x = label.x + label.width / 2, label.x + label.width
+        in_the_way = sorted(
+            (o.x, o.to_x)
+            for o in self._obstacles
+            if o.x <= to_x and o.to_x >= label.x and o.y < label.y + label.height and o.to_y > label.y
+        )
+        gaps, begin = [], label.x
+        for left, right in (*in_the_way, (to_x, to_x)):
+            if left > begin:
+                gaps.append((begin, left))
+            begin = max(begin, right)
+        for text in label.texts:
+            half = text_width(text, _LABEL) / 2 + 4
+            fits = [min(max(middle, left + half), right - half) for left, right in gaps if right - left >= 2 * half]
+            if fits:
+                return text, min(fits, key=lambda x: (abs(x - middle), x))
+        return None
 
     def _about(self, event: Event) -> str:
         end = "not over" if event.end is None else str(event.end)
@@ -176,16 +248,16 @@ class _Picture:
             fill = f"url(#{svg.HATCH})"
             labels = [] if stage is None else [f"waits for stage {stage.number}", f"stage {stage.number}"]
             if stage is not None and wait.barrier == stage.empty:
-                labels.insert(0, f"waits until stage {stage.number} is free")
+                labels[0] = f"waits until stage {stage.number} is free"
             if wait.barrier < 0:
                 labels = [wait.name.split(" (")[0].split(":")[0]]
-            self._bar(wait, y, WARP_ROW, fill, labels, svg.INK)
+            self._bar(wait, y, WARP_ROW, fill, labels, svg.HATCH_GROUND)
         for work in view.works(warp):
             count = sum(event.count for event in work.products)
             labels = [f"{count} {work.products[0].kind}", str(count)] if work.products else []
             title = f"works on stage {work.stage.number}, steps {work.begin} to {work.end}"
             colour = tint(stage_colour(work.stage.number), WORKING)
-            self._span(work.begin, work.end, y, WARP_ROW, colour, labels, svg.INK, title)
+            self._span(work.begin, work.end, y, WARP_ROW, colour, labels, title)
         self._ticks(view, warp, y)
 
     def _ticks(self, view: BlockView, warp: int, y: float) -> None:
@@ -200,10 +272,15 @@ class _Picture:
                 width = min(max(2.0, (end - event.begin) * self.scale), max(3.0, self.x(end) - self.x(event.begin)))
                 height = WARP_ROW if event.issuer else 4
                 what = f"issues {self._about(event)}" if event.issuer else f"{event.count} {self._about(event)}"
-                self.out.rect(self.x(event.begin), y + WARP_ROW - height, width, height, colour, title=what)
+                x = self.x(event.begin)
+                self.out.rect(x, y + WARP_ROW - height, width, height, colour, title=what)
+                if height == WARP_ROW:
+                    self._obstacles.append(_Obstacle(x - 1, y, x + width + 1, y + height))
         for event in view.of_warp(warp, "hazard"):
             if self.first <= event.begin <= self.last:
-                self.out.flag(self.x(event.begin), y + 8, f"{event.name} at step {event.begin}")
+                x = self.x(event.begin)
+                self.out.flag(x, y + 8, f"{event.name} at step {event.begin}")
+                self._obstacles.append(_Obstacle(x - 6, y - 3, x + 6, y + 8))
 
     def _bytes_in_flight(self, view: BlockView) -> None:
         """How much TMA has been asked for and not delivered, stacked by stage."""
@@ -224,7 +301,7 @@ class _Picture:
                 heights.append((step, following, list(flying)))
         most = max([sum(sizes) for _, _, sizes in heights], default=1)
         y = self._lane("bytes in flight", BYTES_ROW)
-        about = f"up to {size_text(most)}" if heights else "none: they land at once"
+        about = f"up to {size_text(most)}" if heights else "they land at once"
         self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
         for begin, end, sizes in heights:
             bottom = y + BYTES_ROW
@@ -280,6 +357,7 @@ class _Picture:
                 ends = (row + STAGE_ROW, y) if y > row else (row, y + WARP_ROW)
                 self.out.line(x, ends[0], x, ends[1], stage_colour(stage.number), width=0.8)
                 self.out.circle(x, ends[1], 2.2, stage_colour(stage.number))
+                self._obstacles.append(_Obstacle(x - 1.5, min(ends), x + 1.5, max(ends)))
 
     # ---- around
 
@@ -288,13 +366,22 @@ class _Picture:
         grid = Svg()
         self.y += 4
         span = self.last - self.first
-        unit = next(u for u in _nice() if span / u <= 12)
+        widest = text_width(_spaced(self.last), _TICK) + 12
+        unit = next(u for u in _nice() if span / u <= 12 and u * self.scale >= widest)
         for step in range(-(-self.first // unit) * unit, self.last + 1, unit):
-            grid.line(self.x(step), top + 8, self.x(step), self.y, svg.GRID)
-            self.out.text(self.x(step), self.y + 14, f"{step:,}".replace(",", " "), size=11, anchor="middle")
-        self.out.text(26, self.y + 14, "steps", size=11, fill=svg.FAINT_INK)
+            x, text = self.x(step), _spaced(step)
+            grid.line(x, top + 8, x, self.y, svg.GRID)
+            x = min(x, self.width - 4 - text_width(text, _TICK) / 2)
+            self.out.text(x, self.y + 14, text, size=_TICK, anchor="middle")
+        x = min(LEFT, self.width - RIGHT - text_width(AXIS_TITLE, _TICK))
+        self.out.text(x, self.y + 31, AXIS_TITLE, size=_TICK, fill=svg.FAINT_INK)
         self.out.parts[position:position] = grid.parts
-        self.y += 26
+        self.y += 44
+
+
+def _spaced(step: int) -> str:
+    """A number with spaces between its thousands."""
+    return f"{step:,}".replace(",", " ")
 
 
 def _nice() -> Iterable[int]:

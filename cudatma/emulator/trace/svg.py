@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
 HAZARD = "#c62828"
-#: One a stage, again from the beginning where there are more. They differ for colour-blind readers too.
+#: One a stage, again from the beginning where there are more. They differ for colour-blind readers too, and a label can
+#: be read on each.
 STAGE_COLOURS = (
-    *("#3b6fb6", "#d9772b", "#3b8f5a", "#a8489b", "#178f97", "#c2434d"),
-    *("#7a6cc4", "#8b7a2e", "#4f6d7a", "#b3567d", "#5c8a2f", "#7d5a45"),
+    *("#3b6fb6", "#d9772b", "#2f7d4b", "#a8489b", "#0f7a82", "#c2434d"),
+    *("#6c5dba", "#7d6d26", "#4f6d7a", "#b3567d", "#4d7a24", "#7d5a45"),
 )
 #: How strong a stage's colour is where its copies are in flight, and where a warp works on it.
 FLYING, WORKING = 0.16, 0.4
 #: What belongs to no stage.
 NEUTRAL = "#66738a"
-HATCH = "cudatma-wait"
+HATCH, HATCH_GROUND = "cudatma-wait", "#f3f4f7"
 _FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
 #: Mean advance of a character, as a part of the font's size.
 _ADVANCE = 0.6
@@ -30,6 +32,24 @@ def tint(colour: str, strength: float) -> str:
     """A colour mixed with white; strength 1 leaves it as it is."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - channel) * strength):02x}" for channel in channels)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a color, 0 to 1, as WCAG defines it."""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(colour: str, other: str) -> float:
+    """The contrast ratio of two colors, 1 to 21; text needs 4.5, large text 3."""
+    low, high = sorted((luminance(colour), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink_on(fill: str) -> str:
+    """White or the dark ink, whichever is easier to read on a color."""
+    return max(("#ffffff", INK), key=lambda ink: contrast(ink, fill))
 
 
 def stage_colour(number: int | None) -> str:
@@ -58,13 +78,18 @@ class Svg:
         title: str = "",
         radius: float = 0,
         is_crisp: bool = False,
+        is_on_top: bool = False,
     ) -> None:
-        """A rectangle. title: shown when the pointer rests on it. is_crisp: not smoothed, for those that touch."""
+        """A rectangle. title: shown when the pointer rests on it. is_crisp: not smoothed, for those that touch.
+
+        is_on_top: over whatever is drawn later.
+        """
         place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
         more = f' rx="{_number(radius)}"' if radius else ""
         more += ' shape-rendering="crispEdges"' if is_crisp else ""
         end = f"><title>{escape(title)}</title></rect>" if title else "/>"
-        self.parts.append(f'<rect {place} fill="{fill}"{more}{end}')
+        layer = self.top if is_on_top else self.parts
+        layer.append(f'<rect {place} fill="{fill}"{more}{end}')
 
     def text(
         self,
@@ -92,10 +117,13 @@ class Svg:
     def circle(self, x: float, y: float, radius: float, fill: str) -> None:
         self.parts.append(f'<circle cx="{_number(x)}" cy="{_number(y)}" r="{radius:g}" fill="{fill}"/>')
 
+    def polygon(self, corners: Iterable[tuple[float, float]], fill: str, title: str) -> None:
+        points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+        self.parts.append(f'<polygon points="{points}" fill="{fill}"><title>{escape(title)}</title></polygon>')
+
     def flag(self, x: float, y: float, title: str) -> None:
         """A red triangle whose tip is at (x, y)."""
-        corners = f"{_number(x)},{_number(y)} {_number(x - 6)},{_number(y - 11)} {_number(x + 6)},{_number(y - 11)}"
-        self.parts.append(f'<polygon points="{corners}" fill="{HAZARD}"><title>{escape(title)}</title></polygon>')
+        self.polygon(((x, y), (x - 6, y - 11), (x + 6, y - 11)), HAZARD, title)
 
     def document(self, width: float, height: float, title: str) -> str:
         """The picture on a panel of its own, so that it can be read on white and on dark pages."""
@@ -105,7 +133,8 @@ class Svg:
             f'font-family="{_FONT}" role="img" aria-label={quoteattr(title)}>',
             f"<title>{escape(title)}</title>",
             f'<defs><pattern id="{HATCH}" width="6" height="6" patternUnits="userSpaceOnUse" '
-            'patternTransform="rotate(45)"><rect width="6" height="6" fill="#f3f4f7"/>'
+            'patternTransform="rotate(45)">'
+            f'<rect width="6" height="6" fill="{HATCH_GROUND}"/>'
             '<rect width="2" height="6" fill="#aab2c0"/></pattern></defs>',
             f'<rect x="0.5" y="0.5" width="{_number(width - 1)}" height="{_number(height - 1)}" rx="10" '
             f'fill="{PANEL}" stroke="{BORDER}"/>',
