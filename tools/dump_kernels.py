@@ -15,18 +15,19 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cudatma.build import render as rendering
 from cudatma.build.kernel import default_target
-from cudatma.build.prebuild import each, usable_cores
-from cudatma.errors import ArgumentError, CompileError, CudaTmaError, counted
+from cudatma.build.nvrtc import Compiled
+from cudatma.build.prebuild import compiled, each, usable_cores
+from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.marlin.explain import marlin_explain
 from cudatma.kernels.marlin.layer import Layer
-from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
+from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -93,24 +94,44 @@ def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> l
 
 
 def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
-    """Compile one job and write NAME.cu, .ptx, .cubin, .sass and .report.txt into an existing folder.
+    """dump_all() of one job, compiled by this process."""
+    return dump_all([job], folder, 1, sass=sass, debug=debug)[0]
 
-    Raises CompileError if NVRTC refuses; the source is then already in the folder.
+
+def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, debug: bool) -> list[Report]:
+    """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt of each into an existing folder.
+
+    Raises what the targets refuse, before anything is compiled; CompileError, when the other jobs are done, if NVRTC
+    refuses one: the source is then in the folder.
     """
-    from cudatma.build.nvrtc import compile_source
-    from cudatma.build.render import render
+    orders: dict[tuple[str, str, str], Job] = {}
+    for job in jobs:
+        if (check_target := getattr(job.spec, "check_target", None)) is not None:
+            check_target(job.target)
+        source = rendering.render(job.entry.template, job.spec, job.target, debug=debug)
+        _file(folder / job.name, "cu").write_text(source)
+        orders[source, job.target.name, f"{job.name}.cu"] = job
+    reports: dict[str, Report] = {}
+    refused: list[CompileError] = []
+    console = Console(stderr=True)
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("", total=len(jobs))
+        for order, made in each(compiled, orders, processes):
+            job = orders[order]
+            if isinstance(made, CompileError):
+                message = f"{job.name}: {made.message}"
+                refused.append(CompileError(message, made.log, made.source, str(folder), made.excerpt))
+            else:
+                reports[job.name] = _write(job, made, folder, sass)
+            progress.advance(bar)
+    if refused:
+        raise refused[0]
+    return [reports[job.name] for job in jobs]
 
-    if (check_target := getattr(job.spec, "check_target", None)) is not None:
-        check_target(job.target)
+
+def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
     path = folder / job.name
-    source = render(job.entry.template, job.spec, job.target, debug=debug)
-    _file(path, "cu").write_text(source)
-    try:
-        made = compile_source(source, job.target, name=f"{job.name}.cu")
-    except CompileError as error:
-        raise CompileError(
-            f"{job.name}: {error.message}", error.log, error.source, str(folder), error.excerpt
-        ) from error
     _file(path, "ptx").write_text(made.ptx)
     _file(path, "cubin").write_bytes(made.cubin)
     sass_text, notes = None, list(made.warnings)
@@ -142,7 +163,12 @@ def entries_of(name: str) -> list[KernelEntry]:
     """A kernel, those of the family "marlin", or "all". Raises ArgumentError."""
     if name == "all":
         return list(REGISTRY.values())
-    return [e for e in REGISTRY.values() if name == "marlin" and e.name.startswith("marlin_")] or [kernel(name)]
+    if name == "marlin":
+        return [entry for entry in REGISTRY.values() if entry.name.startswith("marlin_")]
+    if name not in REGISTRY and name not in FORMER_NAMES:
+        allowed = f"marlin (its three kernels), {', '.join(REGISTRY)}, all"
+        raise ArgumentError("kernel", name, allowed, "`cudatma dump --list` shows them with their specs")
+    return [kernel(name)]
 
 
 def marlin_job(m: int, n: int, k: int, group_size: int, dtype: str, target: Target) -> Job:
@@ -150,31 +176,6 @@ def marlin_job(m: int, n: int, k: int, group_size: int, dtype: str, target: Targ
     decision = marlin_explain(Layer(k, n, group_size, False, dtype), m, target=target).decision
     entry = next(entry for entry in REGISTRY.values() if entry.template == decision.spec.template)
     return Job(f"{decision.spec.entry}_{target.name}", entry, decision.spec, target)
-
-
-def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, debug: bool) -> list[Report]:
-    """dump() of all jobs by several processes, with a progress bar; the reports in the order of the jobs. What fails is
-    raised when the others are done."""
-    console = Console(stderr=True)
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    done: dict[str, Report | CudaTmaError] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("", total=len(jobs))
-        for job, result in each(partial(_attempt, folder=folder, sass=sass, debug=debug), jobs, processes):
-            done[job.name] = result
-            progress.advance(bar)
-    results = [done[job.name] for job in jobs]
-    for result in results:
-        if isinstance(result, CudaTmaError):
-            raise result
-    return [result for result in results if isinstance(result, Report)]
-
-
-def _attempt(job: Job, folder: Path, sass: bool, debug: bool) -> Report | CudaTmaError:
-    try:
-        return dump(job, folder, sass=sass, debug=debug)
-    except CudaTmaError as error:
-        return error
 
 
 def _file(path: Path, ending: str) -> Path:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cudatma.build.kernel import load_kernel
+from cudatma.build.nvrtc import Compiled, compile_source
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.target import Target, get_target
 
@@ -70,6 +71,15 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
+    """(source, target, file name) -> what NVRTC makes of it, or why it refuses. For each()."""
+    source, target, name = order
+    try:
+        return compile_source(source, get_target(target), name=name)
+    except CompileError as error:
+        return error
 
 
 def _refusal(order: tuple[str, Any], target: str) -> CompileError | None:
