@@ -166,7 +166,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name == "marlin":
         return [entry for entry in REGISTRY.values() if entry.name.startswith("marlin_")]
     if name not in REGISTRY and name not in FORMER_NAMES:
-        allowed = f"marlin (its three kernels), {', '.join(REGISTRY)}, all"
+        allowed = f"marlin, {', '.join(REGISTRY)}, all"
         raise ArgumentError("kernel", name, allowed, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
 
