@@ -98,7 +98,7 @@ class _Picture:
         out, placed = self.out, self.placed
         y, width = self.y, GRID_WIDTH / max(8, self.columns)
         out.text(LEFT_LABEL, y, "In the tensor", "ink h", size=14)
-        out.text(LEFT_LABEL, y + 18, "A cell is 16 bytes; in it stands its shared address.", "faint", size=11.5)
+        out.text(LEFT_LABEL, y + 18, "A cell is 16 bytes; its number is its shared address.", "faint", size=11.5)
         y += 42
         out.text(LEFT_LABEL, y, "r", "faint m", size=11)
         out.text(LEFT_CELLS - 8, y, self._row_names(), "faint m", size=10, anchor="end")
@@ -131,7 +131,7 @@ class _Picture:
         out.text(
             RIGHT_LABEL,
             y + 18,
-            "A line is 128 bytes; in a cell stands (r, c) of its first element.",
+            "A line is 128 bytes; a cell shows (r, c) of its first element.",
             "faint",
             size=11.5,
         )
@@ -183,7 +183,7 @@ class _Picture:
         if 0 < valid < unit:
             inside = (width - 2) * valid / unit
             clip = 'fill="url(#cudatma-clip)"'
-            out.rect(x + 1 + inside, y + ROW - 5.5, width - 2 - inside, 4.5, "", more=clip)
+            out.rect(x + 1 + inside, y + ROW - 4, width - 2 - inside, 3, "", more=clip)
         if text:
             size = 10.5 if 7 * len(text) < width else 9.5 if 6.5 * len(text) < width else 8.5
             out.text(x + width / 2, y + 15, text, "ink m", size=size, anchor="middle")
