@@ -86,7 +86,7 @@ def _copy(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ..
         source, result = _random(shape, "float32"), cupy.empty(extent, cupy.float32)
         part = source[tuple(slice(o, o + n) for o, n in zip(offset, extent, strict=True))]
         return Prepared(
-            lambda: cudatma.copy(source, result, offset=offset, shape=extent, via="tma"),
+            lambda: cudatma.copy(source, out=result, offset=offset, shape=extent, via="tma"),
             lambda: cupy.copyto(result, part),
             lambda: bool((result == part).all()),
             lambda place, blocks_per_sm: _rings(source, result, offset, place, blocks_per_sm),
@@ -104,7 +104,7 @@ def _transpose(side: int, dtype: str) -> Callable[[], Prepared]:
         source = _random((side, side), dtype)
         result = cupy.empty_like(source)
         return Prepared(
-            lambda: cudatma.transpose(source, result, via="tma"),
+            lambda: cudatma.transpose(source, out=result, via="tma"),
             lambda: cupy.copyto(result, source.T),
             lambda: bool((result == source.T).all()),
             lambda place, _: _tiles(source, result, place),
@@ -144,7 +144,7 @@ def _broadcast(nbytes: int, copies: int) -> Callable[[], Prepared]:
         source = _random((nbytes // 4,), "uint32")
         result = cupy.empty((copies, nbytes // 4), cupy.uint32)
         return Prepared(
-            lambda: cudatma.broadcast(source, copies, result),
+            lambda: cudatma.broadcast(source, copies, out=result),
             lambda: cupy.copyto(result, source[None]),
             lambda: bool((result == source).all()),
         )

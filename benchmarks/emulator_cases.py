@@ -184,7 +184,7 @@ def _wgmma() -> Prepared:
     a, b = (_normal(seed, (128, 128), np.float16) for seed in (2, 3))
     d = np.zeros((128, 128), np.float32)
     boxes = ((a, (spec.share_m, 64), "128B"), (b, (spec.block_n, 64), "128B"), (d, (64, spec.block_n), "none"))
-    args = [TensorMap.from_array(x, box, swizzle=mode, backend="codec") for x, box, mode in boxes] + [2]
+    args = [TensorMap.from_array(x, box, swizzle=mode, encoder="codec") for x, box, mode in boxes] + [2]
 
     def launch() -> Report:
         return module.launch(
@@ -221,7 +221,7 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
     rows = min(256, _BOX_BYTES // 2 // inner)
     source = np.arange(rows * inner, dtype=np.uint32).astype(np.uint16).reshape(rows, inner)
     to = np.zeros_like(source)
-    maps = [TensorMap.from_array(x, (rows, inner), swizzle=mode, backend="codec") for x in (source, to)]
+    maps = [TensorMap.from_array(x, (rows, inner), swizzle=mode, encoder="codec") for x in (source, to)]
     size = source.nbytes
     args = (*maps, size, loads, stores)
     launch = _launcher(_TMA, "tma", 1, 32, args, shared_bytes=size + 8, arrays=(source, to))

@@ -51,7 +51,7 @@ def dequantizer(layer: Layer, name: str) -> Contender:
     weights = layer.packed
     nbytes = packed_bytes(layer.k, layer.n) + layer.dense_bytes
     launches = launches_for(nbytes, len(weights), nbytes / 4e6)
-    return Contender(name, lambda i: cudatma.dequantize(weights[i % len(weights)], dense), len(weights), launches)
+    return Contender(name, lambda i: cudatma.dequantize(weights[i % len(weights)], out=dense), len(weights), launches)
 
 
 def dense_product(layer: Layer, m: int) -> Contender:

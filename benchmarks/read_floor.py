@@ -190,7 +190,9 @@ class FloorBench:
 
     def resident(self, config: FloorConfig) -> bool:
         """Whether a multiprocessor really holds that many of its blocks."""
-        return self.kernel.occupancy(THREADS, config.ring_bytes, self.device) >= config.blocks_per_sm
+        return (
+            self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.blocks_per_sm
+        )
 
     def search(
         self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False

@@ -6,6 +6,7 @@ import os
 import warnings
 from functools import lru_cache
 
+from cudatma.deprecation import former_arguments, user_stacklevel
 from cudatma.errors import ArgumentError, BackendWarning, DriverError, TargetError
 from cudatma.target import detect
 
@@ -15,23 +16,21 @@ BACKEND_VARIABLE = "CUDATMA_BACKEND"
 warnings.simplefilter("once", BackendWarning, append=True)
 
 
-def selected_backend(explicit: str | None = None) -> str:
-    """``"cuda"``, ``"reference"`` or ``"emulator"``: the explicit choice, else $CUDATMA_BACKEND, else "auto".
+@former_arguments(explicit="backend")
+def selected_backend(backend: str | None = None) -> str:
+    """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
 
     "auto" is "cuda" where the first card is one that cudatma launches on, else "emulator"; "cuda" is taken at its
     word, and a missing driver shows at the first launch. Raises ArgumentError for another name.
     """
-    named = _named(explicit)
+    named = _named(backend)
     if named == "auto":
         return "cuda" if _has_usable_card() else "emulator"
     return named
 
 
-def backend_for(function: str, explicit: str | None, stacklevel: int = 2) -> str:
-    """selected_backend(), with a BackendWarning where a function computes on the CPU and its caller did not say so.
-
-    stacklevel: as for warnings.warn(), counted from the caller of this function.
-    """
+def backend_for(function: str, explicit: str | None) -> str:
+    """selected_backend(), with a BackendWarning where a function computes on the CPU and its caller did not say so."""
     chosen = selected_backend(explicit)
     if chosen != "cuda" and explicit in (None, "auto"):
         is_automatic = _named(explicit) == "auto"
@@ -40,7 +39,7 @@ def backend_for(function: str, explicit: str | None, stacklevel: int = 2) -> str
             f"{function} computes on the CPU ({chosen}): {why}. Silence this with backend={chosen!r} or "
             "warnings.filterwarnings('ignore', category=cudatma.BackendWarning)",
             BackendWarning,
-            stacklevel=stacklevel + 1,
+            stacklevel=user_stacklevel(),
         )
     return chosen
 

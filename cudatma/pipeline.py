@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.target import Target
 
@@ -121,7 +122,8 @@ class PipelineSpec:
         """Bytes that the loads of one stage report to `full`: the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
-    def check_expected(self, expect_tx_bytes: int, field: str = "expect_tx_bytes") -> None:
+    @former_arguments("field")
+    def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
         """Raise ArgumentError unless expect_tx is told exactly what the loads of one stage deliver."""
         delivered = self.stage_tx_bytes
         if expect_tx_bytes == delivered:
@@ -191,7 +193,8 @@ class PipelineSpec:
         """Shared memory of the ring and its barriers, from a base of the right alignment, bytes."""
         return self.barriers_offset + self.barrier_bytes
 
-    def check_fits(self, target: Target, other_bytes: int = 0) -> None:
+    @former_arguments("other_bytes")
+    def check_fits(self, target: Target, *, other_bytes: int = 0) -> None:
         """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one block's shared memory."""
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:

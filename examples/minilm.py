@@ -127,7 +127,7 @@ def compare(
     seconds = {"quantize": time.perf_counter() - began}
     weights = {name: model.tensors[f"{name}.weight"] for name in packed}
     biases = {name: model.tensors[f"{name}.bias"] for name in packed}
-    dequantised = {name: np.ascontiguousarray(weight.dequantize(np.float32).T) for name, weight in packed.items()}
+    dequantised = {name: np.ascontiguousarray(weight.dequantize(dtype=np.float32).T) for name, weight in packed.items()}
     models = {
         "fp32": dense_layers(weights, biases, xp),
         "dequantised": dense_layers(dequantised, biases, xp),

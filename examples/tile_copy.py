@@ -42,7 +42,7 @@ def main() -> None:
         return
     if options.target:
         spec = TileCopySpec(element_bytes=4)
-        kernel = cudatma.compile(TEMPLATE, spec, options.target)
+        kernel = cudatma.compile(TEMPLATE, spec, target=options.target)
         print(f"{kernel}: {len(kernel.cubin)} bytes, {spec.smem_bytes} bytes of shared memory")
         return
     import cupy

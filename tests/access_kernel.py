@@ -116,7 +116,7 @@ ACCESSES: tuple[Access, ...] = (
 )
 
 
-def operands(access: Access, backend: str = "codec", place: Any = np.asarray) -> tuple[Any, ...]:
+def operands(access: Access, encoder: str = "codec", place: Any = np.asarray) -> tuple[Any, ...]:
     """The kernel's arguments. place: makes a device array of a host array."""
     options = dict(access.map)
     if "corners" in options:
@@ -133,12 +133,12 @@ def operands(access: Access, backend: str = "codec", place: Any = np.asarray) ->
             channels_per_pixel=64,
             pixels_per_column=16,
         )
-        tensor_map = TensorMap(spec, backend=backend, owner=tensor)
+        tensor_map = TensorMap(spec, encoder=encoder, owner=tensor)
         return tensor_map, *_numbers(access, place)
     shape = (64, 64) if options.pop("rank", 2) == 2 else (2, 64, 64)
     box = options.pop("box", (16, 64) if len(shape) == 2 else (1, 16, 64))
     tensor = place(np.zeros(shape, access.dtype))
-    tensor_map = TensorMap.from_array(tensor, box, backend=backend, **options)
+    tensor_map = TensorMap.from_array(tensor, box, encoder=encoder, **options)
     return tensor_map, *_numbers(access, place)
 
 

@@ -171,7 +171,7 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
     with Progress(console=Console(stderr=True), disable=not show) as progress:
         task = progress.add_task("quantize", total=2 + len(TOKENS))
         packed = cudatma.quantize(layer.weight, group_size=group_size)
-        dequantised = np.asarray(packed.dequantize(np.float64))
+        dequantised = np.asarray(packed.dequantize(dtype=np.float64))
         weight = packed.to_device() if backend == "cuda" else packed
         progress.advance(task)
         for tokens in TOKENS:

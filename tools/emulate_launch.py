@@ -207,7 +207,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
         box = _extents(options.pop("box"), f"{place}.box")
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
-        return TensorMap.from_array(_named(described["map"], arrays, place), box, backend="codec", **options)
+        return TensorMap.from_array(_named(described["map"], arrays, place), box, encoder="codec", **options)
     kind = _dtype(described.get("type", "int32"), f"{place}.type")
     value = described.get("value")
     try:

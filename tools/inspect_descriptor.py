@@ -181,9 +181,9 @@ def _explain(found: Inspection, options: argparse.Namespace) -> int:
     offsets = None if options.offsets is None else _numbers(options.offsets, "--offsets")
     base = _numbers(options.base, "--base", 1)[0]
     element = None if options.element is None else _numbers(options.element, "--element", 2)
-    mark = None if element is None else found.place(coords, offsets, base).element(*element)
+    mark = None if element is None else found.place(coords, offsets, base=base).element(*element)
     report = None if coords is None else found.at(coords, offsets)
-    lint = found.lint(options.target) if options.lint or options.target else None
+    lint = found.lint(target=options.target) if options.lint or options.target else None
 
     drawn = {"base": base, "element": element, "theme": options.theme}
     if options.svg is not None:

@@ -25,6 +25,7 @@ from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
 from cudatma.build.render import is_like_template, render, template_texts
+from cudatma.deprecation import former_arguments
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -139,11 +140,12 @@ def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool 
     return _kernels.get((template, spec, get_target(target).name, wants_debug(debug)))
 
 
+@former_arguments("target")
 def compile(
     source_or_template: str,
     spec: Any = None,
-    target: str | Target | None = None,
     *,
+    target: str | Target | None = None,
     entry: str | None = None,
     template: bool = False,
     options: Sequence[str] = (),

@@ -83,7 +83,7 @@ def _driver() -> Any:
 
 @lru_cache(maxsize=1)
 def has_driver() -> bool:
-    """Whether this process can ask a CUDA driver with at least one device; what ``backend="auto"`` goes by."""
+    """Whether this process can ask a CUDA driver with at least one device; what ``encoder="auto"`` goes by."""
     try:
         return int(check(_driver().cuDeviceGetCount(), "cuDeviceGetCount")) > 0
     except DriverError:

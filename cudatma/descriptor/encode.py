@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from cudatma.deprecation import former_arguments, warn_deprecated
 from cudatma.descriptor import codec, driver, rules
 from cudatma.descriptor.access import check_target
 from cudatma.descriptor.compare import Comparison, compare
@@ -29,7 +30,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.layout import Interleave, Swizzle
 from cudatma.target import Target, detect, get_target
 
-BACKENDS = ("auto", "driver", "codec")
+ENCODERS = ("auto", "driver", "codec")
 #: CUDA 12 asks for 64 bytes, CUDA 13 for 128.
 _ALIGNMENT = 128
 
@@ -41,12 +42,13 @@ class TensorMap:
     replace_address() is the only thing that changes it; do not call it while another thread launches with the map.
 
     data: the 128 bytes as a ctypes buffer, 128-byte aligned. device: CUDA ordinal, None for host memory and where it
-    was not given. owner: what keeps the memory alive. backend: ``"driver"`` or ``"codec"``. target: the architecture
+    was not given. owner: what keeps the memory alive. encoder: ``"driver"`` or ``"codec"``. target: the architecture
     that the map was checked against, None if it was not.
     """
 
-    __slots__ = ("_address", "_axes", "_spec", "_storage", "backend", "data", "device", "owner", "target")
+    __slots__ = ("_address", "_axes", "_spec", "_storage", "data", "device", "encoder", "owner", "target")
 
+    @former_arguments(backend="encoder")
     def __init__(
         self,
         spec: AnySpec,
@@ -54,13 +56,13 @@ class TensorMap:
         device: int | None = None,
         owner: object = None,
         target: Target | str | None = None,
-        backend: str = "auto",
+        encoder: str = "auto",
         on_host: bool = False,
     ) -> None:
         """tiled() and from_array() say what the arguments mean; on_host forbids the driver."""
-        self.backend = _choose(backend, on_host)
+        self.encoder = _choose(encoder, on_host)
         self.target = get_target(target) if target is not None else None
-        if self.backend == "driver":
+        if self.encoder == "driver":
             device = driver.current_device() if device is None else device
             self.target = self.target or detect(device)
         if self.target is not None:
@@ -70,10 +72,11 @@ class TensorMap:
         self._storage = ctypes.create_string_buffer(codec.DESCRIPTOR_BYTES + _ALIGNMENT - 1)
         offset = -ctypes.addressof(self._storage) % _ALIGNMENT
         self.data = (ctypes.c_ubyte * codec.DESCRIPTOR_BYTES).from_buffer(self._storage, offset)
-        raw = codec.encode(spec) if self.backend == "codec" else driver.encode(spec, self.device)
+        raw = codec.encode(spec) if self.encoder == "codec" else driver.encode(spec, self.device)
         ctypes.memmove(self.pointer, raw, codec.DESCRIPTOR_BYTES)
 
     @classmethod
+    @former_arguments(backend="encoder")
     def from_array(
         cls,
         array: object,
@@ -87,7 +90,7 @@ class TensorMap:
         l2_promotion: L2Promotion | str = L2Promotion.NONE,
         oob_fill: OobFill | str = OobFill.ZEROS,
         target: Target | str | None = None,
-        backend: str = "auto",
+        encoder: str = "auto",
     ) -> TensorMap:
         """A tiled map over an array: CuPy, torch, ``__cuda_array_interface__``, DLPack, or NumPy (codec only).
 
@@ -107,9 +110,9 @@ class TensorMap:
         spec = TiledSpec.from_strided(
             info.pointer,
             info.shape,
-            info.strides_bytes,
-            kind,
-            box,
+            strides_bytes=info.strides_bytes,
+            dtype=kind,
+            box=box,
             axes=order,
             element_strides=element_strides,
             interleave=interleave,
@@ -119,11 +122,12 @@ class TensorMap:
         )
         host = info.device is None
         with _counted_as(order):
-            made = cls(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=host)
+            made = cls(spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=host)
         made._axes = order
         return made
 
     @classmethod
+    @former_arguments(backend="encoder")
     def from_address(
         cls,
         address: int,
@@ -136,7 +140,7 @@ class TensorMap:
         device: int | None = None,
         owner: object = None,
         target: Target | str | None = None,
-        backend: str = "auto",
+        encoder: str = "auto",
         **options: Any,
     ) -> TensorMap:
         """A tiled map over raw device memory.
@@ -147,11 +151,12 @@ class TensorMap:
         kind = tma_type(dtype)
         sizes = rules.as_ints(shape, "shape")
         strides = _dense_strides(sizes, kind) if strides_bytes is None else strides_bytes
-        spec = TiledSpec.from_strided(address, sizes, strides, kind, box, axes=axes, **options)
+        spec = TiledSpec.from_strided(address, sizes, strides_bytes=strides, dtype=kind, box=box, axes=axes, **options)
         with _counted_as(array_axes(sizes, rules.as_ints(strides, "strides_bytes"), kind, axes)):
-            return cls(spec, device=device, owner=owner, target=target, backend=backend)
+            return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
     @classmethod
+    @former_arguments(backend="encoder")
     def tiled(
         cls,
         spec: TiledSpec,
@@ -159,19 +164,20 @@ class TensorMap:
         device: int | None = None,
         owner: object = None,
         target: Target | str | None = None,
-        backend: str = "auto",
+        encoder: str = "auto",
     ) -> TensorMap:
         """A map of a tiled spec.
 
         device: CUDA ordinal of the memory; by default the current device. owner: kept alive with the map.
         target: checked against (features, shared memory of a block); by default the device's own with the driver, and
-        nothing without. backend: ``"driver"``, ``"codec"``, or ``"auto"``: the driver where there is one.
+        nothing without. encoder: ``"driver"``, ``"codec"``, or ``"auto"``: the driver where there is one.
         Raises DescriptorError, TargetError, DriverError.
         """
         _expect(spec, TiledSpec)
-        return cls(spec, device=device, owner=owner, target=target, backend=backend)
+        return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
     @classmethod
+    @former_arguments(backend="encoder")
     def im2col(
         cls,
         spec: Im2colSpec,
@@ -179,11 +185,11 @@ class TensorMap:
         device: int | None = None,
         owner: object = None,
         target: Target | str | None = None,
-        backend: str = "auto",
+        encoder: str = "auto",
     ) -> TensorMap:
         """A map of an im2col spec; arguments and errors as in tiled()."""
         _expect(spec, Im2colSpec)
-        return cls(spec, device=device, owner=owner, target=target, backend=backend)
+        return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
     @classmethod
     def im2col_wide(
@@ -196,7 +202,13 @@ class TensorMap:
     ) -> TensorMap:
         """A map of an im2col wide spec (sm_100 and up): the driver only, DriverError where it has no such function."""
         _expect(spec, Im2colWideSpec)
-        return cls(spec, device=device, owner=owner, target=target, backend="driver")
+        return cls(spec, device=device, owner=owner, target=target, encoder="driver")
+
+    @property
+    def backend(self) -> str:
+        """Former name of ``encoder``."""
+        warn_deprecated("cudatma.TensorMap: the attribute backend is now called encoder")
+        return self.encoder
 
     @property
     def spec(self) -> AnySpec:
@@ -234,7 +246,7 @@ class TensorMap:
         return bytes(self.data)
 
     def __repr__(self) -> str:
-        return f"TensorMap({self.spec!r}, device={self.device}, backend={self.backend!r})"
+        return f"TensorMap({self.spec!r}, device={self.device}, encoder={self.encoder!r})"
 
     def compare(self) -> Comparison:
         """The driver's 128 bytes against the codec's, bit for bit, with the names of the fields that differ.
@@ -243,7 +255,7 @@ class TensorMap:
         (sm_100 and up) only the shared fields are known: all other bits that the driver set are listed as they are.
         Raises DriverError where there is no driver, or where it refuses the map.
         """
-        made = bytes(self) if self.backend == "driver" else driver.encode(self.spec, self.device)
+        made = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
             note = "im2col wide: from documents only; its own fields and the places of the shared ones are not verified"
             return compare(made, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
@@ -261,7 +273,7 @@ class TensorMap:
         else:
             address, owner = self._same_shape(array)
         rules.check_address(address, self._spec.dtype, self._spec.interleave)
-        if self.backend == "codec":
+        if self.encoder == "codec":
             ctypes.memmove(self.pointer, address.to_bytes(8, "little"), 8)
         else:
             driver.replace_address(self.pointer, address)
@@ -297,14 +309,14 @@ def _counted_as(order: Sequence[int]) -> Iterator[None]:
         raise error.renamed(array_fields(order)) from None
 
 
-def _choose(backend: str, on_host: bool) -> str:
-    if backend not in BACKENDS:
-        raise ArgumentError("backend", backend, ", ".join(BACKENDS))
-    if on_host and backend == "driver":
-        raise ArgumentError("array", "host memory", "device memory with backend 'driver'", "copy the array to the GPU")
-    if backend == "auto":
+def _choose(encoder: str, on_host: bool) -> str:
+    if encoder not in ENCODERS:
+        raise ArgumentError("encoder", encoder, ", ".join(ENCODERS))
+    if on_host and encoder == "driver":
+        raise ArgumentError("array", "host memory", "device memory with encoder 'driver'", "copy the array to the GPU")
+    if encoder == "auto":
         return "driver" if not on_host and driver.has_driver() else "codec"
-    return backend
+    return encoder
 
 
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
 from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.modes import L2Promotion
@@ -24,8 +25,9 @@ BLOCK_BYTES = 2048
 BLOCK_WORDS = BLOCK_BYTES // 8
 
 
+@former_arguments(backend="encoder")
 def create_weight_tma_desc(
-    qweight: object, block_k64: int, *, target: Target | str | None = None, backend: str = "auto"
+    qweight: object, block_k64: int, *, target: Target | str | None = None, encoder: str = "auto"
 ) -> TensorMap:
     """A 2D map over packed weights; there is no 4-bit type below sm_100, so their bytes are described.
 
@@ -38,9 +40,10 @@ def create_weight_tma_desc(
     info = _packed_rows(qweight)
     shape, strides = (info.shape[0], BLOCK_WORDS), (info.strides_bytes[0], 8)
     box = {"block_k64": block_k64, "box": BLOCK_WORDS}
-    return _map(info, shape, strides, "uint64", box, target, backend, l2_promotion=L2Promotion.B256)
+    return _map(info, shape, strides, "uint64", box, target, encoder, l2_promotion=L2Promotion.B256)
 
 
+@former_arguments(backend="encoder")
 def create_weight_tile_tma_desc(
     qweight: object,
     k64: int,
@@ -49,7 +52,7 @@ def create_weight_tile_tma_desc(
     *,
     half_rows: bool = False,
     target: Target | str | None = None,
-    backend: str = "auto",
+    encoder: str = "auto",
 ) -> TensorMap:
     """A 3D map over packed weights of which one load brings a whole tile; blocks outside arrive as zeros.
 
@@ -66,7 +69,7 @@ def create_weight_tile_tma_desc(
     words = BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS
     box = {"block_n64": block_n64, "block_k64": block_k64, "box": words}
     names = {"strides_bytes[1]": "strides_bytes[0]"}
-    return _map(info, shape, strides, "uint64", box, target, backend, names, l2_promotion=L2Promotion.B256)
+    return _map(info, shape, strides, "uint64", box, target, encoder, names, l2_promotion=L2Promotion.B256)
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
@@ -83,6 +86,7 @@ def _packed_rows(qweight: object) -> ArrayInfo:
     return info
 
 
+@former_arguments(backend="encoder")
 def create_scale_tma_desc(
     scales: object,
     block_n: int,
@@ -90,7 +94,7 @@ def create_scale_tma_desc(
     *,
     whole_column: bool | None = None,
     target: Target | str | None = None,
-    backend: str = "auto",
+    encoder: str = "auto",
 ) -> TensorMap:
     """A map over scales (fp16, bf16) or zero points (uint8).
 
@@ -114,9 +118,10 @@ def create_scale_tma_desc(
         raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
     taken = slice(-1, None) if whole_column else slice(None)
     box = {"block_n": block_n} if whole_column else {"block_groups": block_groups, "block_n": block_n}
-    return _map(info, info.shape[taken], info.strides_bytes[taken], info.dtype, box, target, backend)
+    return _map(info, info.shape[taken], info.strides_bytes[taken], info.dtype, box, target, encoder)
 
 
+@former_arguments(backend="encoder")
 def create_activation_tma_desc(
     x: object,
     block_m: int,
@@ -125,7 +130,7 @@ def create_activation_tma_desc(
     blocks: int = 1,
     swizzle: Swizzle | str = Swizzle.B128,
     target: Target | str | None = None,
-    backend: str = "auto",
+    encoder: str = "auto",
 ) -> TensorMap:
     """A map over activations (M, K), fp16 or bf16, K innermost; rows and depths outside arrive as zeros.
 
@@ -150,9 +155,9 @@ def create_activation_tma_desc(
         box = {"blocks": blocks, "block_m": block_m, "block_k": block_k}
         names = {"strides_bytes[0]": "block_k", "strides_bytes[1]": "strides_bytes[0]"}
         names |= {"shape[0]": "shape[1]", "shape[1]": "shape[0]"}
-        return _map(info, shape, strides, info.dtype, box, target, backend, names, **options)
+        return _map(info, shape, strides, info.dtype, box, target, encoder, names, **options)
     box = {"block_m": block_m, "block_k": block_k}
-    return _map(info, info.shape, info.strides_bytes, info.dtype, box, target, backend, **options)
+    return _map(info, info.shape, info.strides_bytes, info.dtype, box, target, encoder, **options)
 
 
 def _blocks_of_depths(info: ArrayInfo, block_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -172,7 +177,7 @@ def _map(
     dtype: object,
     box: dict[str, int],
     target: Target | str | None,
-    backend: str,
+    encoder: str,
     names: Mapping[str, str] | None = None,
     **options: Any,
 ) -> TensorMap:
@@ -181,11 +186,13 @@ def _map(
     axes = tuple(reversed(range(len(shape))))
     names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
     try:
-        spec = TiledSpec.from_strided(info.pointer, shape, strides, dtype, tuple(box.values()), axes=axes, **options)
+        spec = TiledSpec.from_strided(
+            info.pointer, shape, strides_bytes=strides, dtype=dtype, box=tuple(box.values()), axes=axes, **options
+        )
     except DescriptorError as error:
         raise error.renamed(names) from None
     on_host = info.device is None
-    return TensorMap(spec, device=info.device, owner=info.owner, target=target, backend=backend, on_host=on_host)
+    return TensorMap(spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=on_host)
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:

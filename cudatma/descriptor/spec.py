@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
 from cudatma.descriptor.modes import Im2colWideMode, L2Promotion, OobFill
 from cudatma.dtypes import TmaType, tma_type
@@ -143,14 +144,15 @@ class TiledSpec(MapSpec):
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
     @classmethod
+    @former_arguments("strides_bytes", "dtype", "box")
     def from_strided(
         cls,
         address: int,
         shape: Sequence[int],
+        *,
         strides_bytes: Sequence[int],
         dtype: object,
         box: Sequence[int],
-        *,
         axes: Sequence[int] | None = None,
         element_strides: Sequence[int] | None = None,
         **options: Any,

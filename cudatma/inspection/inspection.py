@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor.bits import BitRange, Evidence, explain
 from cudatma.descriptor.codec import Decoded, decode, encode
 from cudatma.descriptor.compare import Comparison, compare
@@ -69,15 +70,17 @@ class Inspection:
 
         return access_at(self.spec, coords, offsets)
 
+    @former_arguments("base")
     def place(
-        self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, base: int = 0
+        self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, *, base: int = 0
     ) -> Placement:
         """Where each element of a box lands; by default of the first box, at shared address 0."""
         from cudatma.inspection.placement import Placement
 
         return Placement(self.spec, coords, offsets, base)
 
-    def lint(self, target: Target | str | None = None) -> Lint:
+    @former_arguments("target")
+    def lint(self, *, target: Target | str | None = None) -> Lint:
         """Risks of the map; target: the architecture to judge it for. TargetError for an unknown one."""
         from cudatma.inspection.lint import lint
 
@@ -108,7 +111,7 @@ class Inspection:
         """
         from cudatma.inspection.picture import picture
 
-        placed = self.place(coords, offsets, base)
+        placed = self.place(coords, offsets, base=base)
         return picture(placed, theme, self._mark(placed, element))
 
     def html(
@@ -159,7 +162,7 @@ class Inspection:
         report = self.at(place, offsets)
         shown = ", ".join(map(str, place))
         parts.append((f"An access at ({shown})", page.table(access_lines(self.spec, report))))
-        findings = self.lint(target).findings
+        findings = self.lint(target=target).findings
         rows = [(f.severity, f"{f.name}: {f.message}\n{f.rule} [{f.source}]\n{f.remedy}") for f in findings]
         parts.append(("Risks", page.table(rows) if rows else "none found"))
         parts.append(("Fields", page.table(self.rows())))

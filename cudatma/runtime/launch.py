@@ -19,6 +19,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
+from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.hang import Names, is_debug_ptx
@@ -296,11 +297,13 @@ class Kernel:
         alone = replace(config, programmatic=False)
         return DebugPlan(function, alone, arguments, device, self._listeners[device])
 
-    def resources(self, device: int | None = None) -> Resources:
+    @former_arguments("device")
+    def resources(self, *, device: int | None = None) -> Resources:
         """Registers, spills and shared memory as the driver reports them; loads the kernel."""
         return self._on(context.current_device() if device is None else device).resources
 
-    def occupancy(self, threads: int, shared_bytes: int = 0, device: int | None = None) -> int:
+    @former_arguments("shared_bytes", "device")
+    def occupancy(self, threads: int, *, shared_bytes: int = 0, device: int | None = None) -> int:
         """Blocks of this many threads and bytes of dynamic shared memory that one multiprocessor holds at a time.
 
         [CUDA driver API, cuOccupancyMaxActiveBlocksPerMultiprocessor] Raises LaunchError for a block that cannot run.
@@ -342,7 +345,7 @@ def _on_host(args: Sequence[object]) -> bool:
 
 
 def _backend(named: str | None) -> str:
-    chosen = backend_for("Kernel.launch", named, stacklevel=3)
+    chosen = backend_for("Kernel.launch", named)
     if chosen == "reference":
         remedy = "a kernel of your own has no NumPy reference"
         raise ArgumentError("backend" if named else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)

@@ -35,7 +35,7 @@ def arguments(module: EmulatedModule, entry: str) -> list[Any]:
             values.append(np.zeros(1 << 14, np.uint32))
         elif param.size_bytes == 128:
             array = np.zeros((64, 64), np.float16)
-            values.append(TensorMap.from_array(array, (16, 64), backend="codec"))
+            values.append(TensorMap.from_array(array, (16, 64), encoder="codec"))
         else:
             values.append((3 + position).to_bytes(8, "little").ljust(param.size_bytes, b"\0")[: param.size_bytes])
     return values

@@ -38,7 +38,7 @@ class EmulatedDevice:
         return int(array.ctypes.data)
 
     def map(self, spec: Any, array: Array) -> TensorMap:
-        return TensorMap(spec, owner=array, backend="codec")
+        return TensorMap(spec, owner=array, encoder="codec")
 
     def launch(
         self, template: str, spec: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0

@@ -84,7 +84,7 @@ def test_hazards_and_wrong_backends_are_raised(monkeypatch: pytest.MonkeyPatch) 
 def test_tile_copy(shape: tuple[int, int], dtype: Any) -> None:
     source = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
     wide = np.full((shape[0] + 1, shape[1]), 7, dtype)
-    assert tile_copy(source, wide[:-1], 2, backend="emulator").base is wide
+    assert tile_copy(source, wide[:-1], stages=2, backend="emulator").base is wide
     assert (wide[:-1] == source).all()
     assert (wide[-1] == 7).all()
 
@@ -100,14 +100,14 @@ def test_tile_copy_takes_the_emulator_by_itself(no_card: None) -> None:
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda a: (a, a[:, :8], {}), "destination"),
-        (lambda a: (a, a.astype(np.float64), {}), "destination"),
-        (lambda a: (a, a, {}), "destination"),
-        (lambda a: (a, np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape), {}), "destination"),
-        (lambda a: (a[0], a[0].copy(), {}), "source.shape"),
+        (lambda a: (a, a[:, :8], {}), "dst"),
+        (lambda a: (a, a.astype(np.float64), {}), "dst"),
+        (lambda a: (a, a, {}), "dst"),
+        (lambda a: (a, np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape), {}), "dst"),
+        (lambda a: (a[0], a[0].copy(), {}), "src.shape"),
         (lambda a: (a, a.copy(), {"stages": 1}), "stages"),
         (lambda a: (a, a.copy(), {"backend": "reference"}), "backend"),
-        (lambda a: (a, a.copy(), {"backend": "cuda"}), "source.device"),
+        (lambda a: (a, a.copy(), {"backend": "cuda"}), "src.device"),
         (lambda a: (a[:, :5], a[:, :5].copy(), {}), None),
     ],
 )
@@ -175,7 +175,7 @@ def test_launches_that_sm120_cannot_run_are_refused(options: dict[str, int], fie
 def test_instructions_that_sm120_lacks_are_reported(source: str) -> None:
     kernel = cudatma.compile(source, target="sm_90a", template=source is MULTICAST)
     x = np.zeros(64, np.float32)
-    args = (TensorMap.from_array(x, (64,), backend="codec"),) if source is MULTICAST else ()
+    args = (TensorMap.from_array(x, (64,), encoder="codec"),) if source is MULTICAST else ()
     assert kernel.emulate(1, 128, args, arrays=(x,), hazards="collect").is_clean
     report = kernel.emulate(1, 128, args, arrays=(x,), hazards="collect", target="sm_120a")
     assert report.kinds == {"target"}

@@ -73,7 +73,7 @@ def test_copy(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int
     kept = source.copy()
     for backend in BACKENDS:
         wide = np.full((extent[0] + 1, *extent[1:]), 7, dtype)
-        result = c.copy(source, wide[:-1], offset=offset, shape=extent, pad="zeros", backend=backend, via="tma")
+        result = c.copy(source, out=wide[:-1], offset=offset, shape=extent, pad="zeros", backend=backend, via="tma")
         assert result.base is wide
         assert (result == window(source, offset, extent)).all()
         assert (wide[-1] == np.array(7, dtype)).all()
@@ -111,7 +111,7 @@ def test_copy_of_runs_at_odd_addresses() -> None:
     source, result = numbers((70_001,), np.uint8), np.zeros(70_001, np.uint8)
     for begin, to in ((3, 3), (3, 19), (5, 6)):
         result[:] = 0
-        c.copy(source[begin:-20], result[to : to + 70_001 - 20 - begin], backend="emulator")
+        c.copy(source[begin:-20], out=result[to : to + 70_001 - 20 - begin], backend="emulator")
         assert (result[to : to + 70_001 - 20 - begin] == source[begin:-20]).all()
         assert (result[:to] == 0).all()
         assert (result[to + 70_001 - 20 - begin :] == 0).all()
@@ -142,7 +142,7 @@ def test_arrays_of_other_libraries() -> None:
         result = c.copy(Producer(source), offset=(1, 4), shape=(8, 40), backend=backend)
         assert (result == source[1:9, 4:44]).all()
         target = Producer(into)
-        assert c.transpose(Producer(source), target, backend=backend) is target
+        assert c.transpose(Producer(source), out=target, backend=backend) is target
         assert (into == source.T).all()
         starts = Producer(np.array([[2, 8]], np.int32))
         assert (c.gather(Producer(source), starts, (3, 8), backend=backend)[0] == source[2:5, 8:16]).all()
@@ -319,7 +319,7 @@ def test_im2col_makes_a_convolution_a_product(
 ) -> None:
     images, weight = numbers(shape, np.float32), numbers((*taps, shape[-1], 3), np.float64)
     for backend in BACKENDS:
-        columns = c.im2col(images, taps, stride, padding, dilation, backend=backend)
+        columns = c.im2col(images, taps, stride=stride, padding=padding, dilation=dilation, backend=backend)
         spatial = len(taps)
         pixels = int(np.prod(columns.shape[: 1 + spatial]))
         product = columns.reshape(pixels, -1).astype(np.float64) @ weight.reshape(-1, 3)

@@ -54,7 +54,7 @@ def dense(w: PackedWeight, *, target: Any = SM90A, **options: Any) -> Any:
 
 def assert_same_bits(out: Any, w: PackedWeight) -> None:
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(out.view(np.uint16), w.dequantize(w.dtype).view(np.uint16))
+        np.testing.assert_array_equal(out.view(np.uint16), w.dequantize(dtype=w.dtype).view(np.uint16))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_public_function() -> None:
     assert_same_bits(cudatma.dequantize(w, backend="reference"), w)
     wide = np.zeros((130, 88), np.float16)
     given = wide[:, :76]
-    assert cudatma.dequantize(w, given, backend="emulator") is given
+    assert cudatma.dequantize(w, out=given, backend="emulator") is given
     assert_same_bits(given, w)
 
 
@@ -126,7 +126,7 @@ W = packed(64, 40, "float16", 32)
 )
 def test_what_is_refused(out: Any, error: type[Exception], field: str) -> None:
     with pytest.raises(error) as caught:
-        cudatma.dequantize(W, out, backend="emulator")
+        cudatma.dequantize(W, out=out, backend="emulator")
     assert caught.value.field == field  # type: ignore[attr-defined]
 
 

@@ -28,7 +28,9 @@ def test_each_step_leaves_the_bits_of_its_state(count: int, size: int) -> None:
 def test_the_kernel_that_goes_on_behind_inval_is_right_without_it() -> None:
     """What tests/gpu/test_mbarrier_bits_gpu.py asks a card: its phases end here, where nothing is invalidated."""
     source, out = after_inval.operands()
-    cudatma.compile(after_inval.SOURCE, None, "sm_90a", debug=False, template=True).emulate(1, 32, (source, out, 0))
+    cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
+        1, 32, (source, out, 0)
+    )
     assert (out[:, 1] == 1).all()
     assert len(after_inval.differences(out.tolist())) == len(after_inval.CASES)  # no states are there
 
@@ -36,4 +38,6 @@ def test_the_kernel_that_goes_on_behind_inval_is_right_without_it() -> None:
 def test_using_a_barrier_behind_inval_is_reported() -> None:
     source, out = after_inval.operands()
     with pytest.raises(cudatma.HazardError, match="no mbarrier is initialised"):
-        cudatma.compile(after_inval.SOURCE, None, "sm_90a", debug=False, template=True).emulate(1, 32, (source, out, 1))
+        cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
+            1, 32, (source, out, 1)
+        )

@@ -29,7 +29,7 @@ def add_tiles(source: str, folder: Path, schedules: int) -> tuple[Report, float]
     path = folder / "add_tiles.cu.j2"
     path.write_text(source)
     x, out = np.ones((6, 32), np.float32), np.zeros(32, np.float32)
-    args = (TensorMap.from_array(x, (1, 32), backend="codec"), out)
+    args = (TensorMap.from_array(x, (1, 32), encoder="codec"), out)
     module = load(ptx_source(path).ptx)
     report = module.launch("add_tiles", 1, 64, args, arrays=(x,), schedules=schedules, hazards="collect")
     return report, float(out[0])

@@ -241,7 +241,7 @@ def test_a_warp_may_initialise_a_barrier_together() -> None:
 
 def test_padding_that_a_store_clips_may_hold_anything() -> None:
     out = np.zeros((8, 32), np.int32)
-    tensor_map = TensorMap.from_array(out, (8, 36), backend="codec")
+    tensor_map = TensorMap.from_array(out, (8, 36), encoder="codec")
     assert module_of(COPIES).launch("padded", 1, 32, (tensor_map,), schedules=3).is_clean
     assert (out == 100 * np.arange(8)[:, None] + np.arange(32)).all()
 

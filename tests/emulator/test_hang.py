@@ -14,7 +14,7 @@ from cudatma.errors import PipelineHang
 
 @lru_cache(maxsize=2)
 def ring(debug: bool = True) -> cudatma.Kernel:
-    return cudatma.compile(RING, RingSpec(), "sm_90a", template=True, debug=debug)
+    return cudatma.compile(RING, RingSpec(), target="sm_90a", template=True, debug=debug)
 
 
 def run(
@@ -108,7 +108,7 @@ def test_a_kernel_that_only_glances_at_a_clock_still_deadlocks() -> None:
         cudatma::mbarrier_wait_parity(bar, 0);
     }
     """
-    kernel = cudatma.compile(source, None, "sm_90a", template=True)
+    kernel = cudatma.compile(source, None, target="sm_90a", template=True)
     with pytest.raises(cudatma.HazardError, match="deadlock"):
         kernel.emulate(1, 32, (np.zeros(32, np.int64),))
 
@@ -129,7 +129,7 @@ def test_the_line_of_a_wait_is_that_of_the_rings_caller(slot: int, text: str) ->
         }
     }
     """
-    kernel = cudatma.compile(source, None, "sm_90a", template=True, debug=True)
+    kernel = cudatma.compile(source, None, target="sm_90a", template=True, debug=True)
     with pytest.raises(PipelineHang) as caught:
         kernel.emulate(1, 32, (slot,))
     (wait,) = caught.value.waits
@@ -155,7 +155,7 @@ def test_a_loop_of_the_kernels_own_ends_too(call: str, schedules: int) -> None:
         out[threadIdx.x] = 1;
     }}
     """
-    kernel = cudatma.compile(source, None, "sm_90a", template=True, debug=True)
+    kernel = cudatma.compile(source, None, target="sm_90a", template=True, debug=True)
     out = np.zeros(64, np.uint32)
     kernel.emulate(1, 64, (out, 1), schedules=schedules)
     assert out.all()
@@ -182,6 +182,6 @@ def test_lanes_meet_again_behind_an_exit_that_not_all_take(leaving: int) -> None
     }
     """
     out = np.zeros(64, np.uint32)
-    cudatma.compile(source, None, "sm_90a", template=True, debug=False).emulate(1, 32, (out, leaving))
+    cudatma.compile(source, None, target="sm_90a", template=True, debug=False).emulate(1, 32, (out, leaving))
     assert (out[:8] == 7).tolist() == [lane >= leaving for lane in range(8)]
     assert set(out[32 + leaving :].tolist()) == {0xFFFFFFFF & ~((1 << leaving) - 1)}

@@ -16,7 +16,7 @@ from cudatma.layout import Swizzle, required_alignment
 
 @lru_cache(maxsize=1)
 def kernel() -> cudatma.Kernel:
-    return cudatma.compile(ACCESS, None, "sm_90a", template=True, debug=True)
+    return cudatma.compile(ACCESS, None, target="sm_90a", template=True, debug=True)
 
 
 def run(access: Access) -> None:

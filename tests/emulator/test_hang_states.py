@@ -16,7 +16,7 @@ HANGS = [p for p in PLANTED if p.name in ("WRONG_BYTES", "MISSING_ARRIVE", "UNIN
 
 @pytest.fixture(scope="module")
 def ring() -> cudatma.Kernel:
-    return cudatma.compile(RING, RingSpec(), "sm_90a", template=True, debug=True)
+    return cudatma.compile(RING, RingSpec(), target="sm_90a", template=True, debug=True)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_barrier_that_the_kernel_itself_initialises_is_read_too(traps: list[st
     }
     """
     with pytest.raises(PipelineHang) as caught:
-        cudatma.compile(source, None, "sm_90a", template=True, debug=True).emulate(1, 96, ())
+        cudatma.compile(source, None, target="sm_90a", template=True, debug=True).emulate(1, 96, ())
     assert [(wait.warp, wait.arrivals) for wait in caught.value.waits] == [(0, 0), (1, 0), (2, 0)]
     for wait in caught.value.waits:
         assert wait.bits is not None
@@ -102,7 +102,7 @@ def test_of_more_barriers_than_the_notes_hold_some_are_not_read(barriers: int, w
         cudatma::mbarrier_wait_parity(first + 8 * waited, 0);
     }
     """
-    kernel = cudatma.compile(source, None, "sm_90a", template=True, debug=True)
+    kernel = cudatma.compile(source, None, target="sm_90a", template=True, debug=True)
     with pytest.raises(PipelineHang) as caught:
         kernel.emulate(1, 64, (np.uint32(barriers), np.uint32(waited)), schedules=1)
     assert [wait.warp for wait in caught.value.waits] == [0, 1]

@@ -81,7 +81,7 @@ k(const __grid_constant__ Map map, u32* out, u32 tiles) {
 def multicast() -> Made:
     given = np.random.default_rng(5).integers(0, 99, (8 * TILES, 32)).astype(np.uint32)
     out = np.zeros((2, 8 * TILES, 32), np.uint32)
-    return (TensorMap.from_array(given, (4, 32), backend="codec"), out, TILES), lambda: bool((out == given).all())
+    return (TensorMap.from_array(given, (4, 32), encoder="codec"), out, TILES), lambda: bool((out == given).all())
 
 
 # Blocks put values into each other's shared memory, round after round.
@@ -308,7 +308,7 @@ def product() -> Made:
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-4, 5, (rows, 64 * TILES)).astype(np.float16) for rows in (64, 8))
     out = np.zeros((64, 8), np.float32)
-    maps = [TensorMap.from_array(x, (rows, 64), swizzle="128B", backend="codec") for x, rows in ((a, 64), (b, 8))]
+    maps = [TensorMap.from_array(x, (rows, 64), swizzle="128B", encoder="codec") for x, rows in ((a, 64), (b, 8))]
     return (*maps, out, TILES), lambda: bool((out == a.astype(np.float64) @ b.T.astype(np.float64)).all())
 
 

@@ -284,7 +284,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* data, u32* ou
 
 def store_then_load() -> Made:
     data, out = np.zeros((8, 32), np.uint32), np.zeros(256, np.uint32)
-    map_ = TensorMap.from_array(data, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(data, (8, 32), encoder="codec")
     return (map_, data, out), lambda: bool((out == np.arange(256) + 5).all())
 
 
@@ -406,13 +406,13 @@ extern "C" __global__ void k(const __grid_constant__ Map map) {
 
 def result_of_store() -> Made:
     data, out = np.zeros((8, 32), np.uint32), np.zeros(256, np.uint32)
-    map_ = TensorMap.from_array(data, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(data, (8, 32), encoder="codec")
     return (map_, data, out), lambda: bool((out == np.arange(255, -1, -1)).all())
 
 
 def tma_adds() -> Made:
     data = np.zeros((8, 32), np.uint32)
-    map_ = TensorMap.from_array(data, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(data, (8, 32), encoder="codec")
     return (map_,), lambda: bool((data.reshape(-1) == 3 * np.arange(256)).all())
 
 
@@ -465,7 +465,7 @@ extern "C" __global__ void k(const __grid_constant__ Map given, Map* made, u32* 
 
 def own_map() -> Made:
     data, out = np.arange(256, dtype=np.uint32).reshape(8, 32), np.zeros(256, np.uint32)
-    map_ = TensorMap.from_array(data, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(data, (8, 32), encoder="codec")
     raw = np.zeros(256, np.uint8)
     return (map_, raw[-raw.ctypes.data % 128 :][:128], out), lambda: bool((out == data.reshape(-1)).all())
 
@@ -511,7 +511,7 @@ extern "C" __global__ void k(const __grid_constant__ Map given, Map* made, const
 def edited_map() -> Made:
     data = [np.arange(256, dtype=np.uint32).reshape(8, 32) + 1000 * i for i in range(2)]
     raw, out = np.zeros(256, np.uint8), np.zeros(512, np.uint32)
-    map_ = TensorMap.from_array(data[0], (8, 32), backend="codec")
+    map_ = TensorMap.from_array(data[0], (8, 32), encoder="codec")
     args = (map_, raw[-raw.ctypes.data % 128 :][:128], data[1], out)
     return args, lambda: bool((out == np.concatenate(data).reshape(-1)).all())
 
@@ -567,7 +567,7 @@ def dependent() -> Made:
 
 def dependent_tma() -> Made:
     data, out = np.arange(256, dtype=np.uint32).reshape(8, 32), np.zeros(256, np.uint32)
-    return (TensorMap.from_array(data, (8, 32), backend="codec"), out, data), lambda: bool((out == data.ravel()).all())
+    return (TensorMap.from_array(data, (8, 32), encoder="codec"), out, data), lambda: bool((out == data.ravel()).all())
 
 
 RACE = "global_race"

@@ -21,9 +21,9 @@ def tiles_of(dtype: Any = np.uint32) -> tuple[Any, Any, Any, Any]:
     out = np.zeros_like(given)
     return (
         given,
-        TensorMap.from_array(given, (8, 32), backend="codec"),
+        TensorMap.from_array(given, (8, 32), encoder="codec"),
         out,
-        TensorMap.from_array(out, (8, 32), backend="codec"),
+        TensorMap.from_array(out, (8, 32), encoder="codec"),
     )
 
 

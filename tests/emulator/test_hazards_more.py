@@ -91,7 +91,7 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32* out) {
 @pytest.mark.parametrize("bug", [False, True])
 def test_a_swizzled_tile_that_is_not_aligned_to_its_pattern(bug: bool) -> None:
     source = np.arange(16 * 32, dtype=np.uint32).reshape(16, 32)
-    map_ = TensorMap.from_array(source, (16, 32), swizzle="128B", backend="codec")
+    map_ = TensorMap.from_array(source, (16, 32), swizzle="128B", encoder="codec")
     out = np.zeros(128, np.uint32)
     module = module_of(("#define BUG\n" if bug else "") + TILE)
     report = module.launch("k", 1, 128, (map_, out), shared_bytes=4096, schedules=3, hazards="collect")
@@ -133,7 +133,7 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap original, TensorM
 @pytest.mark.parametrize("bug", [False, True])
 def test_an_edited_tensor_map_wants_its_fence(bug: bool) -> None:
     original, other = np.zeros((8, 32), np.uint32), np.arange(256, dtype=np.uint32).reshape(8, 32)
-    map_ = TensorMap.from_array(original, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(original, (8, 32), encoder="codec")
     raw, out = np.zeros(256, np.uint8), np.zeros(32, np.uint32)
     edited = raw[-raw.ctypes.data % 128 :][:128]
     module = module_of(("#define BUG\n" if bug else "") + EDIT)
@@ -171,7 +171,7 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, int c0, int 
 )
 def test_what_the_hardware_traps(arguments: tuple[Any, ...], match: str) -> None:
     source = np.zeros((16, 16), np.float32)
-    map_ = TensorMap.from_array(source, (8, 16), backend="codec")
+    map_ = TensorMap.from_array(source, (8, 16), encoder="codec")
     module = module_of(LOAD)
     module.launch("k", 1, 1, (map_, 0, 0, 1, 0), shared_bytes=1024)
     module.launch("k", 1, 1, (map_, -4, -3, 0, 0), shared_bytes=1024)
@@ -202,7 +202,7 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32* out) {
 @pytest.mark.parametrize("mode", ["128B", "none"])
 def test_ldmatrix_under_another_swizzle_than_the_map(mode: str) -> None:
     source = np.arange(16 * 64, dtype=np.uint16).reshape(16, 64)
-    map_ = TensorMap.from_array(source, (16, 64), swizzle=mode, backend="codec")
+    map_ = TensorMap.from_array(source, (16, 64), swizzle=mode, encoder="codec")
     out = np.zeros(128, np.uint32)
     report = module_of(MATRIX).launch("k", 1, 32, (map_, out), shared_bytes=4096, schedules=2, hazards="collect")
     assert ("swizzle_mismatch" in report.kinds) is (mode != "128B"), str(report)

@@ -190,7 +190,7 @@ def test_what_kernels_print_is_kept() -> None:
 @pytest.mark.parametrize("as_array", [True, False])
 def test_a_tensor_map_in_global_memory(as_array: bool) -> None:
     data, out = np.arange(64, dtype=np.int32).reshape(8, 8), np.zeros(64, np.int32)
-    tensor_map = TensorMap.from_array(data, (8, 8), backend="codec")
+    tensor_map = TensorMap.from_array(data, (8, 8), encoder="codec")
     raw = np.zeros(128 + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     place = raw[skip : skip + 128]

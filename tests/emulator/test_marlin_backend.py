@@ -146,7 +146,7 @@ def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = operands(8, 130, 72, group_size=32, symmetric=False)
     permuted = replace(weight, perm=RNG.permutation(130).astype(np.int32))
     y = marlin_gemm(x, permuted, bias=bias, backend="emulator", dense_bytes=130 * 72 * 2)
-    dense = permuted.dequantize("float16").astype(np.float32)
+    dense = permuted.dequantize(dtype="float16").astype(np.float32)
     wanted = x.astype(np.float32) @ dense + bias.astype(np.float32)
     assert np.array_equal(y, wanted.astype(np.float16))
     for tokens, budget in ((7, 130 * 72 * 2), (8, 130 * 72 * 2 - 1)):

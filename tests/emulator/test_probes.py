@@ -62,8 +62,8 @@ def move(
     **spec: Any,
 ) -> tuple[Array, Array]:
     """Run the box_copy probe; the raw shared memory, and the destination afterwards."""
-    load = TensorMap.from_array(source, box, swizzle=mode, backend="codec")
-    store = TensorMap.from_array(destination, box, swizzle=mode, backend="codec")
+    load = TensorMap.from_array(source, box, swizzle=mode, encoder="codec")
+    store = TensorMap.from_array(destination, box, swizzle=mode, encoder="codec")
     chosen = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
     dump = np.zeros(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *five(load_at), *five(store_at))
@@ -154,8 +154,8 @@ def test_stores_clip_at_sixteen_bytes() -> None:
     """A row of 15 elements of 2 bytes in rows 20 elements apart: the 16th is overwritten, the 17th is not."""
     storage = np.full((8, 24), 99, np.uint16)
     source = np.arange(8 * 16, dtype=np.uint16).reshape(8, 16)
-    load = TensorMap.from_array(source, (8, 16), backend="codec")
-    store = TensorMap.from_array(storage[:, :15], (8, 16), backend="codec")
+    load = TensorMap.from_array(source, (8, 16), encoder="codec")
+    store = TensorMap.from_array(storage[:, :15], (8, 16), encoder="codec")
     spec = probes.BoxCopy(2, load.expected_bytes, load.footprint_bytes)
     dump = np.zeros(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *([0] * 10))
@@ -259,7 +259,7 @@ def test_im2col(rank: int) -> None:
         channels_per_pixel=8,
         pixels_per_column=32,
     )
-    map_ = TensorMap(spec, backend="codec", owner=array)
+    map_ = TensorMap(spec, encoder="codec", owner=array)
     dump = np.zeros(32 * 8, np.float32)
     start, offset = [-1 + 1] * (rank - 2), [k + 1 for k in range(rank - 2)]
     coords = [8, *start, 0]
@@ -284,7 +284,7 @@ def test_im2col(rank: int) -> None:
 
 def test_multicast() -> None:
     source = np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
-    map_ = TensorMap.from_array(source, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(source, (8, 32), encoder="codec")
     dump = np.zeros((2, 16 * 32), np.float32)
     spec = probes.Multicast(map_.expected_bytes, 8)
     report = probe("multicast", spec).launch(
@@ -311,7 +311,7 @@ def test_named_barriers_election_and_setmaxnreg() -> None:
 
 def test_tensor_map_edited_on_the_device() -> None:
     original, other = np.zeros((16, 32), np.float32), np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
-    map_ = TensorMap.from_array(original, (8, 32), backend="codec")
+    map_ = TensorMap.from_array(original, (8, 32), encoder="codec")
     raw = np.zeros(256, np.uint8)
     edited = raw[-raw.ctypes.data % 128 :][:128]
     dump = np.zeros((8, 32), np.float32)

@@ -54,7 +54,7 @@ def test_one_map_for_all_would_be_a_hazard(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(RaggedCopySpec, "__post_init__", lambda _: None)
     unguarded = template_files(TEMPLATE)[0].read_text().replace("static_assert(MAPS >= STAGES);", "")
     copy.kernel = cudatma.compile(
-        unguarded, RaggedCopySpec(4, box_rows=16, box_columns=16, maps=1), "sm_90a", template=True
+        unguarded, RaggedCopySpec(4, box_rows=16, box_columns=16, maps=1), target="sm_90a", template=True
     )
     with pytest.raises(HazardError, match="tensor_map_in_use"):
         copy.emulate(blocks=1)

@@ -61,7 +61,7 @@ def run(*defines: str, swizzle: str = "128B", to_swizzle: str = "128B") -> tuple
     given = np.arange(256, dtype=np.float32).reshape(8, 32)
     stored, out = np.zeros_like(given), np.zeros(256, np.float32)
     maps = [
-        TensorMap.from_array(array, (8, 32), swizzle=mode, backend="codec")
+        TensorMap.from_array(array, (8, 32), swizzle=mode, encoder="codec")
         for array, mode in ((given, swizzle), (stored, to_swizzle))
     ]
     return module_of(KERNEL, defines).launch("k", 1, 64, (*maps, out), schedules=3, hazards="collect"), out

@@ -63,7 +63,7 @@ def rows() -> EmulatedModule:
 def test_four_rows_are_gathered_and_scattered(rows: EmulatedModule) -> None:
     source = np.arange(40 * 48, dtype=np.float32).reshape(40, 48)
     out = np.full_like(source, -1)
-    maps = [TensorMap.from_array(a, (1, 16), backend="codec") for a in (source, out)]
+    maps = [TensorMap.from_array(a, (1, 16), encoder="codec") for a in (source, out)]
     dump = np.zeros((4, 16), np.float32)
     taken, given = (7, -1, 39, 7), (3, 1, 38, 40)  # one outside of the tensor on either side
     report = rows.launch(
@@ -80,7 +80,7 @@ def test_four_rows_are_gathered_and_scattered(rows: EmulatedModule) -> None:
 
 def test_a_box_of_several_rows_traps(rows: EmulatedModule) -> None:
     source = np.zeros((40, 48), np.float32)
-    map_ = TensorMap.from_array(source, (2, 16), backend="codec")
+    map_ = TensorMap.from_array(source, (2, 16), encoder="codec")
     dump = np.zeros((4, 16), np.float32)
     with pytest.raises(TrapError, match="one row high"):
         rows.launch("rows", 1, 32, (map_, map_, 0, *[0] * 8, 256, dump), shared_bytes=512, arrays=(source,))
@@ -102,7 +102,7 @@ def test_packed_types_lie_in_shared_memory_with_their_gaps(dtype: str, box: int,
         box=(box, 3),
         address=source.ctypes.data,
     )
-    map_: Any = TensorMap(spec, backend="codec", owner=source)
+    map_: Any = TensorMap(spec, encoder="codec", owner=source)
     dump = np.zeros(spec.footprint_bytes, np.uint8)
     args = (map_, 128, 6, spec.expected_bytes, dump.size, dump)
     module_of(LOAD, "sm_100a").launch("load", 1, 32, args, shared_bytes=dump.size, arrays=(source,))
@@ -116,7 +116,7 @@ def test_packed_types_lie_in_shared_memory_with_their_gaps(dtype: str, box: int,
 def test_packed_types_trap_on_hopper() -> None:
     source = np.zeros((8, 64), np.uint8)
     spec = TiledSpec(dtype="16u4_align8b", dims=(128, 8), strides_bytes=(64,), box=(32, 1), address=source.ctypes.data)
-    map_: Any = TensorMap(spec, backend="codec", owner=source)
+    map_: Any = TensorMap(spec, encoder="codec", owner=source)
     dump = np.zeros(16, np.uint8)
     with pytest.raises(TrapError, match="sm_90a"):
         module_of(LOAD).launch("load", 1, 32, (map_, 0, 0, 16, 16, dump), shared_bytes=64, arrays=(source,))

@@ -64,7 +64,7 @@ def hanging(schedules: int = 3) -> Trace:
     from cudatma.descriptor import TensorMap
 
     source, trace = np.arange(64, dtype=np.float32), Trace()
-    args = (TensorMap.from_array(source, (64,), backend="codec"), np.zeros(32, np.float32))
+    args = (TensorMap.from_array(source, (64,), encoder="codec"), np.zeros(32, np.float32))
     module_of(HANG).launch("k", 1, 32, args, arrays=(source,), schedules=schedules, hazards="collect", trace=trace)
     return trace
 

@@ -68,7 +68,7 @@ def test_what_tma_cannot_is_right_too(source: Array) -> None:
         assert (c.transpose(source, via=via, backend="emulator") == wanted).all()
     into = np.zeros((wanted.shape[-2] + 3, 2 * wanted.shape[-1]), source.dtype)[3:, ::2]
     if wanted.ndim == 2:
-        assert c.transpose(source, into, backend="emulator") is into
+        assert c.transpose(source, out=into, backend="emulator") is into
         assert (into == wanted).all()
 
 

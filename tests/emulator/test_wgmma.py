@@ -110,7 +110,7 @@ def run(mode: str, *defines: str, hazards: str = "raise") -> tuple[Any, Any, Rep
             for register in range(4):
                 pair = a[row + 8 * (register & 1), column + 8 * (register >> 1) :][:2]
                 fragments[step, thread, register] = np.ascontiguousarray(pair).view(np.uint32)[0]
-    maps = [TensorMap.from_array(x, (64, panel), swizzle=mode, backend="codec") for x in (a, b)]
+    maps = [TensorMap.from_array(x, (64, panel), swizzle=mode, encoder="codec") for x in (a, b)]
     out = np.zeros((64, 64), np.float32)
     head = "".join(f"#define {d}\n" for d in (f"MODE {code}", f"SPAN {span}", *defines))
     report = module_of(head + GEMM).launch(
@@ -143,7 +143,7 @@ def test_rules(define: str, kind: str) -> None:
 
 
 def test_a_target_without_wgmma_is_named() -> None:
-    maps = [TensorMap.from_array(np.zeros((64, 64), np.float16), (64, 64), swizzle="128B", backend="codec")] * 2
+    maps = [TensorMap.from_array(np.zeros((64, 64), np.float16), (64, 64), swizzle="128B", encoder="codec")] * 2
     report = module_of("#define SPAN 128\n" + GEMM).launch(
         "gemm",
         1,

@@ -15,7 +15,7 @@ from cudatma.build.kernel import default_target
 
 
 def main() -> None:
-    kernel = cudatma.compile(subject.SOURCE, None, default_target(), template=True, debug=False)
+    kernel = cudatma.compile(subject.SOURCE, None, target=default_target(), template=True, debug=False)
     source, out = (cupy.asarray(array) for array in subject.operands())
     kernel.launch(1, 32, (source, out, 1))
     cupy.cuda.runtime.deviceSynchronize()

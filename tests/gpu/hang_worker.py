@@ -22,7 +22,7 @@ from cudatma.errors import PipelineHang
 def ring(bug: str, *, debug: bool = True) -> bool:
     """Launch the ring; whether the sums are right."""
     spec = hang_kernels.RingSpec()
-    kernel = cudatma.compile(hang_kernels.RING, spec, default_target(), template=True, debug=debug)
+    kernel = cudatma.compile(hang_kernels.RING, spec, target=default_target(), template=True, debug=debug)
     tiles, sums, right = hang_kernels.operands()
     out = cupy.asarray(sums)
     planted = {known.name: known for known in hang_kernels.PLANTED}.get(bug)
@@ -39,7 +39,7 @@ def ring(bug: str, *, debug: bool = True) -> bool:
 def access(name: str) -> bool:
     """Launch one access by TMA."""
     asked = next(known for known in access_kernel.ACCESSES if known.name == name)
-    kernel = cudatma.compile(access_kernel.ACCESS, None, default_target(), template=True, debug=True)
+    kernel = cudatma.compile(access_kernel.ACCESS, None, target=default_target(), template=True, debug=True)
     arguments = access_kernel.operands(asked, "driver", cupy.asarray)
     kernel.launch(1, 32, arguments, shared_bytes=access_kernel.SHARED_BYTES)
     return True

@@ -52,14 +52,14 @@ def data_movement() -> dict[str, bool]:
     source = RNG.integers(0, 1000, (300, 516)).astype(np.float32)
     x, wide = on_card(source), on_card(np.zeros((300, 520), np.float32))
     window = on_card(np.zeros((200, 400), np.float32))
-    cudatma.copy(x, window, offset=(50, 100), shape=(200, 400), via="tma")
+    cudatma.copy(x, out=window, offset=(50, 100), shape=(200, 400), via="tma")
     turned = on_card(np.zeros((516, 300), np.float32))
-    cudatma.transpose(x, turned, via="tma")
+    cudatma.transpose(x, out=turned, via="tma")
     sums = on_card(np.ones((300, 516), np.float32))
     cudatma.reduce_into(sums, x, "add")
-    cudatma.copy(x, wide[:, :516], via="tma")
+    cudatma.copy(x, out=wide[:, :516], via="tma")
     copies = on_card(np.zeros((3, 300 * 516), np.float32))
-    cudatma.broadcast(x.reshape(-1), 3, copies)
+    cudatma.broadcast(x.reshape(-1), 3, out=copies)
     return {
         "copy of a window": bool((window.get() == source[50:250, 100:500]).all()),
         "transpose": bool((turned.get() == source.T).all()),

@@ -312,7 +312,7 @@ def test_a_first_call_inside_a_capture(bench: Bench, monkeypatch: pytest.MonkeyP
     stream.synchronize()
     assert bench.nothing_was_written()
 
-    c.MarlinLinear(weight).warm_up([M], stream)
+    c.MarlinLinear(weight).warm_up([M], stream=stream)
     stream.begin_capture()
     try:
         c.marlin_gemm(x, weight, out=out, stream=stream)

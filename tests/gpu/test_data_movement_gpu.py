@@ -83,7 +83,7 @@ def test_copy(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int
     wanted = window(source, offset, extent)
     for via in ("tma", "plain"):
         out, whole = guarded(extent, dtype)
-        assert c.copy(upload(source), out, offset=offset, shape=extent, pad="zeros", via=via) is out
+        assert c.copy(upload(source), out=out, offset=offset, shape=extent, pad="zeros", via=via) is out
         assert (download(out) == wanted).all()
         check_guards(whole)
 
@@ -111,7 +111,7 @@ def test_runs_at_odd_addresses() -> None:
     for begin, end, to in ((3, -5, 19), (0, -1, 16), (1, 7, 1), (5, -5, 6)):
         part = source[begin:end]
         whole = upload(np.full(len(source) + 64, GUARD, np.uint8))
-        c.copy(device[begin:end], whole[to : to + len(part)])
+        c.copy(device[begin:end], out=whole[to : to + len(part)])
         found = download(whole)
         assert (found[to : to + len(part)] == part).all()
         assert (found[:to] == GUARD).all()
@@ -138,7 +138,7 @@ def test_strided_and_reversed_arrays() -> None:
 def test_transpose(shape: tuple[int, ...], dtype: Any) -> None:
     source = numbers(shape, dtype)
     out, whole = guarded((*shape[:-2], shape[-1], shape[-2]), dtype)
-    c.transpose(upload(source), out, via="tma")
+    c.transpose(upload(source), out=out, via="tma")
     assert (download(out) == np.swapaxes(source, -1, -2)).all()
     check_guards(whole)
 
@@ -222,7 +222,7 @@ def test_gather(dtype: Any) -> None:
     tables: list[Any] = [starts, starts.tolist(), cupy.asarray(starts.astype(np.int32))]
     for table in tables:
         out, whole = guarded((3000, *box), dtype)
-        c.gather(upload(source), table, box, out)
+        c.gather(upload(source), table, box, out=out)
         assert (download(out) == wanted).all()
         check_guards(whole)
     assert (download(c.gather(upload(source), tables[-1], box, check=False)) == wanted).all()
@@ -251,7 +251,7 @@ def test_halo_tiles() -> None:
 def test_im2col(shape: tuple[int, ...], taps: Any, stride: Any, padding: Any, dilation: Any, dtype: Any) -> None:
     """Against views of the padded images, one for each tap."""
     images = numbers(shape, dtype)
-    result = download(c.im2col(upload(images), taps, stride, padding, dilation))
+    result = download(c.im2col(upload(images), taps, stride=stride, padding=padding, dilation=dilation))
     padded = np.pad(images, [(0, 0), *((p, p) for p in padding), (0, 0)])
     spatial = len(taps)
     for tap in np.ndindex(*taps):
@@ -270,7 +270,7 @@ def test_broadcast(copies: int) -> None:
     for size in (16, 40_000, 3_000_016):
         source = numbers((size,), np.uint8)
         out, whole = guarded((copies, size), np.uint8)
-        c.broadcast(upload(source), copies, out)
+        c.broadcast(upload(source), copies, out=out)
         assert (download(out) == source).all()
         check_guards(whole)
 
@@ -313,8 +313,8 @@ def test_in_a_graph() -> None:
     turned, sums = cupy.zeros((1024, 512), cupy.float32), cupy.zeros((512, 1024), cupy.float32)
 
     def chain(stream: Any) -> None:
-        c.copy(source, moved, offset=(0, 8), shape=(512, 1024), stream=stream)
-        c.transpose(moved, turned, stream=stream)
+        c.copy(source, out=moved, offset=(0, 8), shape=(512, 1024), stream=stream)
+        c.transpose(moved, out=turned, stream=stream)
         c.reduce_into(sums, moved, "add", stream=stream)
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -379,13 +379,13 @@ def test_repeated_calls_look_at_addresses() -> None:
 
     host, room = numbers((64, 80), np.float32), cupy.zeros(65 * 80, cupy.float32)
     x = upload(host)
-    c.copy(x, room[: 64 * 80].reshape(64, 80), via="tma")
+    c.copy(x, out=room[: 64 * 80].reshape(64, 80), via="tma")
     off = room[1 : 1 + 64 * 80].reshape(64, 80)
     with pytest.raises(c.DescriptorError):
-        c.copy(x, off, via="tma")
-    assert (download(c.copy(x, off)) == host).all()
+        c.copy(x, out=off, via="tma")
+    assert (download(c.copy(x, out=off)) == host).all()
     with pytest.raises(c.ArgumentError, match="memory of its own"):
-        c.copy(room[: 64 * 80].reshape(64, 80), room[80:].reshape(64, 80), via="tma")
+        c.copy(room[: 64 * 80].reshape(64, 80), out=room[80:].reshape(64, 80), via="tma")
     assert (download(c.copy(x)) == host).all()
 
 
@@ -399,12 +399,12 @@ def test_repeated_calls_in_a_graph() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
     with stream:
-        c.transpose(c.copy(sources[0], moved[0], offset=(0, 8), shape=(256, 1024)), turned[0])
+        c.transpose(c.copy(sources[0], out=moved[0], offset=(0, 8), shape=(256, 1024)), out=turned[0])
         stream.synchronize()
         stream.begin_capture()
         for source, between, out in zip(sources, moved, turned, strict=True):
-            c.copy(source, between, offset=(0, 8), shape=(256, 1024))
-            c.transpose(between, out)
+            c.copy(source, out=between, offset=(0, 8), shape=(256, 1024))
+            c.transpose(between, out=out)
         graph = stream.end_capture()
         for source in sources:
             source += 1
@@ -454,7 +454,7 @@ def test_repeated_calls_on_two_cards() -> None:
                 x, out = upload(host), cupy.zeros((100, 512), cupy.float32)
                 cupy.cuda.get_current_stream().synchronize()
             # Whichever card is current.
-            c.copy(x, out, offset=(3, 4), shape=(100, 512))
+            c.copy(x, out=out, offset=(3, 4), shape=(100, 512))
             with cupy.cuda.Device(ordinal):
                 cupy.cuda.Device(ordinal).synchronize()
                 assert (download(out) == host[3:103, 4:516]).all()
@@ -467,7 +467,7 @@ def test_wrong_calls_leave_the_context_usable() -> None:
     with pytest.raises(c.ArgumentError):
         c.gather(device, [(0, 1)], (4, 8))
     with pytest.raises(c.ArgumentError):
-        c.copy(device, np.zeros((64, 64), np.float32))
+        c.copy(device, out=np.zeros((64, 64), np.float32))
     with pytest.raises(c.ArgumentTypeError):
         c.reduce_into(device, device, "xor")
     assert (download(c.copy(device)) == download(device)).all()

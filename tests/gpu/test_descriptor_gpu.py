@@ -162,7 +162,7 @@ def test_stores_clip_at_16_bytes() -> None:
 def test_replace_address() -> None:
     first, second = cp.full((64, 64), 1, cp.uint8), cp.full((64, 64), 2, cp.uint8)
     made = TensorMap.from_array(first, (16, 64))
-    assert made.backend == "driver"
+    assert made.encoder == "driver"
     assert (made.device, made.owner) == (first.device.id, first)
     before = bytes(made)
     made.replace_address(second)

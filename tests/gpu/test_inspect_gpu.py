@@ -61,7 +61,7 @@ def test_the_drivers_bytes_are_the_codecs() -> None:
     )
     for spec in specs:
         made = (TensorMap.im2col if isinstance(spec, Im2colSpec) else TensorMap.tiled)(spec, owner=memory)
-        assert made.backend == "driver"
+        assert made.encoder == "driver"
         found = made.compare()
         if made.target is not None and made.target.tensormap_knows_allocation:
             print(f"{made.target.name}: {found}")  # what other cards set is worth reading

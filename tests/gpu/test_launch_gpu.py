@@ -294,7 +294,7 @@ def test_all_of_the_shared_memory() -> None:
     assert int(out[0]) == size // 4
     with pytest.raises(LaunchError, match="shared_bytes"):
         kernel.launch(1, 128, (out, 1), shared_bytes=size + 1)
-    assert kernel.occupancy(128, size) == 1
+    assert kernel.occupancy(128, shared_bytes=size) == 1
     assert kernel.occupancy(128) >= 8
 
 

@@ -179,7 +179,7 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
-        return compile_kernel(render(template, spec, sm120), None, target, entry=spec.entry)
+        return compile_kernel(render(template, spec, sm120), target=target, entry=spec.entry)
 
     monkeypatch.setattr(plan, "decide", as_sm120)
     monkeypatch.setattr(plan, "load_kernel", load_kernel)

@@ -158,7 +158,7 @@ def test_graph_capture(m: int, k: int) -> None:
     batches = [activations((m, k), "float16", seed) for seed in (1, 2, 3)]
     references = [to_float64(x) @ weight.dense + to_float64(bias) for x in batches]
     x, out, stream = cupy.empty((m, k), np.float16), poisoned((m, 1024), "float16"), new_stream()
-    layer.warm_up([m], stream)
+    layer.warm_up([m], stream=stream)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         layer(x, out)

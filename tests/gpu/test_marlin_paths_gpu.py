@@ -98,7 +98,7 @@ def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, pe
         rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, multiprocessors=processors
     )
     kernel = load_kernel(TEMPLATE, spec, TARGET)
-    grid = permute_grid(spec, rows, columns, processors * kernel.occupancy(spec.threads, spec.smem_bytes))
+    grid = permute_grid(spec, rows, columns, processors * kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes))
     kernel.launch(
         grid,
         spec.threads,
@@ -119,14 +119,14 @@ def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, pe
 def test_dequantised_bit_for_bit(dtype: str, group_size: int, symmetric: bool, act_order: bool) -> None:
     for k, n in ((333, 77), (1024, 2056)):
         weight = make_weight(k, n, Options(dtype, group_size, symmetric, act_order=act_order)).packed
-        wanted = weight.dequantize(dtype).view(np.uint16)
+        wanted = weight.dequantize(dtype=dtype).view(np.uint16)
         found = cudatma.dequantize(weight)
         assert (found.shape, found.dtype.name) == ((k, n), dtype)
         np.testing.assert_array_equal(cupy.asnumpy(bits(contiguous(found))), wanted)
         if n % 8 == 0:
             buffer = poisoned((k + 2, n + 8), dtype)
             out = buffer[1 : k + 1, :n]
-            assert cudatma.dequantize(weight, out) is out
+            assert cudatma.dequantize(weight, out=out) is out
             np.testing.assert_array_equal(cupy.asnumpy(bits(buffer)[1 : k + 1, :n]), wanted)
             assert is_poison(contiguous(buffer[:, n:]))
             assert is_poison(buffer[0])
@@ -140,7 +140,7 @@ def test_dequantising_a_thousand_times_gives_the_same_bits() -> None:
         wrong = cupy.zeros((), np.int64)
         for _ in range(500):
             bits(out).fill(0xFFFF)
-            cudatma.dequantize(weight, out)
+            cudatma.dequantize(weight, out=out)
             wrong += (bits(out) != bits(wanted)).sum()
         assert int(wrong) == 0
 
@@ -211,7 +211,7 @@ def test_act_order_in_a_graph(m: int) -> None:
     weight = make_weight(2048, 1024, Options(act_order=True))
     layer, stream = MarlinLinear(weight.packed), new_stream()
     x, out = cupy.empty((m, 2048), np.float16), poisoned((m, 1024), "float16")
-    layer.warm_up([m], stream)
+    layer.warm_up([m], stream=stream)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         layer(x, out)
@@ -299,7 +299,7 @@ def test_cupy_captures_no_dense_product(from_64_tokens: None) -> None:
     weight = make_weight(1024, 1024)
     layer, stream = MarlinLinear(weight.packed, dense_bytes=1 << 30), new_stream()
     x, out = activations((64, 1024), "float16"), poisoned((64, 1024), "float16")
-    layer.warm_up([1, 64], stream)
+    layer.warm_up([1, 64], stream=stream)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         with pytest.raises(LaunchError, match="CuPy"):

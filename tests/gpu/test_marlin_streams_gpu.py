@@ -410,8 +410,8 @@ def test_a_launch_on_a_named_stream_waits_for_a_producer(name: str, source: Any)
     producer, mine = new_streams(2)
     calls: dict[str, Callable[[Any], object]] = {
         "gemm": lambda given: marlin_gemm(given, weight.packed, out, stream=mine),
-        "copy": lambda given: c.copy(given, out, stream=mine),
-        "transpose": lambda given: c.transpose(given, out, stream=mine),
+        "copy": lambda given: c.copy(given, out=out, stream=mine),
+        "transpose": lambda given: c.transpose(given, out=out, stream=mine),
         "tile_copy": lambda given: c.tile_copy(given, out, stream=mine),
         "kernel": lambda given: add.launch(1, 1, (given,), stream=mine),
     }

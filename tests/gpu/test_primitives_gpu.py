@@ -414,7 +414,7 @@ def test_the_tile_copy_example(
 ) -> None:
     source = np.random.default_rng(8).integers(0, 100, shape).astype(dtype)
     destination = poisoned((shape[0] + 1, shape[1]), dtype)
-    load_example("tile_copy").tile_copy(upload(source), destination[: shape[0]], stages)
+    load_example("tile_copy").tile_copy(upload(source), destination[: shape[0]], stages=stages)
     result = download(destination)
     assert (result[: shape[0]] == source).all()
     assert (result[shape[0] :].view(np.uint8) == POISON).all()
@@ -422,9 +422,9 @@ def test_the_tile_copy_example(
 
 def test_the_tile_copy_example_refuses_what_it_cannot_copy(load_example: Callable[[str], ModuleType]) -> None:
     tile_copy = load_example("tile_copy").tile_copy
-    with pytest.raises(ArgumentError, match="destination"):
+    with pytest.raises(ArgumentError, match="dst"):
         tile_copy(poisoned((4, 16), np.float32), poisoned((4, 32), np.float32))
     with pytest.raises(ArgumentError, match="stages"):
-        tile_copy(poisoned((4, 16), np.float32), poisoned((4, 16), np.float32), 1)
+        tile_copy(poisoned((4, 16), np.float32), poisoned((4, 16), np.float32), stages=1)
     with pytest.raises(DescriptorError):  # a row that ends inside 16 bytes
         tile_copy(poisoned((4, 16), np.float32)[:, :5], poisoned((4, 16), np.float32)[:, :5])

@@ -60,7 +60,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 
     tuning.forget()
     weight = random_weight(LAYER)
-    dense = weight.dequantize(np.float64)
+    dense = weight.dequantize(dtype=np.float64)
     on_card = weight.to_device(0)
     for entry in entries:
         assert decide(LAYER, entry.m, card).spec == entry.spec

@@ -21,13 +21,13 @@ def box_copy(mode: str, write: str = "store", policy: str = "") -> Subject:
     shape, box = ((16, 64), (8, 32)) if mode == "none" else ((16, 64), (8, 64))
     kind = np.uint32 if write == "add" else np.uint16
     shape, box = ((16, 32), (8, 16)) if write == "add" else (shape, box)
-    layout = TensorMap.from_array(np.zeros(shape, kind), box, swizzle=mode, backend="codec")
+    layout = TensorMap.from_array(np.zeros(shape, kind), box, swizzle=mode, encoder="codec")
     spec = probes.BoxCopy(2, layout.expected_bytes, layout.footprint_bytes, write, policy)
 
     def make() -> Call:
         source = np.arange(shape[0] * shape[1]).astype(kind).reshape(shape)
         destination = np.ones_like(source)
-        maps = [TensorMap.from_array(a, box, swizzle=mode, backend="codec") for a in (source, destination)]
+        maps = [TensorMap.from_array(a, box, swizzle=mode, encoder="codec") for a in (source, destination)]
         dump = np.zeros(spec.footprint_bytes, np.uint8)
         args = (*maps, dump, 0, 8, 0, 0, 0, 0, 4, 0, 0, 0)
         arrays = (source, destination)
@@ -83,7 +83,7 @@ def im2col(rank: int) -> Subject:
             channels_per_pixel=8,
             pixels_per_column=32,
         )
-        return TensorMap(spec, backend="codec", owner=array)
+        return TensorMap(spec, encoder="codec", owner=array)
 
     def make() -> Call:
         tensor_map = described()
@@ -97,7 +97,7 @@ def im2col(rank: int) -> Subject:
 
 def _multicast() -> Call:
     source = np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
-    tensor_map = TensorMap.from_array(source, (8, 32), backend="codec")
+    tensor_map = TensorMap.from_array(source, (8, 32), encoder="codec")
     dump = np.zeros(2 * 16 * 32 * 4, np.uint8)
     return Call("multicast", 2, 128, (tensor_map, dump), cluster=2, shared_bytes=2048, arrays=(source,))
 
@@ -112,7 +112,7 @@ def _tensormap_edit() -> Call:
     original, other = np.zeros((16, 32), np.float32), np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
     raw = np.zeros(256, np.uint8)
     edited = raw[-raw.ctypes.data % 128 :][:128]
-    tensor_map = TensorMap.from_array(original, (8, 32), backend="codec")
+    tensor_map = TensorMap.from_array(original, (8, 32), encoder="codec")
     args = (tensor_map, edited, other, 5, np.zeros((8, 32), np.float32))
     return Call("tensormap_edit", 1, 32, args, shared_bytes=1024, arrays=(original, raw))
 
@@ -126,9 +126,9 @@ def wgmma_gemm(spec: Any) -> Subject:
         a, b = (random.normal(size=(size, depth)).astype(np.float16) for size in (rows, columns))
         d = np.zeros((rows, columns), np.float32)
         maps = (
-            TensorMap.from_array(a, (spec.share_m, 64), swizzle="128B", backend="codec"),
-            TensorMap.from_array(b, (spec.block_n, 64), swizzle="128B", backend="codec"),
-            TensorMap.from_array(d, (64, spec.block_n), backend="codec"),
+            TensorMap.from_array(a, (spec.share_m, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(b, (spec.block_n, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(d, (64, spec.block_n), encoder="codec"),
         )
         args = (*maps, depth // 64)
         grid = (spec.cluster, 1)

@@ -154,7 +154,7 @@ def _tile_copy_call(spec: TileCopySpec) -> Callable[[], Call]:
         source = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape)
         destination = np.zeros_like(source)
         box = (spec.box_rows, spec.box_columns)
-        maps = [TensorMap.from_array(array, box, backend="codec") for array in (source, destination)]
+        maps = [TensorMap.from_array(array, box, encoder="codec") for array in (source, destination)]
         return Call(
             spec.entry, 2, 64, (*maps, tiles_x, tiles_y), shared_bytes=spec.smem_bytes, arrays=(source, destination)
         )

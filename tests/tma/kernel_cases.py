@@ -58,7 +58,9 @@ def random_bytes(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
 
 def tiled(array: Array, box: Sequence[int], address: int, **options: Any) -> TiledSpec:
     """The spec of a map over an array in C order; box in NumPy order."""
-    return TiledSpec.from_strided(address, array.shape, array.strides, array.dtype, box, **options)
+    return TiledSpec.from_strided(
+        address, array.shape, strides_bytes=array.strides, dtype=array.dtype, box=box, **options
+    )
 
 
 def box_copy(device: Device, rank: int, write: str, policy: str, dtype: Any, swizzle: str) -> dict[str, Array]:

@@ -122,25 +122,25 @@ def images(at: int) -> Array:
 
 #: Operations on arrays at so many MiB: every kernel, and what decides among them.
 OPERATIONS: dict[str, Callable[[int, int], object]] = {
-    "run": lambda a, b: c.copy(Array(a, (5000,)), Array(b, (5000,))),
-    "run, odd": lambda a, b: c.copy(Array(a, (5000,), more=4), Array(b, (5000,), more=20)),
-    "run, offset": lambda a, b: c.copy(Array(a, (90, 64)), Array(b, (40, 64)), offset=(7, 0), shape=(40, 64)),
-    "window": lambda a, b: c.copy(Array(a, (64, 80)), Array(b, (40, 48)), offset=(3, 8), shape=[40, 48]),
+    "run": lambda a, b: c.copy(Array(a, (5000,)), out=Array(b, (5000,))),
+    "run, odd": lambda a, b: c.copy(Array(a, (5000,), more=4), out=Array(b, (5000,), more=20)),
+    "run, offset": lambda a, b: c.copy(Array(a, (90, 64)), out=Array(b, (40, 64)), offset=(7, 0), shape=(40, 64)),
+    "window": lambda a, b: c.copy(Array(a, (64, 80)), out=Array(b, (40, 48)), offset=(3, 8), shape=[40, 48]),
     "window, padded": lambda a, b: c.copy(
-        Array(a, (64, 80)), Array(b, (70, 88)), offset=(-3, -4), shape=(70, 88), pad="nan"
+        Array(a, (64, 80)), out=Array(b, (70, 88)), offset=(-3, -4), shape=(70, 88), pad="nan"
     ),
-    "plain": lambda a, b: c.copy(Array(a, (64, 80)), Array(b, (60, 77)), offset=(3, 1), shape=(60, 77)),
-    "transpose": lambda a, b: c.transpose(Array(a, (64, 80)), Array(b, (80, 64))),
-    "transpose, plain": lambda a, b: c.transpose(Array(a, (63, 35)), Array(b, (35, 63)), via="plain"),
+    "plain": lambda a, b: c.copy(Array(a, (64, 80)), out=Array(b, (60, 77)), offset=(3, 1), shape=(60, 77)),
+    "transpose": lambda a, b: c.transpose(Array(a, (64, 80)), out=Array(b, (80, 64))),
+    "transpose, plain": lambda a, b: c.transpose(Array(a, (63, 35)), out=Array(b, (35, 63)), via="plain"),
     "reduce run": lambda a, b: c.reduce_into(Array(a, (64, 64)), Array(b, (64, 64)), "add"),
     "reduce window": lambda a, b: c.reduce_into(Array(a, (64, 80)), Array(b, (64, 64)), "add", offset=(-1, 8)),
-    "gather": lambda a, b: c.gather(Array(a, (64, 80)), [(0, 0), (3, 4)], (2, 8), Array(b, (2, 2, 8))),
+    "gather": lambda a, b: c.gather(Array(a, (64, 80)), [(0, 0), (3, 4)], (2, 8), out=Array(b, (2, 2, 8))),
     "gather, table": lambda a, b: c.gather(
-        Array(a, (64, 80)), Array(a + b, (2, 2), np.int32), (2, 8), Array(b, (2, 2, 8)), check=False
+        Array(a, (64, 80)), Array(a + b, (2, 2), np.int32), (2, 8), out=Array(b, (2, 2, 8)), check=False
     ),
-    "halo_tiles": lambda a, b: c.halo_tiles(Array(a, (64, 80)), (16, 16), (1, 4), Array(b, (4, 5, 18, 24))),
+    "halo_tiles": lambda a, b: c.halo_tiles(Array(a, (64, 80)), (16, 16), (1, 4), out=Array(b, (4, 5, 18, 24))),
     "im2col": lambda a, b: c.im2col(images(a), 3, out=Array(b, (2, 7, 7, 3, 3, 8))),
-    "broadcast": lambda a, b: c.broadcast(Array(a, (4096,)), 12, Array(b, (12, 4096))),
+    "broadcast": lambda a, b: c.broadcast(Array(a, (4096,)), 12, out=Array(b, (12, 4096))),
     "prefetch": lambda a, b: c.prefetch(Array(a, (64, 80), more=8)),
     "prefetch window": lambda a, b: c.prefetch(Array(a, (64, 80)), offset=(1, 4), shape=(30, 40)),
 }
@@ -201,37 +201,41 @@ def case_results_are_made_anew() -> None:
 
 def case_addresses_are_still_looked_at() -> None:
     source = Array(32, (64, 80))
-    c.copy(source, Array(64, (64, 80)), via="tma")
+    c.copy(source, out=Array(64, (64, 80)), via="tma")
     before = record.launches
-    raises(c.ArgumentError, "memory of its own", lambda: c.copy(source, Array(32, (64, 80), more=160), via="tma"))
-    raises(c.DescriptorError, "16", lambda: c.copy(source, Array(64, (64, 80), more=4), via="tma"))
-    raises(c.DescriptorError, "16", lambda: c.copy(Array(32, (64, 80), more=8), Array(64, (64, 80)), via="tma"))
-    raises(c.ArgumentError, "device 0, where src lies", lambda: c.copy(source, Array(64, (64, 80), device=1)))
-    raises(c.ArgumentError, "src.device", lambda: c.copy(source, Array(64, (64, 80)), via="tma", backend="emulator"))
+    raises(c.ArgumentError, "memory of its own", lambda: c.copy(source, out=Array(32, (64, 80), more=160), via="tma"))
+    raises(c.DescriptorError, "16", lambda: c.copy(source, out=Array(64, (64, 80), more=4), via="tma"))
+    raises(c.DescriptorError, "16", lambda: c.copy(Array(32, (64, 80), more=8), out=Array(64, (64, 80)), via="tma"))
+    raises(c.ArgumentError, "device 0, where src lies", lambda: c.copy(source, out=Array(64, (64, 80), device=1)))
+    raises(
+        c.ArgumentError, "src.device", lambda: c.copy(source, out=Array(64, (64, 80)), via="tma", backend="emulator")
+    )
     assert record.launches == before
     # The two halves of a matrix: not one behind the other, but apart.
     halves = [Array(32, (64, 40), more=160 * i, pitch=320) for i in range(2)]
-    c.copy(*halves, via="tma")
-    c.copy(*reversed(halves), via="tma")
-    c.copy(halves[0], Array(48, (64, 40), pitch=320), via="tma")
+    c.copy(halves[0], out=halves[1], via="tma")
+    c.copy(halves[1], out=halves[0], via="tma")
+    c.copy(halves[0], out=Array(48, (64, 40), pitch=320), via="tma")
     assert len(CALLS) == 2
     moved = Array(32, (64, 40), more=80, pitch=320)
-    raises(c.ArgumentError, "memory of its own", lambda: c.copy(halves[0], moved, via="tma"))
+    raises(c.ArgumentError, "memory of its own", lambda: c.copy(halves[0], out=moved, via="tma"))
     # A window of an array may go to another part of the same array.
     whole, below = Array(32, (64, 80)), Array(32, (32, 80), more=32 * 320)
     for _ in range(2):
-        c.copy(whole, below, shape=(32, 80))
-    raises(c.ArgumentError, "memory of its own", lambda: c.copy(whole, Array(32, (32, 80), more=320), shape=(32, 80)))
+        c.copy(whole, out=below, shape=(32, 80))
+    raises(
+        c.ArgumentError, "memory of its own", lambda: c.copy(whole, out=Array(32, (32, 80), more=320), shape=(32, 80))
+    )
     assert record.launches == before + 5
 
 
 def case_streams_and_devices() -> None:
     for _ in range(2):
-        c.copy(Array(32, (64,)), Array(64, (64,)))
+        c.copy(Array(32, (64,)), out=Array(64, (64,)))
         assert (record.stream, record.device) == (7, 0)
-        c.copy(Array(32, (64,)), Array(64, (64,)), stream=0x55)
+        c.copy(Array(32, (64,)), out=Array(64, (64,)), stream=0x55)
         assert (record.stream, record.device) == (0x55, 0)
-        c.copy(Array(32, (64,), device=1), Array(64, (64,), device=1), stream=0x66)
+        c.copy(Array(32, (64,), device=1), out=Array(64, (64,), device=1), stream=0x66)
         assert (record.stream, record.device) == (0x66, 1)
     assert len(CALLS) == 2
     assert record.loads == 2
@@ -281,7 +285,7 @@ def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
         name: lambda stream, make=make: make(given, stream)  # type: ignore[misc]
         for name, make in MAKERS.items()
     } | {
-        "out": lambda stream: c.copy(Array(64, (64, 80)), given, stream=stream),
+        "out": lambda stream: c.copy(Array(64, (64, 80)), out=given, stream=stream),
         "reduce_into": lambda stream: c.reduce_into(given, out, "add", stream=stream),
         "prefetch": lambda stream: c.prefetch(given, stream=stream),
     }
@@ -291,7 +295,7 @@ def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
             assert waits(lambda call=call: call(None)) == (7, 0x66), name  # type: ignore[misc]
             assert waits(lambda call=call: call(0x66)) is None, name  # type: ignore[misc]
     for _ in range(2):
-        assert waits(lambda: c.copy(out, Array(96, (64, 80)), stream=0x55)) is None
+        assert waits(lambda: c.copy(out, out=Array(96, (64, 80)), stream=0x55)) is None
         found = waits(lambda: c.gather(out, starts, (2, 8), check=False, stream=0x55))
         assert found == (0x55, 0x68), "a table on the device"
 
@@ -305,13 +309,13 @@ def case_captures() -> None:
     call(32, 64)
     setup.capturing = 1
     call(48, 96)
-    c.copy(Array(32, (64, 80)), Array(64, (20, 24)), offset=(3, 8), shape=(20, 24), stream=5)
+    c.copy(Array(32, (64, 80)), out=Array(64, (20, 24)), offset=(3, 8), shape=(20, 24), stream=5)
     assert (record.loads, record.launches, len(CALLS)) == (1, 3, 2)
 
 
 def case_no_array_is_kept() -> None:
     source, out = Array(32, (64, 80)), Array(64, (80, 64))
-    c.transpose(source, out)
+    c.transpose(source, out=out)
     gone = weakref.ref(source), weakref.ref(out)
     del source, out
     gc.collect()

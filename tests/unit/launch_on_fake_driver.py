@@ -224,7 +224,7 @@ def case_a_producers_stream() -> None:
 
 
 def case_facts() -> None:
-    found = kernel.resources(1)
+    found = kernel.resources(device=1)
     assert (found.registers, found.static_shared_bytes, found.max_threads) == (40, 1024, 256)
     assert kernel.occupancy(128) == 16
     raises(LaunchError, "block", lambda: kernel.occupancy(512))

@@ -204,7 +204,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(PackedWeight, "device", property(lambda self: 0))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
-    monkeypatch.setattr(Kernel, "occupancy", lambda self, *_: 1)
+    monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
     monkeypatch.setattr(Kernel, "launch", launch)
     monkeypatch.setitem(repeated._libraries, Array, "cupy")

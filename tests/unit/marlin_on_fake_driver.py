@@ -585,7 +585,7 @@ def case_dequantize() -> None:
         allocated_on.clear()
         c.dequantize(w, stream=stream)
         assert (allocated_on, kernel.streams[-1]) == ([wanted], wanted)
-    assert waits(lambda: c.dequantize(w, Foreign((K, N), 0x66), stream=0x50)) == (0x50, 0x66)
+    assert waits(lambda: c.dequantize(w, out=Foreign((K, N), 0x66), stream=0x50)) == (0x50, 0x66)
 
 
 def case_tile_copy() -> None:

@@ -274,7 +274,7 @@ def test_a_template_that_ptxas_makes_slow_is_an_error(templates: Path) -> None:
         load_kernel("kernel.cu.j2", Spec(), "sm_90a")
     assert caught.value.folder is not None
     assert "Potential Performance Loss" in (Path(caught.value.folder) / "log.txt").read_text()
-    assert len(compile_kernel(slow, Spec(), "sm_90a", template=True).warnings) == 1
+    assert len(compile_kernel(slow, Spec(), target="sm_90a", template=True).warnings) == 1
 
 
 def test_a_damaged_entry_is_compiled_again(templates: Path, compilations: list[str]) -> None:
@@ -327,7 +327,7 @@ def test_a_source_with_primitives_and_a_spec() -> None:
     //% include "primitives/types.cuh.j2"
     extern "C" __global__ void mine(const __grid_constant__ cudatma::TensorMap map, int* x) { *x = ${ spec.factor }; }
     """
-    kernel = compile_kernel(source, Spec(7, entry="mine"), "sm_120a", template=True)
+    kernel = compile_kernel(source, Spec(7, entry="mine"), target="sm_120a", template=True)
     assert "struct" in kernel.source
     assert "*x = 7" in kernel.source
     assert [p.size_bytes for p in kernel.parameters] == [128, 8]
@@ -366,11 +366,11 @@ def test_options_are_part_of_the_key(compilations: list[str]) -> None:
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.cu.j2"
     path.write_text(TEMPLATE)
-    assert compile_kernel(str(path), Spec(9), "sm_90a").entry == "scaled"
+    assert compile_kernel(str(path), Spec(9), target="sm_90a").entry == "scaled"
     path.write_text(TEMPLATE.replace("*=", "+="))
-    assert "+= 9" in compile_kernel(str(path), Spec(9), "sm_90a").source
+    assert "+= 9" in compile_kernel(str(path), Spec(9), target="sm_90a").source
     path.write_bytes(b"// Latin-1: \xe9\n" + TEMPLATE.encode())
-    assert "\\xe9" in compile_kernel(str(path), Spec(9), "sm_90a").source
+    assert "\\xe9" in compile_kernel(str(path), Spec(9), target="sm_90a").source
 
 
 def test_plain_text_is_compiled_as_it_is(tmp_path: Path) -> None:
@@ -590,7 +590,7 @@ def test_a_function_says_that_it_computes_on_the_cpu_unless_asked_to(
     monkeypatch.setenv("CUDATMA_BACKEND", variable)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        backend.backend_for("some_function", explicit, stacklevel=1)
+        backend.backend_for("some_function", explicit)
     assert [(w.category, w.filename) for w in caught] == [(BackendWarning, __file__)] * bool(warned)
     for warning in caught:
         assert warned in str(warning.message)

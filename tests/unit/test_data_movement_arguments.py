@@ -68,11 +68,11 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(I8, pad="nan", **o), c.ArgumentError, "pad", "float16"),
     (lambda o: c.copy(F32, cache="evict", **o), c.ArgumentError, "cache", "evict_first"),
     (lambda o: c.copy(F32, via="dma", **o), c.ArgumentError, "via", "auto, tma, plain"),
-    (lambda o: c.copy(F32, fresh((32, 32)), **o), c.ArgumentError, "out", "(32, 64)"),
-    (lambda o: c.copy(F32, fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
-    (lambda o: c.copy(F32, F32, **o), c.ArgumentError, "out", "memory of its own"),
-    (lambda o: c.copy(F32, READONLY, **o), c.ArgumentError, "out", "writable"),
-    (lambda o: c.copy(F32, STUCK, **o), c.ArgumentError, "out", "lie apart"),
+    (lambda o: c.copy(F32, out=fresh((32, 32)), **o), c.ArgumentError, "out", "(32, 64)"),
+    (lambda o: c.copy(F32, out=fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
+    (lambda o: c.copy(F32, out=F32, **o), c.ArgumentError, "out", "memory of its own"),
+    (lambda o: c.copy(F32, out=READONLY, **o), c.ArgumentError, "out", "writable"),
+    (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out", "lie apart"),
     (lambda o: c.copy(F32[:, :63], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.copy(F32[:, 1:61], via="tma", **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.copy(F32[:, ::2], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "step over"),
@@ -97,7 +97,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     ),
     # transpose
     (lambda o: c.transpose(F32[0], **o), c.ArgumentError, "src.shape", "two dimensions"),
-    (lambda o: c.transpose(F32, fresh(), **o), c.ArgumentError, "out", "(64, 32)"),
+    (lambda o: c.transpose(F32, out=fresh(), **o), c.ArgumentError, "out", "(64, 32)"),
     (lambda o: c.transpose(F32[:31], via="tma", **o), c.DescriptorError, "out.strides_bytes[0]", "16 bytes"),
     (lambda o: c.transpose(fresh((4, 4), np.complex128), via="tma", **o), c.DescriptorError, "dtype", "1, 2, 4 or 8"),
     (
@@ -135,7 +135,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.gather(F32, [(0.0, 0.0)], (4, 8), **o), c.ArgumentTypeError, "starts", "ints"),
     (lambda o: c.gather(fresh((4, 4), np.complex128), [(0, 0)], (2, 2), **o), c.ArgumentError, "src.dtype", "bytes"),
     (lambda o: c.gather(fresh((1,) * 6), [(0,) * 6], (1,) * 6, **o), c.ArgumentError, "rank", "1..5"),
-    (lambda o: c.gather(F32, [(0, 0)], (4, 8), fresh((1, 4, 16))[:, :, :8], **o), c.ArgumentError, "out", "C order"),
+    (lambda o: c.gather(F32, [(0, 0)], (4, 8), out=fresh((1, 4, 16))[..., :8], **o), c.ArgumentError, "out", "C order"),
     (lambda o: c.gather(F32[:, 1:], [(0, 0)], (4, 8), **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.gather(fresh((0, 64)), [(0, 0)], (4, 8), **o), c.DescriptorError, "src.shape", "elements"),
     (lambda o: c.gather(F32, [(0, 0)], (128, 256), **o), c.ArgumentError, "stages", "smaller box"),
@@ -147,11 +147,11 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.im2col(F32, 3, **o), c.ArgumentError, "src.shape", "3 to 5 axes"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), (3, 3, 3), **o), c.ArgumentError, "kernel", "2 ints"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 and up"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, True, **o), c.ArgumentTypeError, "stride", "ints"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, stride=True, **o), c.ArgumentTypeError, "stride", "ints"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 and up"),
     (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
-    (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, 9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
-    (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, 1, 17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
+    (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
+    (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
     (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
     # broadcast, prefetch, rows
     (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 and up"),
@@ -189,7 +189,7 @@ def test_reference_refuses_what_the_emulator_refuses() -> None:
 def test_arrays_of_another_device() -> None:
     info = replace(describe(F32), device=0, kind="cupy")
     with pytest.raises(c.ArgumentError) as caught:
-        c.copy(info, fresh(), backend="cuda")
+        c.copy(info, out=fresh(), backend="cuda")
     assert caught.value.field == "out"
     with pytest.raises(c.ArgumentError) as caught:
         c.reduce_into(fresh(), info, "add", backend="cuda")
@@ -202,11 +202,11 @@ def test_without_a_card_it_says_where_it_computes(monkeypatch: pytest.MonkeyPatc
     empty = fresh((0, 64))
     calls: list[Callable[[], object]] = [
         lambda: c.copy(empty),
-        lambda: c.copy(empty, fresh((0, 64))),
+        lambda: c.copy(empty, out=fresh((0, 64))),
         lambda: c.transpose(empty),
         lambda: c.reduce_into(fresh(), empty, "add"),
         lambda: c.gather(F32, [], (4, 8)),
-        lambda: c.gather(F32, [], (4, 8), fresh((0, 4, 8))),
+        lambda: c.gather(F32, [], (4, 8), out=fresh((0, 4, 8))),
         lambda: c.broadcast(empty, 2),
         lambda: c.prefetch(empty),
     ]

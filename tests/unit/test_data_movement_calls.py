@@ -54,7 +54,7 @@ def numbers(seed: int, shape: tuple[int, ...] = (20, 48)) -> Array:
 #: Operations on an array of 20 x 48, which return their result.
 OPERATIONS: dict[str, Callable[[Array, dict[str, Any]], Any]] = {
     "run": lambda x, o: c.copy(x, **o),
-    "run at an odd address": lambda x, o: c.copy(x.reshape(-1)[3:900], np.zeros(901, np.float32)[3:900][:897], **o),
+    "run at an odd address": lambda x, o: c.copy(x.reshape(-1)[3:900], out=np.zeros(901, np.float32)[3:900][:897], **o),
     "window": lambda x, o: c.copy(x, offset=(-1, 4), shape=(12, 60), pad="zeros", **o),
     "plain": lambda x, o: c.copy(x, offset=[1, 3], shape=[7, 9], **o),
     "transpose": lambda x, o: c.transpose(x, **o),
@@ -95,18 +95,18 @@ def test_rows_by_number(only_first: Callable[[], None], monkeypatch: pytest.Monk
 def test_addresses_are_still_looked_at() -> None:
     x, room = numbers(0), np.zeros(21 * 48, np.float32)
     out = room[: 20 * 48].reshape(20, 48)
-    c.copy(x, out, via="tma", **EMULATED)
+    c.copy(x, out=out, via="tma", **EMULATED)
     off = room[1 : 1 + 20 * 48].reshape(20, 48)
     with pytest.raises(c.DescriptorError, match="16"):
-        c.copy(x, off, via="tma", **EMULATED)
-    assert (c.copy(x, off, **EMULATED) == x).all()
+        c.copy(x, out=off, via="tma", **EMULATED)
+    assert (c.copy(x, out=off, **EMULATED) == x).all()
     with pytest.raises(c.ArgumentError, match="memory of its own"):
-        c.copy(out, room[48:].reshape(20, 48), via="tma", **EMULATED)
+        c.copy(out, out=room[48:].reshape(20, 48), via="tma", **EMULATED)
     out.setflags(write=False)
     with pytest.raises(c.ArgumentError, match="writable"):
-        c.copy(x, out, via="tma", **EMULATED)
+        c.copy(x, out=out, via="tma", **EMULATED)
     with pytest.raises(c.ArgumentError, match="CUDA device"):
-        c.copy(x, np.zeros_like(x), via="tma", backend="cuda")
+        c.copy(x, out=np.zeros_like(x), via="tma", backend="cuda")
     sums = np.zeros((40, 48), np.float32)
     c.reduce_into(sums[:20], x, "add", **EMULATED)
     with pytest.raises(c.ArgumentError, match="overlaps"):
@@ -117,10 +117,10 @@ def test_from_one_part_of_an_array_to_another(only_first: Callable[[], None]) ->
     for seed in range(2):
         x = numbers(seed)
         wanted = x[:8].copy()
-        assert (c.copy(x, x[9:17], shape=(8, 48), **EMULATED) == wanted).all()
+        assert (c.copy(x, out=x[9:17], shape=(8, 48), **EMULATED) == wanted).all()
         only_first()
     with pytest.raises(c.ArgumentError, match="memory of its own"):
-        c.copy(x, x[7:15], shape=(8, 48), **EMULATED)
+        c.copy(x, out=x[7:15], shape=(8, 48), **EMULATED)
 
 
 def test_values_of_a_table_are_still_looked_at() -> None:
@@ -140,7 +140,7 @@ def test_whatever_decides_a_launch_makes_another_call(monkeypatch: pytest.Monkey
         lambda: c.copy(x[:, :44], **EMULATED),
         lambda: c.copy(x, cache="evict_first", **EMULATED),
         lambda: c.copy(x, via="plain", **EMULATED),
-        lambda: c.copy(x, np.zeros((20, 52), np.float32)[:, :48], **EMULATED),
+        lambda: c.copy(x, out=np.zeros((20, 52), np.float32)[:, :48], **EMULATED),
         lambda: c.copy(x, offset=(1, 4), shape=(12, 12), **EMULATED),
         lambda: c.copy(x, offset=(1, 8), shape=(12, 12), **EMULATED),
         lambda: c.prefetch(x, **EMULATED),

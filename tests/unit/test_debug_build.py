@@ -54,14 +54,16 @@ def test_a_template_sees_it_and_the_opening_says_so() -> None:
 
 
 def test_it_is_another_kernel_with_the_specs_names() -> None:
-    plain, debug = (cudatma.compile(SOURCE, Layout(), "sm_90a", template=True, debug=flag) for flag in (False, True))
+    plain, debug = (
+        cudatma.compile(SOURCE, Layout(), target="sm_90a", template=True, debug=flag) for flag in (False, True)
+    )
     assert (plain.is_debug, debug.is_debug) == (False, True)
     assert plain.folder != debug.folder
     assert plain.parameters == debug.parameters  # the panel is no parameter
     assert debug.smem_layout == plain.smem_layout == (("full", 0, 16),)
     again = pickle.loads(pickle.dumps(debug))
     assert (again.is_debug, again.smem_layout) == (True, debug.smem_layout)
-    assert cudatma.compile(SOURCE, Layout(), "sm_90a", template=True) is plain
+    assert cudatma.compile(SOURCE, Layout(), target="sm_90a", template=True) is plain
 
 
 def test_a_template_is_known_by_what_was_asked() -> None:

@@ -101,7 +101,7 @@ def test_a_hazard_is_a_failure(
     hazard = SimpleNamespace(kind="read_before_load", message="a tile is read too early")
     report = SimpleNamespace(kernel="k", schedules=3, hazards=[hazard], is_clean=False)
     monkeypatch.setattr(demo, "TOKENS", (16,))
-    monkeypatch.setattr(demo, "_gemm", lambda x, weight, bias, backend: x @ weight.dequantize(np.float32) + bias)
+    monkeypatch.setattr(demo, "_gemm", lambda x, weight, bias, backend: x @ weight.dequantize(dtype=np.float32) + bias)
     monkeypatch.setattr(demo, "check_and_draw", lambda *args: report)
     assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 1
     assert "read_before_load: a tile is read too early" in capsys.readouterr().out
@@ -119,7 +119,7 @@ def test_the_folder_of_pictures_is_checked_before_anything_is_computed(
 def test_what_compiling_takes_is_told_apart(small_layer: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def compiling(x: Any, weight: Any, bias: Any, backend: str) -> Any:
         build.compile_seconds.append(2.5)
-        return x @ weight.dequantize(np.float32) + bias
+        return x @ weight.dequantize(dtype=np.float32) + bias
 
     monkeypatch.setattr(demo, "TOKENS", (1, 2))
     monkeypatch.setattr(demo, "_gemm", compiling)

@@ -141,7 +141,7 @@ def test_a_map_of_the_codec_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
         "encode",
         lambda spec, device: (number(codec.encode(spec)) ^ answers["flip"]).to_bytes(128, "little"),
     )
-    made = TensorMap.tiled(SPEC, backend="codec")
+    made = TensorMap.tiled(SPEC, encoder="codec")
     assert made.compare().equal
     answers["flip"] = 1 << 85 | 1 << 256
     found = made.compare()
@@ -150,8 +150,8 @@ def test_a_map_of_the_codec_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_map_of_the_driver_is_compared_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = TensorMap.tiled(SPEC, backend="codec")
-    made.backend = "driver"
+    made = TensorMap.tiled(SPEC, encoder="codec")
+    made.encoder = "driver"
     monkeypatch.setattr(map_driver, "encode", lambda spec, device: pytest.fail("the map has the driver's bytes"))
     assert made.compare().equal
     made.data[0] ^= 1
@@ -162,7 +162,7 @@ def test_without_a_driver_it_says_so() -> None:
     if map_driver.has_driver():
         pytest.skip("this machine has a driver")
     with pytest.raises(DriverError):
-        TensorMap.tiled(SPEC, backend="codec").compare()
+        TensorMap.tiled(SPEC, encoder="codec").compare()
 
 
 def test_im2col_wide_has_shared_fields_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_im2col_wide_has_shared_fields_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert codec.encode_shared(SPEC) == (number(codec.encode(SPEC)) & ~(((1 << 40) - 1) << 440)).to_bytes(128, "little")
     monkeypatch.setattr(map_driver, "encode", lambda spec, device: (number(shared) | 3 << 450).to_bytes(128, "little"))
     made = TensorMap.__new__(TensorMap)
-    made._spec, made._address, made.backend, made.device = WIDE, 0, "codec", None
+    made._spec, made._address, made.encoder, made.device = WIDE, 0, "codec", None
     found = made.compare()
     assert found.bits == (450, 451)
     assert "not verified" in str(found)

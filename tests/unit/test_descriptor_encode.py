@@ -1,4 +1,4 @@
-"""TensorMap without a GPU: the codec backend, arrays, addresses, and what the driver functions would be called with."""
+"""TensorMap without a GPU: the codec, arrays, addresses, and what the driver functions would be called with."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float16, order: Any = "C") -
     return raw[start : start + size].view(dtype).reshape(shape, order=order)
 
 
-def test_codec_backend_makes_the_bytes() -> None:
-    made = TensorMap.tiled(SPEC, backend="codec", target="sm_90a")
+def test_the_codec_makes_the_bytes() -> None:
+    made = TensorMap.tiled(SPEC, encoder="codec", target="sm_90a")
     assert bytes(made) == codec.encode(SPEC) == bytes(made.data)
     assert made.spec is SPEC
-    assert (made.backend, made.device, made.owner) == ("codec", None, None)
+    assert (made.encoder, made.device, made.owner) == ("codec", None, None)
     assert (made.expected_bytes, made.footprint_bytes, made.smem_alignment_bytes) == (1024, 1024, 1024)
     assert made.pointer % 128 == 0 == ctypes.addressof(made.data) % 128
     assert ctypes.sizeof(made.data) == 128
     assert "codec" in repr(made)
-    assert bytes(TensorMap.im2col(COLUMN, backend="codec")) == codec.encode(COLUMN)
+    assert bytes(TensorMap.im2col(COLUMN, encoder="codec")) == codec.encode(COLUMN)
 
 
 def test_from_array_describes_what_numpy_shows() -> None:
@@ -70,7 +70,7 @@ def test_from_array_describes_what_numpy_shows() -> None:
         dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=array.ctypes.data
     )
     assert made.owner is array
-    assert made.backend == "codec", "host memory never goes to the driver"
+    assert made.encoder == "codec", "host memory never goes to the driver"
     window = array[8:40, 64:192]
     spec = TensorMap.from_array(window, (8, 64), element_strides=(2, 1)).spec
     assert (spec.dims, spec.strides_bytes, spec.element_strides) == ((128, 32), (512,), (1, 2))
@@ -98,7 +98,7 @@ def test_from_array_can_rename_the_type() -> None:
 def test_from_address() -> None:
     owner = object()
     made = TensorMap.from_address(
-        1 << 40, (4, 64, 256), (1, 8, 64), dtype="bfloat16", owner=owner, device=1, backend="codec", swizzle="128B"
+        1 << 40, (4, 64, 256), (1, 8, 64), dtype="bfloat16", owner=owner, device=1, encoder="codec", swizzle="128B"
     )
     assert made.spec == TiledSpec(
         dtype="bfloat16",
@@ -110,31 +110,31 @@ def test_from_address() -> None:
     )
     assert (made.owner, made.device) == (owner, 1)
     strided = TensorMap.from_address(
-        0, (4, 64), (1, 64), dtype="uint8", strides_bytes=(0, 1), backend="codec", element_strides=(2, 1)
+        0, (4, 64), (1, 64), dtype="uint8", strides_bytes=(0, 1), encoder="codec", element_strides=(2, 1)
     )
     assert strided.spec.strides_bytes == (0,)
     with pytest.raises(DescriptorError) as caught:
-        TensorMap.from_address(0, (4, 128), (1, 128), dtype="16u4_align8b", backend="codec")
+        TensorMap.from_address(0, (4, 128), (1, 128), dtype="16u4_align8b", encoder="codec")
     assert caught.value.field == "dtype"
 
 
 def test_targets_are_checked() -> None:
     big = TiledSpec(dtype="float16", dims=(256, 256), strides_bytes=(512,), box=(256, 256))
-    assert TensorMap.tiled(big, backend="codec", target="sm_90a").target is not None
+    assert TensorMap.tiled(big, encoder="codec", target="sm_90a").target is not None
     with pytest.raises(DescriptorError, match="sm_120a"):
-        TensorMap.tiled(big, backend="codec", target="sm_120a")
+        TensorMap.tiled(big, encoder="codec", target="sm_120a")
     with pytest.raises(TargetError):
-        TensorMap.tiled(SPEC, backend="codec", target="sm_80")
+        TensorMap.tiled(SPEC, encoder="codec", target="sm_80")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "field"),
     [
-        (lambda: TensorMap.tiled(SPEC, backend="gpu"), ArgumentError, "backend"),
+        (lambda: TensorMap.tiled(SPEC, encoder="gpu"), ArgumentError, "encoder"),
         (lambda: TensorMap.tiled(COLUMN), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
         (lambda: TensorMap.im2col(SPEC), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
         (lambda: TensorMap.im2col_wide(COLUMN), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
-        (lambda: TensorMap.from_array(aligned((8, 64)), (8, 64), backend="driver"), ArgumentError, "array"),
+        (lambda: TensorMap.from_array(aligned((8, 64)), (8, 64), encoder="driver"), ArgumentError, "array"),
         (lambda: TensorMap.from_array(aligned((8, 64))[:, ::2], (8, 32)), DescriptorError, "strides_bytes[1]"),
         (lambda: TensorMap.from_array(aligned((8, 64))[::-1], (8, 64)), DescriptorError, "strides_bytes[0]"),
         (lambda: TensorMap.from_array(aligned((8, 64))[:, 1:], (8, 64)), DescriptorError, "address"),
@@ -295,8 +295,8 @@ def test_an_old_cuda_python_lacks_wide_maps(fake: FakeDriver, monkeypatch: pytes
 
 @pytest.mark.skipif(map_driver.has_driver(), reason="this machine has a driver")
 def test_without_a_driver() -> None:
-    assert TensorMap.tiled(SPEC).backend == "codec"
-    for call in (lambda: TensorMap.tiled(SPEC, backend="driver"), lambda: TensorMap.im2col_wide(WIDE)):
+    assert TensorMap.tiled(SPEC).encoder == "codec"
+    for call in (lambda: TensorMap.tiled(SPEC, encoder="driver"), lambda: TensorMap.im2col_wide(WIDE)):
         with pytest.raises(DriverError) as caught:
             call()
         assert caught.value.code is None
@@ -304,5 +304,5 @@ def test_without_a_driver() -> None:
 
 def test_the_driver_writes_addresses_in_place() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")
-    made = TensorMap.tiled(SPEC, backend="codec")
+    made = TensorMap.tiled(SPEC, encoder="codec")
     assert driver.CUtensorMap(made.pointer).getPtr() == made.pointer

@@ -36,7 +36,7 @@ def device_array(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | 
 
 
 def test_weights() -> None:
-    made = create_weight_tma_desc(device_array((96, 2048), "uint8"), 4, backend="codec", target="sm_90a")
+    made = create_weight_tma_desc(device_array((96, 2048), "uint8"), 4, encoder="codec", target="sm_90a")
     spec = made.spec
     assert isinstance(spec, TiledSpec)
     assert (spec.dtype.name, spec.dims, spec.strides_bytes, spec.box) == ("uint64", (256, 96), (2048,), (256, 4))
@@ -46,7 +46,7 @@ def test_weights() -> None:
 
 def test_whole_tiles_of_weights() -> None:
     """6 rows of 16 blocks; a load brings 2 x 4 of them."""
-    made = create_weight_tile_tma_desc(device_array((96, 2048), "uint8"), 16, 4, 2, backend="codec", target="sm_90a")
+    made = create_weight_tile_tma_desc(device_array((96, 2048), "uint8"), 16, 4, 2, encoder="codec", target="sm_90a")
     spec = made.spec
     assert isinstance(spec, TiledSpec)
     assert (spec.dtype.name, spec.dims, spec.strides_bytes) == ("uint64", (256, 16, 6), (2048, 16 * 2048))
@@ -56,21 +56,21 @@ def test_whole_tiles_of_weights() -> None:
 
 def test_scales_and_zero_points() -> None:
     for array in (device_array((4096,), "float16"), device_array((1, 4096), "float16")):
-        spec = create_scale_tma_desc(array, 128, backend="codec").spec
+        spec = create_scale_tma_desc(array, 128, encoder="codec").spec
         assert (spec.dims, spec.strides_bytes, spec.box) == ((4096,), (), (128,))
-    spec = create_scale_tma_desc(device_array((32, 4096), ml_dtypes.bfloat16), 64, 2, backend="codec").spec
+    spec = create_scale_tma_desc(device_array((32, 4096), ml_dtypes.bfloat16), 64, 2, encoder="codec").spec
     assert (spec.dtype.name, spec.dims, spec.strides_bytes, spec.box) == ("bfloat16", (4096, 32), (8192,), (64, 2))
-    spec = create_scale_tma_desc(device_array((32, 4096), "uint8"), 64, backend="codec").spec
+    spec = create_scale_tma_desc(device_array((32, 4096), "uint8"), 64, encoder="codec").spec
     assert (spec.dtype.name, spec.strides_bytes, spec.box) == ("uint8", (4096,), (64, 1))
 
 
 def test_activations() -> None:
-    made = create_activation_tma_desc(device_array((333, 4096), "float16"), 16, backend="codec")
+    made = create_activation_tma_desc(device_array((333, 4096), "float16"), 16, encoder="codec")
     spec = made.spec
     assert (spec.dims, spec.strides_bytes, spec.box, spec.swizzle) == ((4096, 333), (8192,), (64, 16), Swizzle.B128)
-    one = create_activation_tma_desc(device_array((1, 4096), "float16", (3, 2)), 16, backend="codec").spec
+    one = create_activation_tma_desc(device_array((1, 4096), "float16", (3, 2)), 16, encoder="codec").spec
     assert one.strides_bytes == (8192,), "the pitch of a single row means nothing"
-    plain = create_activation_tma_desc(device_array((8, 256), "float16"), 8, 128, swizzle="none", backend="codec").spec
+    plain = create_activation_tma_desc(device_array((8, 256), "float16"), 8, 128, swizzle="none", encoder="codec").spec
     assert (plain.box, plain.swizzle) == ((128, 8), Swizzle.NONE)
 
 
@@ -78,20 +78,20 @@ def test_activations() -> None:
 def test_blocks_of_activations(m: int, strides: tuple[int, int]) -> None:
     """Depth d of row r stands at (d % 64, r, d // 64); one load brings 256 depths of 16 rows."""
     x = device_array((m, 4096), "float16", strides)
-    made = create_activation_tma_desc(x, 16, blocks=4, backend="codec", target="sm_90a")
+    made = create_activation_tma_desc(x, 16, blocks=4, encoder="codec", target="sm_90a")
     spec = made.spec
     assert isinstance(spec, TiledSpec)
     assert (spec.dims, spec.box, spec.swizzle) == ((64, m, 64), (64, 16, 4), Swizzle.B128)
     assert spec.strides_bytes[1] == 128
     assert m == 1 or spec.strides_bytes[0] == strides[0]
     assert (made.device, made.address) == (0, 1 << 34)
-    one = create_activation_tma_desc(x, 16, backend="codec")
+    one = create_activation_tma_desc(x, 16, encoder="codec")
     assert (made.expected_bytes, spec.l2_promotion) == (4 * one.expected_bytes, one.spec.l2_promotion)
 
 
 def test_blocks_of_other_depths() -> None:
     x = device_array((8, 96), ml_dtypes.bfloat16)
-    spec = create_activation_tma_desc(x, 8, 32, blocks=3, swizzle="64B", backend="codec").spec
+    spec = create_activation_tma_desc(x, 8, 32, blocks=3, swizzle="64B", encoder="codec").spec
     assert (spec.dims, spec.strides_bytes, spec.box) == ((32, 8, 3), (192, 64), (32, 8, 3))
     assert (spec.dtype.name, spec.swizzle) == ("bfloat16", Swizzle.B64)
 
@@ -217,9 +217,9 @@ def test_masks_of_parallel_lines_tile_the_cluster(shape: tuple[int, int, int], d
         (lambda: multicast_mask((2,), ranks=[0, 2]), "ranks[1]"),
         (lambda: multicast_mask((2,), ranks=[]), "ranks"),
         (lambda: multicast_mask((2,), axis="x", ranks=[0]), "ranks"),
-        (lambda: check_cluster((8, 9), (2, 2), "sm_90a"), "grid[1]"),
-        (lambda: check_cluster((32,), (16,), "sm_90a"), "cluster"),
-        (lambda: check_cluster((0,), (1,), "sm_90a"), "grid[0]"),
+        (lambda: check_cluster((8, 9), (2, 2), target="sm_90a"), "grid[1]"),
+        (lambda: check_cluster((32,), (16,), target="sm_90a"), "cluster"),
+        (lambda: check_cluster((0,), (1,), target="sm_90a"), "grid[0]"),
     ],
 )
 def test_clusters_refuse(call: Any, field: str) -> None:
@@ -229,7 +229,7 @@ def test_clusters_refuse(call: Any, field: str) -> None:
 
 
 def test_clusters() -> None:
-    assert check_cluster((8, 6, 3), (2, 3), "sm_90a") == (2, 3, 1)
-    assert check_cluster((7,), (1,), "sm_120a") == (1, 1, 1)
+    assert check_cluster((8, 6, 3), (2, 3), target="sm_90a") == (2, 3, 1)
+    assert check_cluster((7,), (1,), target="sm_120a") == (1, 1, 1)
     with pytest.raises(TargetError):
-        check_cluster((8,), (2,), "sm_120a")
+        check_cluster((8,), (2,), target="sm_120a")

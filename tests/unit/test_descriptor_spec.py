@@ -239,25 +239,35 @@ def test_a_box_must_fit_shared_memory() -> None:
 
 
 def test_from_strided_reverses_c_order() -> None:
-    spec = TiledSpec.from_strided(256, (8, 64, 256), (32768, 512, 2), "float16", (2, 8, 64), element_strides=(3, 2, 1))
+    spec = TiledSpec.from_strided(
+        256, (8, 64, 256), strides_bytes=(32768, 512, 2), dtype="float16", box=(2, 8, 64), element_strides=(3, 2, 1)
+    )
     assert spec == TiledSpec(**(TILED | {"address": 256, "element_strides": (1, 2, 3)}))
 
 
 def test_from_strided_keeps_fortran_order() -> None:
-    spec = TiledSpec.from_strided(256, (256, 64, 8), (2, 512, 32768), "float16", (64, 8, 2))
+    spec = TiledSpec.from_strided(256, (256, 64, 8), strides_bytes=(2, 512, 32768), dtype="float16", box=(64, 8, 2))
     assert spec == TiledSpec(**(TILED | {"address": 256}))
 
 
 def test_from_strided_takes_named_axes() -> None:
-    spec = TiledSpec.from_strided(256, (64, 8, 256), (512, 32768, 2), "float16", (8, 2, 64), axes=(2, 0, 1))
+    spec = TiledSpec.from_strided(
+        256, (64, 8, 256), strides_bytes=(512, 32768, 2), dtype="float16", box=(8, 2, 64), axes=(2, 0, 1)
+    )
     assert spec == TiledSpec(**(TILED | {"address": 256}))
 
 
 def test_from_strided_gives_single_rows_a_legal_pitch() -> None:
     # NumPy's stride of an axis of size 1 means nothing and is no multiple of 16 here.
-    spec = TiledSpec.from_strided(0, (4, 1, 100), (208, 7, 2), "float16", (1, 1, 8))
+    spec = TiledSpec.from_strided(0, (4, 1, 100), strides_bytes=(208, 7, 2), dtype="float16", box=(1, 1, 8))
     assert spec.strides_bytes == (224, 208)
-    assert TiledSpec.from_strided(0, (1, 1, 1 << 32), (6, 4, 8), "uint64", (1, 1, 2)).strides_bytes[0] % 32 == 0
+    assert (
+        TiledSpec.from_strided(
+            0, (1, 1, 1 << 32), strides_bytes=(6, 4, 8), dtype="uint64", box=(1, 1, 2)
+        ).strides_bytes[0]
+        % 32
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +287,7 @@ def test_from_strided_gives_single_rows_a_legal_pitch() -> None:
 )
 def test_from_strided_refuses(shape: Any, strides: Any, box: Any, kwargs: dict[str, Any], field: str) -> None:
     with pytest.raises(DescriptorError) as caught:
-        TiledSpec.from_strided(0, shape, strides, "float16", box, **kwargs)
+        TiledSpec.from_strided(0, shape, strides_bytes=strides, dtype="float16", box=box, **kwargs)
     assert caught.value.field == field
 
 

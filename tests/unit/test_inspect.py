@@ -364,7 +364,7 @@ def test_nearly_valid_maps_survive_every_question() -> None:
         except DescriptorError:
             continue
         answered += 1
-        json.dumps([found.to_json(), found.lint().to_json(), found.lint("sm_120a").to_json()])
+        json.dumps([found.to_json(), found.lint().to_json(), found.lint(target="sm_120a").to_json()])
         coords = [chance.choice((0, 8, -8, 64, 3, (1 << 31) - 1, -(1 << 31), 1 << 31)) for _ in range(found.spec.rank)]
         with suppress(CudaTmaError):
             json.dumps(found.at(coords).to_json())

@@ -154,10 +154,10 @@ def test_a_target_refuses_what_check_target_refuses(spec: Any, target: str) -> N
 
 
 def test_what_a_caller_gets() -> None:
-    found = cudatma.inspect(tiled(address=0)).lint("120a")
+    found = cudatma.inspect(tiled(address=0)).lint(target="120a")
     assert (found.target, found.worst) == ("sm_120a", "warning")
     data = json.loads(json.dumps(found.to_json()))
     assert data["findings"][0]["name"] == "null-address"
     assert set(data["findings"][0]) == {"name", "severity", "message", "rule", "source", "remedy"}
     with pytest.raises(TargetError):
-        cudatma.inspect(tiled()).lint("sm_75")
+        cudatma.inspect(tiled()).lint(target="sm_75")

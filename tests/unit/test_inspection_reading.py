@@ -168,7 +168,7 @@ def test_pickles_are_never_loaded(protocol: int) -> None:
 
 def test_objects_of_every_kind_say_the_same() -> None:
     expected = tool.describe_descriptor(RAW)
-    made = TensorMap.tiled(SPEC, backend="codec")
+    made = TensorMap.tiled(SPEC, encoder="codec")
     words = struct.unpack("<16Q", RAW)
     for source in (
         made,

@@ -97,7 +97,7 @@ def test_a_call_takes_the_weights_form(card: Card, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("form", FORMS_OF)
 def test_warm_up_loads_that_kernel(card: Card, form: str) -> None:
     w, _ = weight(form)
-    MarlinLinear(w).warm_up([33], STREAM)
+    MarlinLinear(w).warm_up([33], stream=STREAM)
     card.capturing = {STREAM}
     gemm(card, w)
     suffix = {"as_stored": "_fused", "shifted": "_shifted", "none": ""}[form]

@@ -134,17 +134,17 @@ def expected_bytes(spec: MmaSyncSpec) -> int:
     dtype, total = activation_type(spec.dtype).numpy, 0
     if spec.weight_load_path == "tma":
         qweight = np.zeros((n // 64 * k // 64, 2048), np.uint8)
-        box = create_weight_tma_desc(qweight, spec.block_k // 64, backend="codec")
+        box = create_weight_tma_desc(qweight, spec.block_k // 64, encoder="codec")
         total += box.expected_bytes * (spec.block_n // 64)
     if spec.has_stage_scales and spec.scale_load_path == "tma":
         groups = spec.groups_per_stage
         tables = [np.zeros((k // spec.group_size, n), dtype)]
         tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
-        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, backend="codec") for t in tables]
+        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
     if spec.activation_load_path == "tma":
         x = np.zeros((m, k), dtype)
-        box = create_activation_tma_desc(x, spec.block_m, backend="codec")
+        box = create_activation_tma_desc(x, spec.block_m, encoder="codec")
         assert box.spec.swizzle == Swizzle.B128
         assert box.footprint_bytes == box.expected_bytes == spec.block_m * 128
         total += box.expected_bytes * (spec.block_k // 64)

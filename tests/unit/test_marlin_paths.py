@@ -147,7 +147,7 @@ def test_a_branch_has_rows_of_its_own(card: Card) -> None:
 def test_warm_up_makes_a_capture_possible(card: Card) -> None:
     weight, _ = make(K, N, act_order=True)
     layer = MarlinLinear(weight)
-    layer.warm_up([1, 9], STREAM)
+    layer.warm_up([1, 9], stream=STREAM)
     held = set(card.memory)
     assert not card.launches
     card.capturing |= {STREAM}
@@ -260,7 +260,7 @@ def test_captures(card: Card, product: list[int]) -> None:
     assert not card.launches
     card.capturing.clear()
     layer = MarlinLinear(weights[0], dense_bytes=size)
-    layer.warm_up([8, 1], STREAM)
+    layer.warm_up([8, 1], stream=STREAM)
     assert [launch.entry for launch in card.launches] == ["dequantize"]
     card.capturing |= {STREAM}
     gemm(card, x, weights[0], dense_bytes=size)

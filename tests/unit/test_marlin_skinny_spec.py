@@ -162,7 +162,7 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
     of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
     depth = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
-    options: dict[str, Any] = {"target": SM90A, "backend": "codec"}
+    options: dict[str, Any] = {"target": SM90A, "encoder": "codec"}
     boxes = 0
     if of.whole_rows:
         boxes += create_weight_tile_tma_desc(qweight, 16, depth, of.whole_rows, **options).expected_bytes

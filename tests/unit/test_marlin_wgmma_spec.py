@@ -210,7 +210,7 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
     k, n, m = 256, 256, 256
     dtype = activation_type(spec.dtype).numpy
     weight = create_weight_tile_tma_desc(
-        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.block_k // 64, spec.block_n // 64, backend="codec"
+        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.block_k // 64, spec.block_n // 64, encoder="codec"
     )
     assert weight.footprint_bytes == weight.expected_bytes == spec.weight_stage_bytes
     total = weight.expected_bytes
@@ -218,9 +218,9 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
         tables = [np.zeros((k // spec.group_size, n), dtype)]
         tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
         groups = spec.groups_per_stage
-        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, backend="codec") for t in tables]
+        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
-    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.share_m, backend="codec")
+    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.share_m, encoder="codec")
     assert x.spec.swizzle == Swizzle.B128
     total += x.expected_bytes * (spec.block_k // 64) * spec.cluster
     assert spec.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"

@@ -112,9 +112,9 @@ def test_most_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], 
     target = get_target(name)
     most = most_stages(target, ring, other)
     if most:
-        PipelineSpec(most, ring).check_fits(target, other)
+        PipelineSpec(most, ring).check_fits(target, other_bytes=other)
     with pytest.raises(ArgumentError, match=f"at most {most} stages fit" if most else "not even one stage fits"):
-        PipelineSpec(most + 1, ring).check_fits(target, other)
+        PipelineSpec(most + 1, ring).check_fits(target, other_bytes=other)
 
 
 def test_a_ring_by_hand() -> None:

@@ -75,8 +75,8 @@ def test_dequantize_is_the_formula_in_the_order_of_the_activations(given_weight:
         wanted[k if given_weight["perm"] is None else given_weight["perm"][k]] = row
     weight = pack(**given_weight)
     np.testing.assert_array_equal(weight.dequantize(), wanted)
-    np.testing.assert_array_equal(weight.dequantize(np.float32), wanted.astype(np.float32), strict=True)
-    np.testing.assert_array_equal(weight.dequantize("bfloat16"), wanted.astype(BF16), strict=True)
+    np.testing.assert_array_equal(weight.dequantize(dtype=np.float32), wanted.astype(np.float32), strict=True)
+    np.testing.assert_array_equal(weight.dequantize(dtype="bfloat16"), wanted.astype(BF16), strict=True)
 
 
 @pytest.mark.parametrize("zeros", [False, True])

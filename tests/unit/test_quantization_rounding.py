@@ -137,7 +137,7 @@ def test_values_below_the_scales_range_keep_the_smallest_step(size: float, symme
 def test_the_largest_fp16_value_can_be_quantized() -> None:
     weight = np.array([[65504.0], [-65504.0]], np.float32)
     with np.errstate(over="raise"):
-        assert np.isfinite(quantize(weight).dequantize(np.float16)).all()
+        assert np.isfinite(quantize(weight).dequantize(dtype=np.float16)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32, np.float64])

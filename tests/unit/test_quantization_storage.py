@@ -67,14 +67,14 @@ def test_a_weight_there_and_back(tmp_path: Path, dtype: Any, asymmetric: bool) -
 def test_several_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     originals = {"layers.0.q_proj": weight(64, 64), "layers.0.up": weight(70, 9, BF16, True), "Ω": weight(33, 1)}
-    save_weights(path, originals)
+    save_weights(originals, path)
     loaded = load_weights(str(path))
     assert list(loaded) == list(originals)
     for name, original in originals.items():
         same(loaded[name], original)
     with pytest.raises(WeightFileError, match="3 weights"):
         PackedWeight.load(path)
-    save_weights(path, {})
+    save_weights({}, path)
     assert load_weights(path) == {}
 
 
@@ -103,9 +103,9 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(WeightFileError):
         weight().save(tmp_path / "missing" / "weight.safetensors")
     with pytest.raises(ArgumentTypeError):
-        save_weights(tmp_path / "x", {"a": np.zeros(3)})  # type: ignore[dict-item]
+        save_weights({"a": np.zeros(3)}, tmp_path / "x")  # type: ignore[dict-item]
     with pytest.raises(ArgumentTypeError):
-        save_weights(tmp_path / "x", {1: weight()})  # type: ignore[dict-item]
+        save_weights({1: weight()}, tmp_path / "x")  # type: ignore[dict-item]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cudatma.arrays import ArrayInfo
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
@@ -70,7 +71,8 @@ class BroadcastSpec(RingSpec):
         self.ring.check_fits(target)
 
 
-def broadcast(src: Any, copies: int, out: Any = None, *, stream: Any = None, backend: str | None = None) -> Any:
+@former_arguments("out")
+def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Several copies of an array, each tile of it read once; returns ``out``, a new array unless given.
 
     src: C order without gaps, its address and size multiples of 16 bytes. out: (copies, *src.shape), C order; copies

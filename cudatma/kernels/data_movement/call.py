@@ -51,7 +51,7 @@ class Call:
         self.src, self.result, self._read, self._makes = src, out, src, out is None
         self.out = None if out is None else described(out, field)
         others = () if self.out is None else ((field, self.out),)
-        self.place = place_of(function, backend, src, *others, stacklevel=4)
+        self.place = place_of(function, backend, src, *others)
         self.stream = 0
         if self.place.device is not None:
             is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
 from cudatma.kernels.data_movement.call import Call
@@ -26,10 +27,11 @@ VIAS = ("auto", "tma", "plain")
 _WIDEST = 8
 
 
+@former_arguments("out")
 def copy(
     src: Any,
-    out: Any = None,
     *,
+    out: Any = None,
     offset: Sequence[int] | None = None,
     shape: Sequence[int] | None = None,
     pad: str | None = None,

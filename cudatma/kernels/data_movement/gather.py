@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
@@ -56,12 +57,13 @@ class GatherSpec(RingSpec):
         return coordinates(self.rank)
 
 
+@former_arguments("out")
 def gather(
     src: Any,
     starts: Any,
     box: Sequence[int],
-    out: Any = None,
     *,
+    out: Any = None,
     pad: str = "zeros",
     check: bool = True,
     stream: Any = None,
@@ -98,12 +100,13 @@ def gather(
         return call.first([plan_boxes(info, result, size, call.place, fill, table=where)], where)
 
 
+@former_arguments("out")
 def halo_tiles(
     src: Any,
     tile: Sequence[int],
     halo: Sequence[int],
-    out: Any = None,
     *,
+    out: Any = None,
     pad: str = "zeros",
     stream: Any = None,
     backend: str | None = None,

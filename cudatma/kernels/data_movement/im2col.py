@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import Im2colSpec, TensorMap, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
@@ -79,14 +80,15 @@ class Convolution:
         )
 
 
+@former_arguments("stride", "padding", "dilation", "out")
 def im2col(
     src: Any,
     kernel: int | Sequence[int],
+    *,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     out: Any = None,
-    *,
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:

@@ -37,15 +37,12 @@ class Place:
     blocks: int
 
 
-def place_of(
-    function: str, backend: str | None, first: ArrayInfo, *others: tuple[str, ArrayInfo], stacklevel: int = 3
-) -> Place:
+def place_of(function: str, backend: str | None, first: ArrayInfo, *others: tuple[str, ArrayInfo]) -> Place:
     """Where the arrays lie and what runs there. ``first``'s argument is called "src" in errors.
 
-    stacklevel: of a BackendWarning, counted from the caller of this function's caller.
     Raises ArgumentError for arrays of several places or of another place than the backend's; TargetError, DriverError.
     """
-    chosen = backend_for(function, backend, stacklevel=stacklevel)
+    chosen = backend_for(function, backend)
     for name, info in others:
         if info.device != first.device:
             raise ArgumentError(name, place_name(info.device), f"{place_name(first.device)}, where src lies")

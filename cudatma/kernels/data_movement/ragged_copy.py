@@ -17,6 +17,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target, load_kernel
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.data_movement.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
@@ -25,7 +26,7 @@ from cudatma.kernels.sample import Sample
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.runtime.streams import wait_for_producers
-from cudatma.target import Target, detect
+from cudatma.target import Target, detect, get_target
 
 if TYPE_CHECKING:
     from cudatma.emulator import Report
@@ -109,7 +110,7 @@ class RaggedCopy:
         *,
         spec: RaggedCopySpec | None = None,
         backend: str | None = None,
-        target: Target | None = None,
+        target: Target | str | None = None,
     ) -> None:
         chosen = backend_for("ragged_copy", backend)
         if chosen == "reference":
@@ -130,16 +131,19 @@ class RaggedCopy:
         self.blocks = 0
         if not pairs:
             return
-        target = (target or default_target()) if self.device is None else detect(self.device)
+        if self.device is not None:
+            card = detect(self.device)
+        else:
+            card = default_target() if target is None else get_target(target)
         itemsize = pairs[0][0].dtype.itemsize
         self._spec = spec = spec or RaggedCopySpec(itemsize)
         if spec.element_bytes != itemsize:
             raise ArgumentError("spec.element_bytes", spec.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
-        spec.check_target(target)
+        spec.check_target(card)
         self._table, boxes = _table(pairs, spec)
         self.blocks = min(BLOCKS, boxes)
-        self.kernel = load_kernel(TEMPLATE, spec, target)
-        self._originals = [_original(side, spec, target) for side in pairs[0]]
+        self.kernel = load_kernel(TEMPLATE, spec, card)
+        self._originals = [_original(side, spec, card) for side in pairs[0]]
         if self.device is None:
             return
         size = spec.maps_bytes(self.blocks)
@@ -150,7 +154,8 @@ class RaggedCopy:
         args = (*self._originals, memory.pointer + size, len(pairs), boxes, memory.pointer)
         self._plan = self.kernel.plan(self.blocks, THREADS, args, shared_bytes=spec.smem_bytes, device=self.device)
 
-    def run(self, stream: Any = None) -> None:
+    @former_arguments("stream")
+    def run(self, *, stream: Any = None) -> None:
         """Copy all. stream: None is the current stream of the arrays' library. Returns at once on a card."""
         if not self.blocks:
             return
@@ -177,8 +182,9 @@ class RaggedCopy:
         return args, tuple(host_bytes(side) for pair in self._keep for side in pair)
 
 
+@former_arguments("stream")
 def ragged_copy(
-    sources: Sequence[Any], destinations: Sequence[Any], stream: Any = None, *, backend: str | None = None
+    sources: Sequence[Any], destinations: Sequence[Any], *, stream: Any = None, backend: str | None = None
 ) -> Sequence[Any]:
     """Copy each of many 2D arrays into its destination by TMA, in one launch; returns the destinations.
 
@@ -186,7 +192,7 @@ def ragged_copy(
     Waits until the copy is done: the tensor maps in device memory end with it.
     """
     copy = RaggedCopy(sources, destinations, backend=backend)
-    copy.run(stream)
+    copy.run(stream=stream)
     if copy.blocks and copy.device is not None:
         with context.using(copy.device) as driver:
             handle = stream_handle(stream, copy.kind, copy.device)
@@ -299,7 +305,7 @@ def _original(info: ArrayInfo, spec: RaggedCopySpec, target: Target) -> TensorMa
         device=info.device,
         owner=info.owner,
         target=target,
-        backend="codec" if info.device is None else "auto",
+        encoder="codec" if info.device is None else "auto",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
@@ -58,7 +59,8 @@ class RowsSpec(RingSpec):
         self.ring.check_fits(target)
 
 
-def gather_rows(src: Any, rows: Any, out: Any = None, *, stream: Any = None, backend: str | None = None) -> Any:
+@former_arguments("out")
+def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """``out[i] = src[rows[i]]``, zeros where src has no such row; returns ``out``, a new array unless given.
 
     src: (rows, columns), pitch, address and the result's rows in whole 16-byte chunks, elements of 1, 2, 4 or 8 bytes.

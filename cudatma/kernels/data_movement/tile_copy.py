@@ -13,6 +13,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target, load_kernel
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.data_movement.box_ring import BoxRing
@@ -53,10 +54,11 @@ class TileCopySpec(BoxRing):
         self.ring.check_fits(target)
 
 
-def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None, *, backend: str | None = None) -> Any:
-    """Copy a 2D array (rows, columns) into another of the same shape and dtype by TMA; returns the destination.
+@former_arguments("stages", "stream", source="src", destination="dst")
+def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backend: str | None = None) -> Any:
+    """Copy a 2D array (rows, columns) into another of the same shape and dtype by TMA; returns dst.
 
-    source, destination: CuPy, torch, DLPack or ``__cuda_array_interface__`` on one device; NumPy on the emulator. Rows
+    src, dst: CuPy, torch, DLPack or ``__cuda_array_interface__`` on one device; NumPy on the emulator. Rows
     are contiguous, their pitch and length multiples of 16 bytes, elements 1, 2, 4 or 8 bytes. stages: boxes in flight.
     stream: None is the current stream of the arrays' library. backend: as in marlin_gemm; there is no reference.
 
@@ -65,48 +67,46 @@ def tile_copy(source: Any, destination: Any, stages: int = 4, stream: Any = None
     backend = backend_for("tile_copy", backend)
     if backend == "reference":
         raise ArgumentError("backend", backend, "auto, cuda, emulator", "numpy.copyto copies host arrays")
-    pair = _check_pair(source, destination)
+    pair = _check_pair(src, dst)
     if not pair[0].size_elems:
-        return destination
+        return dst
     device = pair[0].device
     if (device is None) != (backend == "emulator"):
         allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-        raise ArgumentError(
-            "source.device", place_name(device), allowed, device_remedy("cupy.asarray moves it", device)
-        )
+        raise ArgumentError("src.device", place_name(device), allowed, device_remedy("cupy.asarray moves it", device))
     target = default_target() if device is None else detect(device)
-    kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
+    kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
     if device is not None:
         stream = stream_handle(stream, "torch" if "torch" in (pair[0].kind, pair[1].kind) else "cupy", device)
         order_after_producers(stream, device, *pair)
     kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
-    return destination
+    return dst
 
 
-def prepare(source: Any, destination: Any, target: Target, stages: int = 4) -> tuple[Kernel, int, tuple[Any, ...], int]:
+def prepare(src: Any, dst: Any, target: Target, stages: int = 4) -> tuple[Kernel, int, tuple[Any, ...], int]:
     """The kernel for two arrays that fit each other, its grid, arguments and dynamic shared memory."""
-    info = describe(source, "source")
+    info = describe(src, "src")
     spec = TileCopySpec(info.dtype.itemsize, stages=stages)
     spec.check_target(target)
-    load, store = (TensorMap.from_array(a, (spec.box_rows, spec.box_columns)) for a in (source, destination))
+    load, store = (TensorMap.from_array(a, (spec.box_rows, spec.box_columns)) for a in (src, dst))
     check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
     tiles_y, tiles_x = -(-info.shape[0] // spec.box_rows), -(-info.shape[1] // spec.box_columns)
     kernel = load_kernel(TEMPLATE, spec, target)
     return kernel, min(BLOCKS, tiles_x * tiles_y), (load, store, tiles_x, tiles_y), spec.smem_bytes
 
 
-def _check_pair(source: Any, destination: Any) -> tuple[ArrayInfo, ArrayInfo]:
+def _check_pair(src: Any, dst: Any) -> tuple[ArrayInfo, ArrayInfo]:
     """Both arrays, described. ArgumentError unless they fit each other and share no byte."""
-    here, there = describe(source, "source"), describe(destination, "destination")
+    here, there = describe(src, "src"), describe(dst, "dst")
     if len(here.shape) != 2:
-        raise ArgumentError("source.shape", here.shape, "two dimensions")
+        raise ArgumentError("src.shape", here.shape, "two dimensions")
     if (here.shape, here.dtype, here.device) != (there.shape, there.dtype, there.device):
         got, wanted = (f"{info.shape} of {info.dtype} on {place_name(info.device)}" for info in (there, here))
-        raise ArgumentError("destination", got, f"as the source: {wanted}")
+        raise ArgumentError("dst", got, f"as src: {wanted}")
     if there.readonly:
-        raise ArgumentError("destination", "a read-only array", "a writable array")
+        raise ArgumentError("dst", "a read-only array", "a writable array")
     if overlaps(here, there):
-        raise ArgumentError("destination", "memory that overlaps the source", "memory of its own")
+        raise ArgumentError("dst", "memory that overlaps src", "memory of its own")
     return here, there
 
 
@@ -125,12 +125,12 @@ def sample(
         raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
     if min(rows, columns, blocks) < 1:
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
-    source = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
-    destination = np.zeros_like(source)
-    kernel, grid, args, shared_bytes = prepare(source, destination, target, stages)
+    src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
+    dst = np.zeros_like(src)
+    kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
 
     def run(**options: Any) -> Report:
         return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
 
     title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
-    return Sample(title, kernel, run, lambda: float((source != destination).mean()), 0.0)
+    return Sample(title, kernel, run, lambda: float((src != dst).mean()), 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
@@ -136,7 +137,7 @@ class TransposeSpec:
         """TargetError without TMA or stmatrix, ArgumentError where the tiles do not fit."""
         target.require("tma", self.entry)
         target.require("stmatrix", self.entry)
-        self.ring.check_fits(target, self.turned * self.ring.stage_bytes)
+        self.ring.check_fits(target, other_bytes=self.turned * self.ring.stage_bytes)
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
@@ -146,7 +147,8 @@ def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
     return rich if rich.smem_bytes <= room else replace(rich, stages=2, turned=1)
 
 
-def transpose(src: Any, out: Any = None, *, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
+@former_arguments("out")
+def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
     """The last two axes of an array exchanged, in memory; returns ``out``, a new C-ordered array unless given.
 
     src: (.., rows, columns) of CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. Any dtype of

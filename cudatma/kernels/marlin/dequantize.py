@@ -15,6 +15,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target, load_kernel
+from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
@@ -128,7 +129,7 @@ class DequantizeSpec:
         """Raise TargetError or ArgumentError unless the target has what the kernel uses and the memory it takes."""
         for feature in ("tma", "stmatrix"):
             target.require(feature, "dequantising on the card")
-        self.ring.check_fits(target, self.staging_bytes)
+        self.ring.check_fits(target, other_bytes=self.staging_bytes)
 
 
 def spec_for(w: PackedWeight) -> DequantizeSpec:
@@ -142,7 +143,8 @@ def dense_pitch_bytes(n: int) -> int:
     return align_up(n * _ELEMENT_BYTES, _PIECE_BYTES)
 
 
-def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend: str | None = None) -> Any:
+@former_arguments("out", "stream")
+def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """The weight as a dense matrix (K, N) of its own type, fp16 or bf16; x @ dense is what marlin_gemm(x, w) computes.
 
     w: on a device; with backend "emulator" or "reference" on the host. out: (K, N) of w's dtype on w's device (CuPy,
@@ -165,7 +167,7 @@ def dequantize(w: PackedWeight, out: Any = None, stream: Any = None, *, backend:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
     info = check_dense(out, w)
     if chosen == "reference":
-        host_array(info)[...] = w.dequantize(w.dtype)
+        host_array(info)[...] = w.dequantize(dtype=w.dtype)
         return out
     if w.device is None:
         _emulate(w, info, default_target())
@@ -313,7 +315,7 @@ def sample(
         return emulate(w, check_dense(out, w), target, blocks=blocks, spec=spec, **options)
 
     def error() -> float:
-        return float((out.view(np.uint16) != w.dequantize(dtype).view(np.uint16)).mean())
+        return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())
 
     grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
     title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"

@@ -104,7 +104,7 @@ def _first(
             raise ArgumentTypeError(field, type(flag).__name__, "bool")
     if check_budget(dense_bytes) and batch_invariant:
         raise ArgumentError("dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch")
-    chosen = backend_for("marlin_gemm", backend, stacklevel=3)
+    chosen = backend_for("marlin_gemm", backend)
     if chosen != "cuda":
         return _on_host(x, w, out, bias, chosen, dense_bytes, batch_invariant)
     rows = check_input(x, w)
@@ -192,7 +192,7 @@ def _on_host(
         emulated_gemm(rows, w, target, addend, **options)
     elif rows.rows:
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-            values = host_array(rows.info).astype(np.float32) @ w.dequantize(np.float32)
+            values = host_array(rows.info).astype(np.float32) @ w.dequantize(dtype=np.float32)
             if addend is not None:
                 values += host_array(addend).astype(np.float32)
             host_array(target.info)[...] = values.astype(target.info.dtype)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cudatma import context
 from cudatma.arrays import describe
 from cudatma.backend import selected_backend
+from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangement
@@ -101,7 +102,8 @@ class MarlinLinear:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
         return marlin_gemm(x, self.weight, out, self.bias, stream, **self._options, **options)
 
-    def warm_up(self, tokens: Iterable[int], stream: Any = None) -> None:
+    @former_arguments("stream")
+    def warm_up(self, tokens: Iterable[int], *, stream: Any = None) -> None:
         """Compile and load what batches of these sizes need, make the stream's workspace, and dequantise the weight if
         one of them takes the dense path.
 

@@ -71,7 +71,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
         refuse_in_capture(device, stream, "a stream that has its kernel loaded")
     kernel = known or load_kernel(template, spec, target)
     kernel.load(device)
-    resident = kernel.occupancy(spec.threads, spec.smem_bytes, device)
+    resident = kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes, device=device)
     if resident < 1:
         raise ArgumentError("device", device, f"a card that holds a block of {spec.entry}")
     return kernel, resident

@@ -107,7 +107,7 @@ def _sample(
     work = schedule(spec, m, n, k, processors)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = load_kernel(spec.template, spec, target)
-    reference = x.astype(np.float64) @ weight.dequantize(np.float64)
+    reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
     def run(**options: object) -> Report:
         return launch.run(kernel.emulated, **({"target": target} | options))

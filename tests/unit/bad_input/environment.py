@@ -42,7 +42,7 @@ ENVIRONMENT = [
     Case("no driver: loading a kernel", DriverError, "cuInit", "libcuda",
          lambda b: (b.without_driver(), c.Kernel(b"", "k", c.get_target("sm_90a"), ptx=KERNEL_PTX).load())),
     Case("no driver: a map by the driver", DriverError, "cuInit", "libcuda",
-         lambda b: (b.without_driver(), c.TensorMap.tiled(tiled(), backend="driver"))),
+         lambda b: (b.without_driver(), c.TensorMap.tiled(tiled(), encoder="driver"))),
     Case("no card: detect", DriverError, "cuInit", "CUDA_ERROR_NO_DEVICE",
          lambda b: (b.without_card("CUDA_ERROR_NO_DEVICE"), detect())),
     Case("no card: detect, driver present", TargetError, "device", "no CUDA device",

@@ -151,9 +151,9 @@ FILES = [
     Case("file that lists a missing array", WeightFileError, "weight.perm", "no such tensor",
          lambda b: c.load_weights(b.saved(arrays=["qweight", "scales", "perm"]))),
     Case("saving a list", ArgumentTypeError, "weights", "list",
-         lambda b: c.save_weights(b.folder / "w", [host_weight()])),
+         lambda b: c.save_weights([host_weight()], b.folder / "w")),
     Case("saving an array", ArgumentTypeError, "weights['a']", "ndarray",
-         lambda b: c.save_weights(b.folder / "w", {"a": Q})),
+         lambda b: c.save_weights({"a": Q}, b.folder / "w")),
     Case("saving into no folder", WeightFileError, "w", "written",
          lambda b: host_weight().save(b.folder / "gone" / "w")),
 ]
