@@ -73,7 +73,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "unknown command": (["juggle"], "juggle"),
     "unknown option": (["targets", "--fast"], "--fast"),
     "no kernel": (["dump"], "--list"),
-    "unknown kernel": (["dump", "marlni", "--target", "sm_90a"], "got marlni (did you mean marlin?); allowed: marlin"),
+    "unknown kernel": (
+        ["dump", "marlin_skinn", "--target", "sm_90a"],
+        "got marlin_skinn (did you mean marlin_skinny?); allowed: marlin",
+    ),
     "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target: got sm_75; allowed: sm_90"),
     "target to show": (["targets", "sm_75"], "target: got sm_75; allowed: sm_90"),
     "field without a value": (
