@@ -178,7 +178,7 @@ def test_the_codec_makes_maps_that_work() -> None:
     """The driver's bytes; and a map without the derived fields, as tensormap.replace makes it, loads too."""
     source = cp.arange(64 * 64, dtype=cp.uint16).reshape(64, 64)
     driver, ours, bare = (
-        TensorMap.from_array(source, (16, 32), swizzle="64B", backend=backend)
+        TensorMap.from_array(source, (16, 32), swizzle="64B", encoder=backend)
         for backend in ("driver", "codec", "codec")
     )
     assert bytes(driver) == bytes(ours)
