@@ -136,7 +136,7 @@ def test_every_shipped_tool_serves_a_subcommand() -> None:
     assert shipped - reached <= set(), "move them to tools/dev"
 
 
-def test_the_figures_of_the_readme_are_current() -> None:
+def test_the_generated_tables_are_current() -> None:
     assert readme_tables.main(["--check"]) == 0
 
 
