@@ -13,8 +13,8 @@ BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 
 Every form of the PTX ISA 9.1 below (`cudatma/emulator/ptx/forms*.py`, each expanded to all of its types and modifiers)
-is tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the instruction, its
-PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that no form has is an
+is tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the instruction,
+its PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that no form has is an
 error as well."""
 
 
