@@ -12,10 +12,10 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "emulator_coverage.md"
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 
-Every form of the PTX ISA 9.1 below (`cudatma/emulator/ptx/forms*.py`, each expanded to all of its types and modifiers)
-is tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the instruction,
-its PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that no form has is an
-error as well."""
+Every form of the PTX ISA 9.1 below (`cudatma/emulator/ptx/forms*.py`, each expanded to all of its types and
+modifiers) is tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the
+instruction, its PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that
+no form has is an error as well."""
 
 
 def missing(form: str) -> str:
