@@ -136,12 +136,25 @@ def test_every_shipped_tool_serves_a_subcommand() -> None:
     assert shipped - reached <= set(), "move them to tools/dev"
 
 
-def test_the_figures_of_the_readme_are_current() -> None:
+def test_the_generated_tables_are_current() -> None:
     assert readme_tables.main(["--check"]) == 0
 
 
-def test_the_readme_names_only_files_that_exist() -> None:
-    text = (ROOT / "README.md").read_text()
-    links = {target for target in re.findall(r"\]\(([^)#:]+)\)", text) if not target.startswith("http")}
-    assert links
-    assert [target for target in sorted(links) if not (ROOT / target).exists()] == []
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text)
+    assert links or page.name != "README.md"
+    for file, heading in links:
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not heading or heading in headings(target), f"{file}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,7 +1,8 @@
-"""Write the figures of README.md: each table between markers comes from a file of benchmarks/results.
+"""Write the tables of README.md and docs/performance/benchmarks.md from the files of benchmarks/results.
 
 A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
 ``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
+``<!-- table: NAME, first 5 rows -->`` takes the first rows only.
 """
 
 from __future__ import annotations
@@ -22,18 +23,27 @@ from cudatma.errors import ArgumentError, CudaTmaError
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
+PAGES = ("README.md", "docs/performance/benchmarks.md")
 _MARKED = re.compile(
-    r"(?P<open><!-- table: (?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- end table -->)", re.DOTALL
+    r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"
+    r"(?P<body>.*?)(?P<close><!-- end table -->)",
+    re.DOTALL,
 )
 
+#: How a page names an entry of "machine".
+_NAMES = {"card": ""}
+
 EXAMPLES = """examples:
-  python tools/dev/readme_tables.py            rewrite the tables of README.md
+  python tools/dev/readme_tables.py            rewrite the tables of both pages
   python tools/dev/readme_tables.py --check    only say whether they are current
 """
 
 
-def table_text(name: str, result: Any) -> str:
-    """A result as a Markdown table, its note and its machine below it. ArgumentError if the file has no such table."""
+def table_text(name: str, result: Any, rows: int | None = None) -> str:
+    """A result as a Markdown table, with its note and its machine below it.
+
+    rows: how many rows of the table to take; None takes all. Raises ArgumentError if the file holds no such table.
+    """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
         raise ArgumentError(f"{name}.json", "no table", '{"table": {"columns": [..], "rows": [..]}, "machine": ..}')
@@ -41,7 +51,7 @@ def table_text(name: str, result: Any) -> str:
     for index, row in enumerate(table["rows"]):
         if len(row) != len(columns):
             raise ArgumentError(f"{name}.json: rows[{index}]", f"{len(row)} cells", f"{len(columns)}, one a column")
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *table["rows"]]
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *table["rows"][:rows]]
     text = "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
     below = [str(table.get("note", "")), _machine(result.get("machine"))]
     return "\n\n".join([text, *(part for part in below if part)])
@@ -53,14 +63,16 @@ def _cell(value: object) -> str:
 
 def _machine(machine: object) -> str:
     if isinstance(machine, dict):
-        return "Measured on " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."
+        known = {_NAMES.get(name, name): value for name, value in machine.items() if value != "none"}
+        measured = "Measured on " if machine.get("card") != "none" else "Compiled without a GPU: "
+        return measured + ", ".join(f"{name} {value}".strip() for name, value in known.items()) + "."
     return f"Measured on {machine}." if machine else ""
 
 
 def filled(page: str, results: Path) -> str:
-    """The page with every marked table written anew; a result that is not there yet is said to be missing.
+    """The page with every marked table rewritten; where a result is missing, the page says so.
 
-    Raises ArgumentError for a result file that is no JSON or holds no table.
+    Raises ArgumentError for a result file that is not JSON or holds no table.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -71,13 +83,14 @@ def filled(page: str, results: Path) -> str:
             result = json.loads(path.read_text())
         except ValueError as error:
             raise ArgumentError(path.name, str(error), "JSON") from error
-        return f"{match['open']}{table_text(match['name'], result)}\n{match['close']}"
+        rows = int(match["rows"]) if match["rows"] else None
+        return f"{match['open']}{table_text(match['name'], result, rows)}\n{match['close']}"
 
     return _MARKED.sub(replace, page)
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Rewrite README.md, or with ``--check`` return 1 where it differs from the results."""
+    """Rewrite both pages, or with ``--check`` return 1 where one differs from the results."""
     parser = argparse.ArgumentParser(
         prog="readme_tables.py",
         description=__doc__,
@@ -86,17 +99,16 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if a table is not current")
     options = parser.parse_args(argv)
-    path = root / "README.md"
-    page = path.read_text()
-    new = filled(page, root / "benchmarks" / "results")
-    if new == page:
-        return 0
-    if options.check:
-        print("README.md is not current: run python tools/dev/readme_tables.py", file=sys.stderr)
-        return 1
-    path.write_text(new)
-    print("README.md: tables written")
-    return 0
+    old = {name: (root / name).read_text() for name in PAGES}
+    new = {name: filled(page, root / "benchmarks" / "results") for name, page in old.items()}
+    changed = [name for name in PAGES if new[name] != old[name]]
+    for name in changed:
+        if options.check:
+            print(f"{name} is not current: run python tools/dev/readme_tables.py", file=sys.stderr)
+        else:
+            (root / name).write_text(new[name])
+            print(f"{name}: tables written")
+    return 1 if options.check and changed else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Configurations of the mma.sync kernel that are worth ranking: a list of tiles, one CTA on an SM.
 
-docs/performance/marlin_portable.md holds the measurements that the list comes from.
+docs/performance/marlin_mma_sync.md holds the measurements that the list comes from.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
     fit on a multiprocessor, those of the launch before among them.
 
     A dependent launch's blocks come in where there is room. Beside blocks of the launch before, some multiprocessors
-    get too many of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_strip.md).
+    get too many of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_skinny.md).
     """
     too_much = target.smem_share_bytes(spec.blocks_per_sm + 1) + 1
     return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))

@@ -1,6 +1,6 @@
 """Configurations of the skinny GEMM that are worth ranking: one for each way to divide N and K among CTAs.
 
-docs/performance/marlin_strip.md holds the measurements that the limits come from.
+docs/performance/marlin_skinny.md holds the measurements that the limits come from.
 """
 
 from __future__ import annotations

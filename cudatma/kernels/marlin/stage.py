@@ -208,8 +208,8 @@ class StagedTile:
         return -(-self.zero_stage_bytes // 128) * 128
 
     def prefetch_stages(self, weight_bytes: int) -> int:
-        """Stages whose weights a dependent launch asks for before it waits for the one before it: with more, the first
-        activations stand behind too many weights. [docs/performance/marlin_strip.md, "Chains of dependent launches"]"""
+        """Stages whose weights a dependent launch asks for before it waits for the one before it: with more, too many
+        weights delay the first activations. [docs/performance/marlin_skinny.md, "Chains of dependent launches"]"""
         return 2 if self.block_m < 8 or (self.block_m == 8 and weight_bytes >= LONG_BYTES) else 1
 
     @property

@@ -1,4 +1,4 @@
-"""The tile is read behind __syncthreads(), which knows nothing of the copy."""
+"""The tile is read after __syncthreads(), which does not wait for the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The barrier is initialised by a plain store, and the copy reports to it through the asynchronous proxy."""
+"""A plain store initializes the barrier, but the copy signals it through the asynchronous proxy."""
 
 from __future__ import annotations
 

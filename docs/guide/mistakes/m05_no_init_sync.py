@@ -1,4 +1,4 @@
-"""Other threads wait on a barrier that may not be initialised yet."""
+"""Other threads wait on a barrier that may not be initialized yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slot is filled again while others still read it."""
+"""The slot is refilled while other threads still read it."""
 
 from __future__ import annotations
 

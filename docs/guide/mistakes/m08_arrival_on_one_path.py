@@ -1,4 +1,4 @@
-"""One path through the loop forgets to give the slot back."""
+"""One path through the loop does not release the slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain stores and a TMA store of the same bytes, with no fence of the proxies between them."""
+"""Plain stores and a TMA store of the same bytes, without a proxy fence between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block ends, and its shared memory with it, while a store still reads there."""
+"""The CTA exits, and its shared memory with it, while a store still reads there."""
 
 from __future__ import annotations
 

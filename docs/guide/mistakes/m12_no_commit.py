@@ -1,4 +1,4 @@
-"""Stores are waited for, but never committed to a group: the wait waits for nothing."""
+"""Stores are never committed to a group: the wait returns at once."""
 
 from __future__ import annotations
 

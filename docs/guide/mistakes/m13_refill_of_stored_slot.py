@@ -1,4 +1,4 @@
-"""A slot that plain stores wrote is filled by TMA with no fence between: the old stores may land last."""
+"""TMA refills a slot that plain stores wrote, without a fence between: the old stores may land last."""
 
 from __future__ import annotations
 

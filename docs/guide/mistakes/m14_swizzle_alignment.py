@@ -1,4 +1,4 @@
-"""A tile with the 128-byte swizzle begins off 1024 bytes: the pattern goes by the address."""
+"""A tile with the 128-byte swizzle is not aligned to 1024 bytes: the pattern depends on the address."""
 
 from __future__ import annotations
 

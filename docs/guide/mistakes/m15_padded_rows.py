@@ -1,4 +1,4 @@
-"""Rows narrower than the swizzle span are padded to it: the box takes more room than the bytes it counts."""
+"""Rows narrower than the swizzle span are padded to it: the box takes more memory than the bytes it counts."""
 
 from __future__ import annotations
 

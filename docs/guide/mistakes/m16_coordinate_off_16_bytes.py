@@ -1,4 +1,4 @@
-"""A coordinate that is no multiple of 16 bytes stops the kernel and loses the context."""
+"""A coordinate that is not a multiple of 16 bytes traps and destroys the context."""
 
 from __future__ import annotations
 

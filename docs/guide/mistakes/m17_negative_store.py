@@ -1,4 +1,4 @@
-"""A store at a negative coordinate stops the kernel; loads may begin outside, stores may not."""
+"""A store at a negative coordinate traps; loads may begin outside, stores may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor map that was edited on the card is used without the acquire fence of its proxy."""
+"""A tensor map that the GPU edited is used without the acquire fence of its proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A multicast load goes to a block whose barrier may not be initialised yet."""
+"""A multicast load goes to a CTA whose barrier may not be initialized yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block of the cluster receives a multicast tile, but expected no bytes."""
+"""A CTA of the cluster receives a multicast tile but expects no bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores clip at 16 bytes: rows that end inside of 16 bytes are overrun by up to 15."""
+"""Stores clip at 16 bytes: rows that end inside a 16-byte chunk are overrun by up to 15 bytes."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER.parent / "mistakes.md"
-_HEAD = """# The commonest mistakes, and what cudatma says of them
+_HEAD = """# The most common mistakes, and the reports of cudatma
 
-Each is a file of [mistakes/](mistakes/) that makes the mistake. `python docs/guide/mistakes/m06_parity.py` shows the
-whole report, with lines, blocks, warps and bytes; `--mended` runs the kernel with the mistake mended. None needs a GPU.
-This page is written by `mistakes/page.py`.
+Each mistake has a file in [mistakes/](mistakes/). `python docs/guide/mistakes/m06_parity.py` prints the whole report,
+with lines, CTAs, warps and bytes; `--mended` runs the corrected kernel. None needs a GPU. `mistakes/page.py` writes
+this page.
 """
 #: Places: they differ from run to run, or with the primitives' line numbers.
 _PLACE = re.compile(r" \((shared address|bytes from) .*$|, address 0x[0-9a-f]+|; PTX line .*$")

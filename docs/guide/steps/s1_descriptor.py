@@ -1,7 +1,7 @@
 """Step 1. A tensor map: what the TMA unit must know of an array, in 128 bytes.
 
-A map says where a tensor lies, its element type, sizes and pitches, and the box that one instruction moves. Sizes and
-boxes count elements, pitches count bytes. Here a box of 16 x 32 floats of a 100 x 200 array.
+A map holds a tensor's address, element type, sizes and pitches, and the box that one instruction copies. Sizes and
+boxes count elements, pitches count bytes. Here: a box of 16 x 32 floats of a 100 x 200 array.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Step 2. One load: one thread asks, a barrier counts bytes, all threads wait.
+"""Step 2. One load: one thread issues it, a barrier counts bytes, all threads wait.
 
-The barrier ends its phase when its arrivals (one, with the bytes to expect) and its bytes are in. A tile that reaches
-over the array's edge arrives with zeros there, and counts all the same.
+The barrier's phase ends when its arrivals (one, with the expected bytes) and its bytes have come. A tile that reaches
+beyond the array has zeros there, and its bytes count in full.
 """
 
 from __future__ import annotations

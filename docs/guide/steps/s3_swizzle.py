@@ -1,7 +1,7 @@
 """Step 3. The swizzle: columns of a tile without bank conflicts.
 
 Rows of 128 bytes put the elements of a column into the same banks. Under the 128-byte swizzle the 16-byte chunk c of
-row r stands at chunk c ^ (r % 8). The pattern goes by the shared address: the tile begins at a multiple of 1024 bytes.
+row r is at chunk c ^ (r % 8). The pattern depends on the shared address: the tile begins at a multiple of 1024 bytes.
 """
 
 from __future__ import annotations

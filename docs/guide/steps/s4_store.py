@@ -1,7 +1,7 @@
-"""Step 4. A store: a fence before it, a group behind it.
+"""Step 4. A store: a fence before it, a group after it.
 
-TMA reads shared memory through a proxy of its own. Plain stores reach it only behind fence.proxy.async. There is no
-barrier: stores go into a group, and wait_group.read says when the group has read its source.
+TMA reads shared memory through a proxy of its own, and sees plain stores only after fence.proxy.async. There is no
+barrier: stores go into a group, and wait_group.read waits until the group has read its source.
 """
 
 from __future__ import annotations

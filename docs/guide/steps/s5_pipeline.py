@@ -1,4 +1,4 @@
-"""Step 5. A ring of stages: one warp loads ahead, others compute.
+"""Step 5. A ring of stages: one warp loads ahead, the other warps compute.
 
 A slot has two barriers: `full` (the loads have come) and `empty` (all readers are done). Both sides walk through the
 slots, and toggle their parity when the ring wraps. TmaPipeline of parts/pipeline.cuh.j2 does the counting.

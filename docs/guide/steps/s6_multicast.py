@@ -1,7 +1,7 @@
-"""Step 6. Multicast: one read of global memory fills a tile in every block of a cluster (SM90, SM100).
+"""Step 6. Multicast: one read of global memory fills a tile in every CTA of a cluster (SM90, SM100).
 
-Each block arms its own barrier, for the bytes that it will receive, whoever asks for them. Nothing may be sent before
-all barriers are there, and no block may leave while another still sends to it.
+Each CTA arms its own barrier for the bytes that it receives, whichever CTA issues the load. No CTA may send before
+all barriers are initialized, and no CTA may exit while another still sends to it.
 """
 
 from __future__ import annotations

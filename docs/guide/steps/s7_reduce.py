@@ -1,6 +1,6 @@
-"""Step 7. Reductions: a store that adds, takes the lesser or greater, or works on bits, in L2 and without a race.
+"""Step 7. Reductions: a store that computes a sum, minimum, maximum or bit operation in L2, without a race.
 
-All blocks add their tile into the same place. The order of floating-point sums is not fixed; here they are integers.
+All CTAs add their tile to the same place. The order of floating-point sums is not fixed; here they are integers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Step 8. A tensor map that the kernel edits: other addresses and sizes without a new launch.
 
-A working copy lies in shared memory. tensormap.replace changes a field of it, tensormap.cp_fenceproxy publishes it to
-global memory, and whoever uses it there acquires it first. No copy through the old map may be in flight; two maps that
-take turns give those time. cudatma.ragged_copy is a whole kernel of this kind.
+A working copy is in shared memory. tensormap.replace changes a field of it, tensormap.cp_fenceproxy publishes it to
+global memory, and each thread that uses it there acquires it first. No copy through the old map may be in flight; two
+alternating maps give such copies time to finish. cudatma.ragged_copy is a complete kernel of this kind.
 """
 
 from __future__ import annotations

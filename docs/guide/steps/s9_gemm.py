@@ -1,7 +1,7 @@
-"""Step 9. All of it in one kernel: c = a b^T on the tensor cores, fed by a ring of TMA loads.
+"""Step 9. All of it in one kernel: c = a b^T on the tensor cores, with a ring of TMA loads.
 
 One thread loads 64 x 64 tiles of a and b, 128 bytes a row, under the 128-byte swizzle; four warps read them without
-bank conflicts through ldmatrix, and multiply. The Marlin GEMM is this with more of everything.
+bank conflicts through ldmatrix, and multiply. The Marlin GEMM has the same structure.
 """
 
 from __future__ import annotations
