@@ -162,7 +162,7 @@ def test_what_is_asked_for_wrongly() -> None:
     for m in (0, -1, 1.5, "4", True):
         with pytest.raises(ArgumentError, match=r"^m: "):
             explained(LAYER, m)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="PackedWeight, MarlinLinear or Layer"):
+    with pytest.raises(ArgumentTypeError, match="PackedWeight, MarlinLinear or LinearShape"):
         explained(np.ones((4, 4)))
     with pytest.raises(TargetError):
         explained(target="sm_75")

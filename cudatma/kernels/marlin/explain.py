@@ -167,7 +167,7 @@ def _layer_of(w: Any) -> tuple[Layer, PackedWeight | None]:
         return w, None
     packed = getattr(w, "weight", w)  # a MarlinLinear's
     if not isinstance(packed, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight, MarlinLinear or Layer")
+        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight, MarlinLinear or LinearShape")
     return Layer.of(packed), packed
 
 
