@@ -44,10 +44,10 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.marlin.card import H200, card_of, imagined_card
     from cudatma.kernels.marlin.choose import decide
-    from cudatma.kernels.marlin.layer import Layer, resolve_fused
+    from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
     from cudatma.target import detect, get_target
 
-    layer, call = Layer(K, N, 128, False, "float16"), None
+    layer, call = LinearShape(K, N, 128, False, "float16"), None
     if target_name is None:
         call, device = _prepared(m)
     target = detect() if target_name is None else get_target(target_name)

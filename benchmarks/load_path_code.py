@@ -17,7 +17,7 @@ from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.shapes import parse_shape
 from benchmarks.subjects import LOAD_PATHS, TITLES, disassembled
 from cudatma.kernels.marlin.card import H200, imagined_card
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import Target, get_target
@@ -158,7 +158,7 @@ def compile_and_analyse(spec: MmaSyncSpec, target: Target) -> LoadPathCode:
     return analyse(spec, *disassembled(spec, target))
 
 
-def make_cell(layer: Layer, m: int, name: str, target: Target) -> Cell:
+def make_cell(layer: LinearShape, m: int, name: str, target: Target) -> Cell:
     """One (tokens, load path); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "load_path": name, "target": target.name}
     try:
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--m", type=int, action="append", metavar="M", help="tokens, repeatable (default: one for each tile)")
     options = parser.parse_args(argv)
     k, n = options.shape
-    layer = Layer(k, n, 128, False, "float16")
+    layer = LinearShape(k, n, 128, False, "float16")
     settings = {"target": options.target.name, "multiprocessors": MULTIPROCESSORS, "k": layer.k, "n": layer.n}
     result = Result(settings, code_table, options.json)
     for m in options.m or TOKENS:

@@ -21,7 +21,7 @@ from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_shapes, parse_tokens
 from benchmarks.subjects import LOAD_PATHS, TITLES, spec_of
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.target import Target
 
 SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
@@ -31,13 +31,13 @@ _CODE = ("registers", "copies", "loop", "producer_slots", "consumer_slots", "slo
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
     """The three load paths of one cell, taking turns, all of the mma.sync kernel: the others know TMA alone."""
-    contenders = [ours(layer, m, name, spec=spec_of(name, Layer.of(layer.packed[0]), m)) for name in LOAD_PATHS]
+    contenders = [ours(layer, m, name, spec=spec_of(name, LinearShape.of(layer.packed[0]), m)) for name in LOAD_PATHS]
     return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 
 
 def code_of(k: int, n: int, m: int, target: Target) -> dict[str, Any]:
     """By load path, what one pipeline stage of its code costs (load_path_code), or why nobody knows."""
-    layer = Layer(k, n, GROUP_SIZE, False, "float16")
+    layer = LinearShape(k, n, GROUP_SIZE, False, "float16")
     cells = {name: load_path_code.make_cell(layer, m, name, target) for name in LOAD_PATHS}
     return {
         name: {"error": cell["error"]} if "error" in cell else {key: cell[key] for key in _CODE}

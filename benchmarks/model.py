@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.tune_file import kernel_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOT
 class Row:
     """One measured cell, and the cost of the configuration that the cost model chooses."""
 
-    layer: Layer
+    layer: LinearShape
     m: int
     us: float
     kernel: str
@@ -50,7 +50,7 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
-                layer = Layer(cell["k"], cell["n"], 128, False, cell["dtype"])
+                layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
                 spec = choose_by_cost(layer, cell["m"], H200)
                 cost = spec.cost(cell["m"], layer.n, layer.k, H200)
                 found.append(Row(layer, cell["m"], cell["us"], kernel_name(spec), cost))

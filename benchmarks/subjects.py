@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, LoadPaths
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, LoadPaths
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
@@ -23,7 +23,7 @@ TITLES = {"ours": "ours", "tma": "TMA", "scales": "TMA for scales only", "cp_asy
 SUBJECTS = tuple(TITLES)
 
 
-def spec_of(path: str, layer: Layer, m: int) -> MmaSyncSpec:
+def spec_of(path: str, layer: LinearShape, m: int) -> MmaSyncSpec:
     """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of LOAD_PATHS."""
     from cudatma import context
     from cudatma.kernels.marlin.card import card_of
@@ -58,6 +58,6 @@ def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None
     x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))
     out = cupy.zeros((m, n), cupy.uint16).view(x.dtype)
     weight = random_packed(cupy, k, n, dtype, 1)[0]
-    with contextlib.nullcontext() if subject == "ours" else pinned(spec_of(subject, Layer.of(weight), m)):
+    with contextlib.nullcontext() if subject == "ours" else pinned(spec_of(subject, LinearShape.of(weight), m)):
         marlin_gemm(x, weight, out=out)
     cupy.cuda.get_current_stream().synchronize()

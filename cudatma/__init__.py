@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from cudatma.kernels.marlin.dequantize import dequantize
     from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+    from cudatma.kernels.marlin.layer import LinearShape
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.quantization import (
         PackedWeight,
@@ -101,6 +102,7 @@ __all__ = [
     "L2Promotion",
     "LaunchError",
     "LaunchPlan",
+    "LinearShape",
     "MarlinLinear",
     "MarlinWorkspace",
     "OobFill",
@@ -189,6 +191,7 @@ _PUBLIC = {
     "kernels.marlin": ("MarlinLinear MarlinWorkspace WorkspaceBytes marlin_gemm release_workspaces workspace_bytes"),
     "kernels.marlin.dequantize": "dequantize",
     "kernels.marlin.explain": "Explanation marlin_explain",
+    "kernels.marlin.layer": "LinearShape",
     "pipeline": "Operand PipelineSpec",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "

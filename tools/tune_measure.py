@@ -17,7 +17,7 @@ import numpy as np
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
-from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
@@ -59,7 +59,7 @@ class CardBench:
     def __init__(self, device: int) -> None:
         self.device = device
         self._stream: Any = None
-        self._layer: Layer | None = None
+        self._layer: LinearShape | None = None
         self._weights: list[PackedWeight] = []
         self._x: Any = None
         self._out: Any = None
@@ -73,7 +73,7 @@ class CardBench:
         with cupy.cuda.Device(self.device), cupy.cuda.Stream(non_blocking=True) as self._stream:
             yield self
 
-    def prepare(self, layer: Layer, m: int) -> None:
+    def prepare(self, layer: LinearShape, m: int) -> None:
         """Random weights, unless they are there, and activations for m tokens."""
         import cupy
 
@@ -220,7 +220,7 @@ class CardBench:
         return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3
 
 
-def random_weight(layer: Layer) -> PackedWeight:
+def random_weight(layer: LinearShape) -> PackedWeight:
     """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
     rng = np.random.default_rng((layer.k, layer.n))
     k64, n64 = -(-layer.k // 64), -(-layer.n // 64)

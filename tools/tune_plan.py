@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
@@ -21,7 +21,7 @@ _MOST = 2**31 - 1
 class Task:
     """One layer at one M. candidates: the cost model's choice first."""
 
-    layer: Layer
+    layer: LinearShape
     m: int
     candidates: tuple[Listed, ...]
 
@@ -45,7 +45,7 @@ def plan(
     """The cells of a run, each shape and number of tokens once, with its candidates."""
     tasks = []
     for k, n in dict.fromkeys(shapes):
-        layer = Layer(k, n, group_size, has_zeros, dtype)
+        layer = LinearShape(k, n, group_size, has_zeros, dtype)
         for m in sorted(set(tokens)):
             tasks.append(Task(layer, m, tuple(shortlist(layer, m, card, candidates))))
     return tasks

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
 
@@ -29,7 +29,7 @@ _NONE: Mapping[AnyMarlinSpec, str] = MappingProxyType({})
 class Bench(Protocol):
     """A card with one layer's operands on it."""
 
-    def prepare(self, layer: Layer, m: int) -> None:
+    def prepare(self, layer: LinearShape, m: int) -> None:
         """Make weights and activations; those of the cell before may go."""
 
     def result(self, candidate: Listed) -> Any:
@@ -91,7 +91,7 @@ def run(
     gpu: GpuClass,
     *,
     seconds: float,
-    known: Collection[tuple[Layer, int]] = (),
+    known: Collection[tuple[LinearShape, int]] = (),
     skip: Collection[str] = (),
     refused: Mapping[AnyMarlinSpec, str] = _NONE,
     tell: Callable[[Outcome], None] = lambda outcome: None,

@@ -15,7 +15,7 @@ import pytest
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin.card import imagined_card
-from cudatma.kernels.marlin.layer import Layer, LoadPaths
+from cudatma.kernels.marlin.layer import LinearShape, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.mma_sync_spec import LOAD_PATHS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ProblemStruct
@@ -98,7 +98,7 @@ def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
-    layer, card = Layer(8192, 28672, 128, True, "float16"), imagined_card(name, 132)
+    layer, card = LinearShape(8192, 28672, 128, True, "float16"), imagined_card(name, 132)
     both = [choose_mma_sync(layer, 16, card, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
@@ -124,6 +124,6 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
 def test_every_mixture_of_load_paths(
     weight: str, scale: str, activation: str, group_size: int, has_zeros: bool
 ) -> None:
-    layer = Layer(4096, 4096, group_size, has_zeros, "bfloat16")
+    layer = LinearShape(4096, 4096, group_size, has_zeros, "bfloat16")
     spec = choose_mma_sync(layer, 64, imagined_card("sm_120a", 132), LoadPaths(weight, scale, activation))
     assert compiled(spec, "sm_120a").warnings == ()

@@ -12,7 +12,7 @@ import pytest
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.problem import ProblemStruct
 from cudatma.kernels.marlin.wgmma_config import dump_specs
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -21,7 +21,7 @@ from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
-LAYER = Layer(8192, 28672, 128, False, "float16")
+LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every form with its least and most tokens.
 TILES = [
     wgmma_config._fitting(wgmma_config._spec(form, size, replace(LAYER, dtype=dtype), size), TARGET)

@@ -9,7 +9,7 @@ from marlin_runner import relative_error, run_marlin
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
@@ -26,7 +26,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(K, N)) * 0.05, dtype=dtype, group_size=group, symmetric=symmetric)
     x = rng.normal(size=(max(TOKENS), K)).astype(np.dtype(w.scales.dtype))
-    layer = Layer(K, N, group, not symmetric, dtype)
+    layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in TOKENS:
         spec = choose_invariant(layer, m, imagined_card(target, PROCESSORS))
@@ -47,7 +47,7 @@ def test_the_fastest_instances_do_differ() -> None:
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(2048, N)) * 0.05, dtype="float16")
     x = rng.normal(size=(100, 2048)).astype(np.float16)
-    layer = Layer(2048, N, 128, False, "float16")
+    layer = LinearShape(2048, N, 128, False, "float16")
     few, many = (
         run_marlin(
             np.ascontiguousarray(x[:m]),

@@ -11,7 +11,7 @@ from marlin_runner import relative_error, run_marlin
 
 from cudatma.kernels.marlin import emulated, marlin_gemm
 from cudatma.kernels.marlin.card import H200, imagined_card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.shortlist import shortlist
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_each_kind(kind: str) -> None:
-    layer, m = Layer(320, 264, 64, True, "float16"), 20
+    layer, m = LinearShape(320, 264, 64, True, "float16"), 20
     target, is_meant = KINDS[kind]
     spec = next(one.spec for one in shortlist(layer, m, imagined_card(target, PROCESSORS), 100) if is_meant(one.spec))
     rng = np.random.default_rng(len(kind))
@@ -46,7 +46,7 @@ def test_one_of_each_kind(kind: str) -> None:
 
 def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tuner runs its candidates; here one that is not the cost model's choice."""
-    layer, m = Layer(512, 136, 128, False, "float16"), 9
+    layer, m = LinearShape(512, 136, 128, False, "float16"), 9
     mine = shortlist(layer, m, H200, 12)[-1].spec
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))
     x = np.random.default_rng(1).standard_normal((m, layer.k)).astype(np.float16)

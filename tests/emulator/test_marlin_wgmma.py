@@ -8,7 +8,7 @@ import pytest
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.wgmma_config import _FORMS, _fitting, _Form, _spec
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -111,7 +111,7 @@ def test_every_form_is_right_and_clean(form: _Form, size: int, divide: bool, dty
     """Two tiles of clusters, the second with a tail of channels, for one share or three; tails of tokens and depths."""
     width = form.block_n * form.cluster
     stages = 6 * 256 // form.block_k if divide else 3  # a tile is not divided before that pays
-    layer = Layer(stages * form.block_k + 64, 2 * width - 24, 128, divide, dtype)
+    layer = LinearShape(stages * form.block_k + 64, 2 * width - 24, 128, divide, dtype)
     of = _fitting(_spec(form, size, layer, size), get_target("sm_90a"))
     x, w, bias = operands(size - 3, layer.k, layer.n, of)
     processors = (3 if divide else 1) * form.cluster

@@ -40,7 +40,7 @@ from cudatma import detect, marlin_gemm
 from cudatma.build.kernel import load_kernel
 from cudatma.kernels.marlin.card import Card, card_of
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +154,7 @@ def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
     found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
         o = job.options
-        layer = Layer(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
+        layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
         for load_path, m in itertools.product(job.load_paths, job.tokens):
             if m:
                 by_tma = load_path == "tma"

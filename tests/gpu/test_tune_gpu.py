@@ -14,7 +14,7 @@ from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
 from cudatma.kernels.marlin.shortlist import Listed, shortlist
 from cudatma.kernels.marlin.tune_file import usable_entries
 from tools import tune
@@ -23,7 +23,7 @@ from tools.tune_measure import CardBench, random_weight
 
 pytestmark = pytest.mark.gpu
 #: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
-LAYER = Layer(1024, 1544, 128, False, "float16")
+LAYER = LinearShape(1024, 1544, 128, False, "float16")
 TOKENS = (5, 64, 300)
 
 
@@ -79,7 +79,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
     """Ten for each number of tokens, with zero points, without timing them."""
-    layer = Layer(2048, 4096, 64, True, dtype)
+    layer = LinearShape(2048, 4096, 64, True, dtype)
     card = card_of(0)
     with CardBench(0).opened() as bench:
         for m in (1, 16, 48, 513):

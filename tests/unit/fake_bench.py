@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.shortlist import Listed
 
 
@@ -21,12 +21,12 @@ class FakeBench:
     def __init__(self, us: Callable[[Listed], float] = lambda one: one.cost.us) -> None:
         self.us = us
         self.spoil: dict[str, Any] = {}
-        self.prepared: list[tuple[Layer, int]] = []
+        self.prepared: list[tuple[LinearShape, int]] = []
         self.timed: list[list[str]] = []
         self.usable = True
         self.x: Any = None
 
-    def prepare(self, layer: Layer, m: int) -> None:
+    def prepare(self, layer: LinearShape, m: int) -> None:
         self.prepared.append((layer, m))
         kind = np.float16 if layer.dtype == "float16" else BFLOAT16
         self.x = np.random.default_rng(m).standard_normal((m, 40)).astype(kind)

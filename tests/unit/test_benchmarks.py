@@ -35,7 +35,7 @@ from benchmarks.harness import Contender, Timing
 from benchmarks.sass_loops import natural_loops
 from cudatma.errors import DriverError
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
 from cudatma.target import get_target
 from tools import bench
@@ -524,7 +524,7 @@ def test_producer_slots_scale_with_the_copies() -> None:
 
 
 def spec_of(load_path: str, m: int = 16) -> Any:
-    layer = Layer(8192, 28672, 128, False, "float16")
+    layer = LinearShape(8192, 28672, 128, False, "float16")
     return choose_mma_sync(layer, m, H200, load_paths.LOAD_PATHS[load_path])
 
 

@@ -12,7 +12,7 @@ import pytest
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 from tools import dump_kernels
@@ -160,7 +160,7 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["marlin", "--target", "sm_90a", "--m", "16", "--n", "1024", "--k", "4096", "--no-sass", "--json"]
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
-    spec = marlin_explain(Layer(4096, 1024, 128, False, "float16"), 16, target="sm_90a").spec
+    spec = marlin_explain(LinearShape(4096, 1024, 128, False, "float16"), 16, target="sm_90a").spec
     assert report["name"] == f"{spec.entry}_sm_90a"
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 

@@ -11,7 +11,7 @@ from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, LoadPaths
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, LoadPaths
 from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.mma_sync_spec import LOAD_PATHS, MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div, schedule
@@ -24,7 +24,7 @@ from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import KIB, TARGETS, get_target
 
 layers = st.builds(
-    Layer,
+    LinearShape,
     k=st.integers(1, 40_000),
     n=st.integers(1, 70_000),
     group_size=st.sampled_from(GROUP_SIZES),
@@ -39,7 +39,7 @@ cards = st.builds(
 
 @settings(max_examples=30)
 @given(layers, rows, cards)
-def test_every_candidate_can_run(layer: Layer, m: int, card: Card) -> None:
+def test_every_candidate_can_run(layer: LinearShape, m: int, card: Card) -> None:
     target = get_target(card.target)
     found = [spec for spec, _ in ranked(candidates(layer, m, card))]
     assert len({spec.entry for spec in found}) == len(found) > 0
@@ -60,7 +60,7 @@ def test_every_candidate_can_run(layer: Layer, m: int, card: Card) -> None:
 
 @settings(max_examples=60)
 @given(layers, rows, cards)
-def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: Layer, m: int, card: Card) -> None:
+def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, card: Card) -> None:
     for spec, cost in ranked(candidates(layer, m, card)):
         if spec.cluster_k == 1:
             work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
@@ -69,7 +69,7 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: Layer, m: i
 
 @settings(max_examples=30)
 @given(layers, rows, cards)
-def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: Layer, m: int, card: Card) -> None:
+def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, card: Card) -> None:
     target = get_target(card.target)
     listed = shortlist(layer, m, card, 12)
     assert listed[0].spec == choose_by_cost(layer, m, card)
@@ -84,7 +84,7 @@ def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: Layer, 
 
 @settings(max_examples=15)
 @given(layers, rows)
-def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
+def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
     spec = choose_by_cost(layer, m, H200)
     for other in variants(spec, layer, get_target("sm_90a")):
         other.check_target(get_target("sm_90a"))
@@ -94,7 +94,7 @@ def test_variants_compute_the_same_tile(layer: Layer, m: int) -> None:
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
     def kinds(m: int, card: Card) -> set[type[AnyMarlinSpec]]:
-        return {type(spec) for spec, _ in ranked(candidates(Layer(4096, 4096, 128, False, "float16"), m, card))}
+        return {type(spec) for spec, _ in ranked(candidates(LinearShape(4096, 4096, 128, False, "float16"), m, card))}
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
     without = imagined_card("sm_120a", 132)
@@ -121,7 +121,7 @@ def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
     for k, n in ((4096, 4096), (8192, 28672), (4096, 1024), (1024, 8192), (13824, 5120)):
         for m in (1, 16, 32, 64, 300, 4096):
             built.clear()
-            layer = Layer(k, n, 128, False, "float16")
+            layer = LinearShape(k, n, 128, False, "float16")
             choose_by_cost(layer, m, H200)
             assert 0 < len(built) <= 20, (k, n, m)
             if m >= 300:
@@ -135,7 +135,7 @@ load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
 
 @given(layers, rows, cards, load_paths)
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
-    layer: Layer, m: int, card: Card, load_path: LoadPaths
+    layer: LinearShape, m: int, card: Card, load_path: LoadPaths
 ) -> None:
     spec = choose_mma_sync(layer, m, card, load_path)
     assert spec.smem_bytes <= 99 * KIB

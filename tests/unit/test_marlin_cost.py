@@ -20,7 +20,7 @@ from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.former_names import SPEC_FIELDS, renamed
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
@@ -36,13 +36,13 @@ RTX5090 = imagined_card("sm_120a", 170)
 AVERAGE_LOSS, MOST_LOSS = 1.3, 17.0
 
 
-def readings(*kinds: str) -> list[tuple[Layer, int, dict[Any, float]]]:
-    """Layer, M, and microseconds by what identifies a configuration."""
+def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
+    """LinearShape, M, and microseconds by what identifies a configuration."""
     found = []
     for cell in READINGS["cells"]:
         times = {(kind, *row[:-1]): row[-1] for kind in kinds for row in cell.get(kind, [])}
         if len(times) > 1:
-            found.append((Layer(cell["k"], cell["n"], 128, False, "float16"), cell["m"], times))
+            found.append((LinearShape(cell["k"], cell["n"], 128, False, "float16"), cell["m"], times))
     return found
 
 
@@ -53,7 +53,7 @@ def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
     return (kind, *(int(getattr(spec, name)) for name in names), *tail)
 
 
-def losses(found: list[tuple[Layer, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
+def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
     """By M, percent that the choice is behind the fastest. A choice that nobody measured counts as a failure where the
     others of its problem were."""
     lost: dict[int, list[float]] = {}
@@ -106,13 +106,13 @@ def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
 
 sizes = st.integers(1, 300).map(lambda i: 64 * i)
 problems = st.builds(
-    Layer, sizes, sizes, st.sampled_from((32, 128, -1)), st.booleans(), st.sampled_from(("float16", "bfloat16"))
+    LinearShape, sizes, sizes, st.sampled_from((32, 128, -1)), st.booleans(), st.sampled_from(("float16", "bfloat16"))
 )
 gpus = st.sampled_from((H200, imagined_card("sm_90a", 78), RTX5090, imagined_card("sm_121a", 48)))
 
 
 @given(problems, st.integers(1, 5000), gpus)
-def test_every_problem_has_a_choice_that_its_target_can_run(layer: Layer, m: int, card: Card) -> None:
+def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, card: Card) -> None:
     spec = choose_by_cost(layer, m, card)
     spec.check_target(get_target(card.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
@@ -121,7 +121,9 @@ def test_every_problem_has_a_choice_that_its_target_can_run(layer: Layer, m: int
 
 
 @given(problems, st.integers(1, 5000), gpus)
-def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(layer: Layer, m: int, card: Card) -> None:
+def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
+    layer: LinearShape, m: int, card: Card
+) -> None:
     found = list(ranked(candidates(layer, m, card)))
     for spec, cost in found[:3]:
         assert cost == spec.cost(m, layer.n, layer.k, card)
@@ -132,7 +134,7 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(laye
 
 
 @given(problems, st.integers(1, 2000), gpus)
-def test_more_work_never_costs_less(layer: Layer, m: int, card: Card) -> None:
+def test_more_work_never_costs_less(layer: LinearShape, m: int, card: Card) -> None:
     for spec, cost in list(ranked(candidates(layer, m, card)))[:2]:
         more = spec.cost(2 * m, layer.n, layer.k, card)
         # Whether tiles are divided among CTAs changes with their number.

@@ -18,14 +18,14 @@ from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.explain import Explanation, marlin_explain
 from cudatma.kernels.marlin.explain_text import plain_table, table_text
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
-LAYER = Layer(4096, 4096, 128, False, "float16")
-LARGE = Layer(8192, 28672, 128, False, "bfloat16")
-NARROW = Layer(8192, 1024, 128, False, "float16")
+LAYER = LinearShape(4096, 4096, 128, False, "float16")
+LARGE = LinearShape(8192, 28672, 128, False, "bfloat16")
+NARROW = LinearShape(8192, 1024, 128, False, "float16")
 
 
 def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
@@ -36,7 +36,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
     ("layer", "m", "target", "kernel"),
     [(LAYER, 1, "sm_90a", "skinny"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "mma_sync")],
 )
-def test_it_tells_the_choice_and_why(layer: Layer, m: int, target: str, kernel: str) -> None:
+def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
     assert said.spec == choose_by_cost(layer, m, imagined_card(target, 132))
@@ -65,7 +65,7 @@ def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
 
 
 def test_one_of_a_thing_is_no_plural() -> None:
-    said = str(explained(Layer(64, 64, 64, False, "float16"), 1, multiprocessors=1))
+    said = str(explained(LinearShape(64, 64, 64, False, "float16"), 1, multiprocessors=1))
     assert "tiles of 1 stage on 1 CTA, 0 tiles divided" in said
     assert ", 1 SM, " in said
 
@@ -121,7 +121,7 @@ def test_as_text() -> None:
     assert marked[0].endswith(f"skinny  {explained(LAYER, 1).spec.entry}")
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
-    assert "zero points" in str(explained(Layer(512, 512, -1, True, "float16"), 4))
+    assert "zero points" in str(explained(LinearShape(512, 512, -1, True, "float16"), 4))
 
 
 def test_without_rich_the_table_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_without_rich_the_table_is_plain(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_takes_weights_and_linear_layers() -> None:
     packed = quantize(np.ones((256, 192), np.float32), group_size=64, symmetric=False)
-    wanted = Layer(256, 192, 64, True, "float16")
+    wanted = LinearShape(256, 192, 64, True, "float16")
     assert explained(packed, 3).layer == explained(MarlinLinear(packed), 3).layer == wanted
 
 
@@ -162,7 +162,7 @@ def test_what_is_asked_for_wrongly() -> None:
     for m in (0, -1, 1.5, "4", True):
         with pytest.raises(ArgumentError, match=r"^m: "):
             explained(LAYER, m)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="PackedWeight, MarlinLinear or Layer"):
+    with pytest.raises(ArgumentTypeError, match="PackedWeight, MarlinLinear or LinearShape"):
         explained(np.ones((4, 4)))
     with pytest.raises(TargetError):
         explained(target="sm_75")

@@ -15,7 +15,7 @@ from test_marlin_gemm import close, make, values
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import Layer, resolve_fused
+from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.plan import scale_exponent_of
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -117,7 +117,9 @@ def test_another_form_than_the_weights_is_refused(asked: str) -> None:
 
 def test_explanations_show_it() -> None:
     w, _ = weight("shifted")
-    of_layer, of_weight = (marlin_explain(what, 64, target="sm_90a", multiprocessors=132) for what in (Layer.of(w), w))
+    of_layer, of_weight = (
+        marlin_explain(what, 64, target="sm_90a", multiprocessors=132) for what in (LinearShape.of(w), w)
+    )
     assert of_layer.spec == of_weight.spec.in_form("none")
     assert "_shifted_" in str(of_weight)
     assert "_shifted_" not in str(of_layer)
@@ -130,4 +132,4 @@ def test_explanations_show_it() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("k", [1, 100, 4096, 28672, 131072])
 def test_the_tuner_measures_fused_kernels(k: int, dtype: str) -> None:
-    assert random_weight(Layer(k, 64, 128, False, dtype)).scale_fit.form == "as_stored"
+    assert random_weight(LinearShape(k, 64, 128, False, dtype)).scale_fit.form == "as_stored"

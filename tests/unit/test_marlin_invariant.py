@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cudatma.kernels.marlin.card import H200, imagined_card
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.stage import GROUP_SIZES
@@ -16,7 +16,7 @@ from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
 layers = st.builds(
-    Layer,
+    LinearShape,
     k=st.integers(1, 40_000),
     n=st.integers(1, 70_000),
     group_size=st.sampled_from(GROUP_SIZES),
@@ -27,7 +27,7 @@ layers = st.builds(
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_90a", "sm_120a"])
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
-def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int) -> None:
+def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processors: int) -> None:
     target = get_target(name)
     spec = choose_invariant(layer, m, imagined_card(target, processors))
     spec.check_target(target)
@@ -43,6 +43,6 @@ def test_one_order_of_additions(name: str, layer: Layer, m: int, processors: int
 
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
-def test_the_kernel_does_not_depend_on_the_tokens(layer: Layer, few: int, many: int) -> None:
+def test_the_kernel_does_not_depend_on_the_tokens(layer: LinearShape, few: int, many: int) -> None:
     kernels = {choose_invariant(layer, m, H200).template for m in (few, many)}
     assert len(kernels) == 1

@@ -15,7 +15,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import imagined_card
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
 from cudatma.kernels.marlin.skinny_config import dump_specs, skinny_candidates, tile_tokens
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
@@ -65,7 +65,7 @@ def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
     """A power of two; each stage has whole turns of the swizzle, eight rows of 64 depths."""
-    layer = Layer(4096, 4096, 128, False, "float16")
+    layer = LinearShape(4096, 4096, 128, False, "float16")
     assert tile_tokens(layer, m, block_k) == wanted
     assert tile_tokens(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
     of = SkinnySpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
@@ -192,7 +192,7 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
 def test_no_more_dependent_blocks_than_meant(name: str) -> None:
     """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
-    for layer in (Layer(4096, 4096, 128, False, "float16"), Layer(8192, 57344, 128, False, "float16")):
+    for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
         for chosen, _ in ranked(skinny_candidates(layer, 1, imagined_card(target, 132))):
             spec = replace(chosen, stages=2)
             asked = dependent_smem_bytes(spec, target)

@@ -17,7 +17,7 @@ from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.former_names import KERNELS, SPEC_FIELDS
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tune_file import (
@@ -34,7 +34,7 @@ from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
-LAYER = Layer(4096, 4096, 128, False, "float16")
+LAYER = LinearShape(4096, 4096, 128, False, "float16")
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
 SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
 MMA_SYNC = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")

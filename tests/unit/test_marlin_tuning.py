@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudatma.kernels.marlin import tune_file, tuning
 from cudatma.kernels.marlin.card import H200, Card
 from cudatma.kernels.marlin.choose import choose_by_cost, decide
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
@@ -25,7 +25,7 @@ from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
-LAYER = Layer(4096, 4096, 128, False, "float16")
+LAYER = LinearShape(4096, 4096, 128, False, "float16")
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
 SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
 TABLE = tuning.SHIPPED

@@ -16,7 +16,7 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.stage import GROUP_SIZES
 from cudatma.kernels.marlin.wgmma_config import dump_specs
@@ -273,7 +273,7 @@ def test_every_form_has_three_stages() -> None:
     shorter = set()
     for form in wgmma_config._FORMS:
         for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
-            layer = Layer(8192, 28672, group_size, has_zeros, "float16")
+            layer = LinearShape(8192, 28672, group_size, has_zeros, "float16")
             for size in (form.least, form.most):
                 made = wgmma_config._fitting(wgmma_config._spec(form, size, layer, size), SM90A)
                 assert made.stages <= form.stages

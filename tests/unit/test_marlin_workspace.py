@@ -17,7 +17,7 @@ from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, re
 from cudatma.kernels.marlin import workspace
 from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.mma_sync_spec import GROUP_SIZES
 from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.problem import schedule
@@ -157,7 +157,7 @@ def sizes() -> MarlinWorkspace:
 
 @given(
     layer=st.builds(
-        Layer,
+        LinearShape,
         k=st.integers(1, 40_000),
         n=st.integers(1, 70_000),
         group_size=st.sampled_from(GROUP_SIZES),
@@ -167,7 +167,7 @@ def sizes() -> MarlinWorkspace:
     m=st.integers(1, 5000),
     target=st.sampled_from([t for t in TARGETS.values() if t.runs_here]),
 )
-def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: Layer, m: int, target: Target) -> None:
+def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
     """So a workspace never grows, and a graph may hold one."""
     spec = choose_by_cost(layer, m, imagined_card(target, PROCESSORS))
     sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))

@@ -18,7 +18,7 @@ from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
 from cudatma.kernels.marlin import tuning
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tune_file import Entry, usable_entries
 from cudatma.target import get_target
@@ -61,7 +61,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureF
     entry = entries(file)[64]
     assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
     tuning.forget()
-    decision = decide(Layer(4096, 4096, 128, False, "float16"), 64, H200)
+    decision = decide(LinearShape(4096, 4096, 128, False, "float16"), 64, H200)
     assert (decision.source, decision.spec) == ("tuned", wanted.spec)
     record = json.loads(capsys.readouterr().out)["cells"][1]
     assert len(record["times_us"]) == 12
@@ -108,7 +108,7 @@ def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:
     bench = FakeBench()
     tuned(bench, "--candidates", "3")
     assert [len(labels) for labels in bench.timed] == [3, 3]
-    assert bench.prepared == [(Layer(4096, 4096, 128, False, "float16"), m) for m in (1, 64)]
+    assert bench.prepared == [(LinearShape(4096, 4096, 128, False, "float16"), m) for m in (1, 64)]
 
 
 def put(value: float, *at: int) -> Callable[[Any], Any]:
@@ -166,7 +166,7 @@ class _Stop:
     def __init__(self, bench: FakeBench, cell: int) -> None:
         self.bench, self.left, self.prepare = bench, cell, bench.prepare
 
-    def __call__(self, layer: Layer, m: int) -> None:
+    def __call__(self, layer: LinearShape, m: int) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt

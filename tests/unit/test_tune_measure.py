@@ -16,7 +16,7 @@ import pytest
 from cudatma.errors import LaunchError
 from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import schedule
 from cudatma.kernels.marlin.shortlist import Listed, shortlist
@@ -24,7 +24,7 @@ from cudatma.quantization import PackedWeight
 from tools import tune_measure
 from tools.tune_measure import CardBench, random_weight
 
-LAYER = Layer(2048, 520, 128, True, "float16")
+LAYER = LinearShape(2048, 520, 128, True, "float16")
 
 
 @dataclass
@@ -111,7 +111,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             assert not given["programmatic"]
             assert not given["batch_invariant"]
             k, n = w.shape
-            self.spec, self.copy, self.out = decide(Layer.of(w), x.rows, H200).spec, copies.index(w), x.info.pointer
+            self.spec, self.copy, self.out = (
+                decide(LinearShape.of(w), x.rows, H200).spec,
+                copies.index(w),
+                x.info.pointer,
+            )
             self.schedule = schedule(self.spec, x.rows, n, k, 132 * self.spec.blocks_per_sm)
             assert out.info.shape == (x.rows, n)
 
@@ -192,7 +196,7 @@ def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> 
     bench.prepare(LAYER, 8)
     assert bench._weights is weights
     assert bench._x.shape == (8, 2048)
-    bench.prepare(Layer(2048, 520, 128, True, "bfloat16"), 8)
+    bench.prepare(LinearShape(2048, 520, 128, True, "bfloat16"), 8)
     assert bench._weights is not weights
 
 
@@ -227,7 +231,7 @@ def test_a_capture_that_fails_leaves_the_stream_free(world: World, monkeypatch: 
 @pytest.mark.parametrize("group_size", [32, 128, -1])
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_a_random_weight_gives_results_near_one(group_size: int, has_zeros: bool) -> None:
-    layer = Layer(1000, 200, group_size, has_zeros, "bfloat16")
+    layer = LinearShape(1000, 200, group_size, has_zeros, "bfloat16")
     weight = random_weight(layer)
     assert (weight.shape, weight.symmetric, weight.group_size) == ((1000, 200), not has_zeros, group_size)
     x = np.random.default_rng(1).standard_normal((50, 1000))

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import Layer
+from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
 from cudatma.kernels.marlin.tune_file import Entry, GpuClass, read_sections, store_entry
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)
-LAYER = Layer(4096, 4096, 128, False, "float16")
+LAYER = LinearShape(4096, 4096, 128, False, "float16")
 SKINNY = SkinnySpec("float16", 128, False, 16, 3, 512, 4, 3)
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
 

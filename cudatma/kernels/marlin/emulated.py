@@ -16,7 +16,7 @@ from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.dequantize import check_dense, dense_pitch_bytes, emulate
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
@@ -125,7 +125,7 @@ def emulated_gemm(
     if arranged:
         x = _arranged(x, w, target, schedules)
     card = imagined_card(target, _PROCESSORS)
-    decision = decide(Layer.of(w), x.rows, card, batch_invariant=batch_invariant)
+    decision = decide(LinearShape.of(w), x.rows, card, batch_invariant=batch_invariant)
     spec = resolve_fused(decision.spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _PROCESSORS * spec.blocks_per_sm, divide=decision.divide)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)

@@ -17,7 +17,7 @@ from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
 from cudatma.kernels.marlin.choose import Decision, candidates, decide
 from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.explain_text import table_text
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.problem import Schedule, schedule
 from cudatma.kernels.marlin.shortlist import Listed
 from cudatma.kernels.marlin.tune_file import kernel_name
@@ -38,7 +38,7 @@ class Explanation:
     the configuration itself. considered: how many candidates there were.
     """
 
-    layer: Layer
+    layer: LinearShape
     m: int
     card: Card
     decision: Decision
@@ -127,7 +127,7 @@ def marlin_explain(
 ) -> Explanation:
     """What marlin_gemm would run for M rows of x, why, and how long that should take. Launches and compiles nothing.
 
-    w: PackedWeight, MarlinLinear, or a Layer (k, n, group_size, has_zeros, dtype) where there are no weights; only
+    w: PackedWeight, MarlinLinear, or a LinearShape where there are no weights; only
     weights show whether scale and offset are one multiply-add (``_fused`` or ``_shifted`` in the entry).
     batch_invariant: as in marlin_gemm.
     The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``multiprocessors`` (132, an
@@ -162,13 +162,13 @@ def marlin_explain(
     )
 
 
-def _layer_of(w: Any) -> tuple[Layer, PackedWeight | None]:
-    if isinstance(w, Layer):
+def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
+    if isinstance(w, LinearShape):
         return w, None
     packed = getattr(w, "weight", w)  # a MarlinLinear's
     if not isinstance(packed, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight, MarlinLinear or Layer")
-    return Layer.of(packed), packed
+        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight, MarlinLinear or LinearShape")
+    return LinearShape.of(packed), packed
 
 
 def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None, device: int | None) -> Card:

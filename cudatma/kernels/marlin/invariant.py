@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, weight_policy
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, weight_policy
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
@@ -24,7 +24,7 @@ _MAX_STAGES = 12
 Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
 
 
-def choose_invariant(layer: Layer, m: int, card: Card) -> AnyMarlinSpec:
+def choose_invariant(layer: LinearShape, m: int, card: Card) -> AnyMarlinSpec:
     """The spec for M rows of x, to be scheduled without division. Deterministic; looks at no device."""
     target = get_target(card.target)
     spec: AnyMarlinSpec
@@ -36,7 +36,7 @@ def choose_invariant(layer: Layer, m: int, card: Card) -> AnyMarlinSpec:
     return spec
 
 
-def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:
+def _wgmma(layer: LinearShape, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:
     block_m = next((size for size in _WGMMA_TOKENS if size >= m), _WGMMA_TOKENS[-1])
     block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
     warpgroups = 2 if _fills(m, block_m, layer.n, 128, multiprocessors) else 1
@@ -57,7 +57,7 @@ def _wgmma(layer: Layer, m: int, target: Target, multiprocessors: int) -> WgmmaS
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _mma_sync(layer: Layer, m: int, target: Target, multiprocessors: int) -> MmaSyncSpec:
+def _mma_sync(layer: LinearShape, m: int, target: Target, multiprocessors: int) -> MmaSyncSpec:
     block_m = next((size for size in _MMA_SYNC_TOKENS if size >= m), _MMA_SYNC_TOKENS[-1])
     wide = _fills(m, block_m, layer.n, 128, multiprocessors)
     spec = MmaSyncSpec(

@@ -27,8 +27,8 @@ class LoadPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What the kernel must know of a weight, beside the number of tokens. k, n: elements. Others as in MmaSyncSpec.
+class LinearShape:
+    """What the kernel must know of a weight, besides M. k, n: elements. Others as in MmaSyncSpec.
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -54,9 +54,13 @@ class Layer:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
 
     @classmethod
-    def of(cls, w: PackedWeight) -> Layer:
+    def of(cls, w: PackedWeight) -> LinearShape:
         """A weight's."""
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
+
+
+#: Former name of LinearShape, for one release.
+Layer = LinearShape
 
 
 def weight_policy(m: int, block_m: int) -> str:

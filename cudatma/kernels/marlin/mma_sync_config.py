@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.layer import Layer, LoadPaths
+from cudatma.kernels.marlin.layer import LinearShape, LoadPaths
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.target import KIB, Target, get_target
 
@@ -54,7 +54,7 @@ _FORMS = (
 
 
 def mma_sync_candidates(
-    layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA
+    layer: LinearShape, m: int, card: Card, load_paths: LoadPaths = _BY_TMA
 ) -> Iterator[Candidate[MmaSyncSpec]]:
     """Each tile that is no taller than the fewest tiles for M need."""
     target = get_target(card.target)
@@ -69,7 +69,7 @@ def mma_sync_candidates(
             yield Candidate(cost, partial(_built, form, layer, target, load_paths))
 
 
-def choose_mma_sync(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
+def choose_mma_sync(layer: LinearShape, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
     spec = cheapest(mma_sync_candidates(layer, m, card, load_paths))
     if spec is None:
@@ -77,7 +77,9 @@ def choose_mma_sync(layer: Layer, m: int, card: Card, load_paths: LoadPaths = _B
     return spec
 
 
-def _built(form: _Form, layer: Layer, target: Target, load_paths: LoadPaths, least_stages: int) -> MmaSyncSpec | None:
+def _built(
+    form: _Form, layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int
+) -> MmaSyncSpec | None:
     """The spec with as many stages as fit; None with fewer than ``least_stages``."""
     scale_on = "accumulator" if form.m <= _SCALED_SUMS_COLUMNS else "weight"
     least = MmaSyncSpec(
@@ -104,7 +106,7 @@ def _built(form: _Form, layer: Layer, target: Target, load_paths: LoadPaths, lea
 
 def dump_specs(target: Target) -> list[MmaSyncSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
-    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     card = imagined_card(target, H200.multiprocessors)

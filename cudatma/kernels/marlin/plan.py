@@ -20,7 +20,7 @@ from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
 from cudatma.kernels.marlin.card import card_of
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer, resolve_fused
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
 from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
@@ -53,7 +53,7 @@ def configure(
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
     """
     k, n = w.shape
-    decision = decide(Layer.of(w), m, card_of(device), batch_invariant=batch_invariant)
+    decision = decide(LinearShape.of(w), m, card_of(device), batch_invariant=batch_invariant)
     spec = resolve_fused(decision.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = context.device(device).multiprocessors * min(spec.blocks_per_sm, resident)

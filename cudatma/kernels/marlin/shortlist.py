@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.candidate import ranked
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.choose import candidates
 from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.workspace import has_room
 from cudatma.target import Target, get_target
 
@@ -37,7 +37,7 @@ class Listed:
         return f"{self.spec.entry}{blocks}"
 
 
-def shortlist(layer: Layer, m: int, card: Card, limit: int) -> list[Listed]:
+def shortlist(layer: LinearShape, m: int, card: Card, limit: int) -> list[Listed]:
     """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and
     variants of the two best."""
     tiles = [Listed(spec, cost) for spec, cost in islice(ranked(candidates(layer, m, card)), limit)]
@@ -52,7 +52,7 @@ def shortlist(layer: Layer, m: int, card: Card, limit: int) -> list[Listed]:
     return list(kept.values())[:limit]
 
 
-def variants(spec: AnyMarlinSpec, layer: Layer, target: Target) -> Iterator[AnyMarlinSpec]:
+def variants(spec: AnyMarlinSpec, layer: LinearShape, target: Target) -> Iterator[AnyMarlinSpec]:
     """The same tile, otherwise issued or with another ring; each fits the target."""
     return _changed(spec, spec.variants(layer.k), target)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cudatma.kernels.marlin.candidate import LEAST_STAGES, Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.layer import Layer, weight_policy
+from cudatma.kernels.marlin.layer import LinearShape, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
 from cudatma.target import KIB, Target, get_target
@@ -36,7 +36,7 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def skinny_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate[SkinnySpec]]:
+def skinny_candidates(layer: LinearShape, m: int, card: Card) -> Iterator[Candidate[SkinnySpec]]:
     """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
     target = get_target(card.target)
     if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
@@ -64,13 +64,13 @@ def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
     return min(wanted, _MAX_STAGES, max(iterations - 1, min(iterations, LEAST_STAGES), 2))
 
 
-def has_deep_box(layer: Layer, block_m: int, n_tiles: int) -> bool:
+def has_deep_box(layer: LinearShape, block_m: int, n_tiles: int) -> bool:
     """Whether one box should bring a stage's activations. Of eight tokens, for several N tiles, a box for each 64
     depths is up to 2 % ahead; fewer come by no other way."""
     return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_TOKENS)
 
 
-def tile_tokens(layer: Layer, m: int, block_k: int) -> int:
+def tile_tokens(layer: LinearShape, m: int, block_k: int) -> int:
     """Tokens of a tile: as few as a box may bring, which spares shared memory and its banks."""
     if m > MMA_TOKENS // 2 or layer.k % 64:
         return next((size for size in (8, 16) if m <= size), 32)
@@ -98,7 +98,7 @@ def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
             yield _Way(each, cluster_k, 1)
 
 
-def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> SkinnySpec | None:
+def _fitting(way: _Way, layer: LinearShape, m: int, target: Target) -> SkinnySpec | None:
     """The best division of a stage whose ring is as deep as is of use, if one fits."""
     # A second block fills the pause between two waves, where shared memory has room for its ring.
     blocks = 2 if way.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
@@ -122,7 +122,7 @@ def _fitting(way: _Way, layer: Layer, m: int, target: Target) -> SkinnySpec | No
     return None
 
 
-def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, int]]:
+def _divisions(layer: LinearShape, way: _Way, m: int, blocks: int) -> list[tuple[int, int]]:
     """(block_k, slice_k), best first: warps enough to hide latencies, each with as much depth of a stage as fits.
     Fewer where blocks meet as well."""
     found = []
@@ -146,7 +146,7 @@ def _divisions(layer: Layer, way: _Way, m: int, blocks: int) -> list[tuple[int, 
 
 def dump_specs(target: Target) -> list[SkinnySpec]:
     """The instances that stand for all in dumps and compile checks: each number of N tiles, and each feature once."""
-    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     middle, square = replace(small, n=12288), replace(large, n=8192)
     cases = [(layer, 1) for layer in (small, square, middle, large)] + [(small, 16), (small, 32), (large, 16)]
     cases += [

@@ -25,7 +25,7 @@ from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
 from cudatma.kernels.marlin.former_names import renamed_entry
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.skinny_spec import SkinnySpec
@@ -71,7 +71,7 @@ class Entry:
     us: its time. rule_us: that of the configuration that the cost model chooses.
     """
 
-    layer: Layer
+    layer: LinearShape
     m: int
     spec: AnyMarlinSpec
     us: float
@@ -123,7 +123,7 @@ def entries_for(path: Path, card: Card) -> list[dict[str, Any]]:
 
 def parse_entry(raw: Any, target: Target) -> Entry:
     """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
-    layer = Layer(*(raw[name] for name in ("k", "n", *_LAYER_FIELDS)))
+    layer = LinearShape(*(raw[name] for name in ("k", "n", *_LAYER_FIELDS)))
     m, revision = _typed(raw, "m", int), _typed(raw, "revision", int)
     kernel = KERNELS.get(_typed(raw, "kernel", str))
     if kernel is None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning, shown
 from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, Layer
+from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
 from cudatma.target import Target, get_target
@@ -55,7 +55,7 @@ def pinned(spec: AnyMarlinSpec) -> Iterator[None]:
         pinned_scope.reset(token)
 
 
-def lookup(layer: Layer, m: int, card: Card) -> Found | None:
+def lookup(layer: LinearShape, m: int, card: Card) -> Found | None:
     """The tuning entry that serves M rows, the user's before a shipped one; None where there is none.
 
     Never raises for what files hold: a TuneFileWarning says, once a process, what is ignored.
@@ -72,7 +72,7 @@ def lookup(layer: Layer, m: int, card: Card) -> Found | None:
     return None
 
 
-def _alike(entries: Sequence[Entry], layer: Layer, m: int, target: Target) -> Entry | None:
+def _alike(entries: Sequence[Entry], layer: LinearShape, m: int, target: Target) -> Entry | None:
     """An entry of another layer of the same K and N, its spec with this one's type, groups and zero points."""
     by_layer = {one.layer: [other for other in entries if other.layer == one.layer] for one in entries}
     found = (nearest(of, m) for of in by_layer.values())

@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.candidate import Candidate, cheapest
 from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
-from cudatma.kernels.marlin.layer import Layer, weight_policy
+from cudatma.kernels.marlin.layer import LinearShape, weight_policy
 from cudatma.kernels.marlin.problem import ceil_div
 from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import Target, get_target
@@ -88,7 +88,7 @@ _FORMS = (
 )
 
 
-def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate[WgmmaSpec]]:
+def wgmma_candidates(layer: LinearShape, m: int, card: Card) -> Iterator[Candidate[WgmmaSpec]]:
     """Each form with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
     target = get_target(card.target)
     if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
@@ -102,7 +102,7 @@ def wgmma_candidates(layer: Layer, m: int, card: Card) -> Iterator[Candidate[Wgm
                 yield Candidate(cost, partial(_built, form, block_m, cluster_k, layer, m, target))
 
 
-def _divisions(form: _Form, block_m: int, m: int, layer: Layer, card: Card) -> Iterator[int]:
+def _divisions(form: _Form, block_m: int, m: int, layer: LinearShape, card: Card) -> Iterator[int]:
     """Numbers of CTAs that may divide K. Clusters that wait for others take twice as long; and each CTA has a stage."""
     yield 1
     if form.cluster > 1:
@@ -114,7 +114,7 @@ def _divisions(form: _Form, block_m: int, m: int, layer: Layer, card: Card) -> I
 
 
 def _built(
-    form: _Form, block_m: int, cluster_k: int, layer: Layer, m: int, target: Target, least_stages: int
+    form: _Form, block_m: int, cluster_k: int, layer: LinearShape, m: int, target: Target, least_stages: int
 ) -> WgmmaSpec | None:
     """The spec, with fewer stages where shared memory does not hold the form's; None with fewer than ``least_stages``
     that a CTA would use. Tables of small groups, and a cluster's sums, take room from the ring: one of two stages is a
@@ -124,7 +124,7 @@ def _built(
     return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
 
 
-def _spec(form: _Form, block_m: int, layer: Layer, m: int) -> WgmmaSpec:
+def _spec(form: _Form, block_m: int, layer: LinearShape, m: int) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if form.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = form.pipeline(block_m)
     makes_room = form.warpgroups > 1 and form.stack * block_m // 2 > plain  # one warpgroup has them anyway
@@ -163,7 +163,7 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 
 def dump_specs(target: Target) -> list[WgmmaSpec]:
     """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
-    large, small = Layer(8192, 28672, 128, False, "float16"), Layer(4096, 4096, 128, False, "float16")
+    large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has_wgmma:
         return []
     card = imagined_card(target, H200.multiprocessors)
