@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 """
 
 #: The folders below the root that hold one folder a kernel.
-_ROOMS = ("entries", "failed")
+_FOLDERS = ("entries", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Usage:
     limit_bytes: int
 
 
-def folders(root: Path, room: str) -> list[Path]:
-    """The folders in one room of the cache, by name; empty where there is no cache yet."""
-    inside = root / room
+def folders(root: Path, kind: str) -> list[Path]:
+    """The folders of one kind in the cache, by name; empty where there is no cache yet."""
+    inside = root / kind
     return sorted(path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else []
 
 
 def usage(root: Path) -> Usage:
     """What lies in the cache at ``root``; creates nothing. A file that another process removes meanwhile counts 0."""
     size = 0
-    for room in _ROOMS:
-        for path in (file for folder in folders(root, room) for file in folder.glob("*")):
+    for kind in _FOLDERS:
+        for path in (file for folder in folders(root, kind) for file in folder.glob("*")):
             try:
                 size += path.stat().st_size
             except FileNotFoundError:
@@ -72,7 +72,7 @@ def clear(root: Path) -> int:
     if Cache(root).folder is None:
         raise CacheError(f"{root} cannot be written, so it cannot be cleared")
     removed = 0
-    for path in (folder for room in _ROOMS for folder in folders(root, room)):
+    for path in (folder for kind in _FOLDERS for folder in folders(root, kind)):
         grave = tempfile.mkdtemp(dir=root / "tmp")
         try:
             path.rename(Path(grave) / path.name)

@@ -239,10 +239,10 @@ class Cache:
         with locked(path, timeout_s):
             yield
 
-    def _path(self, room: str, key: str) -> Path:
+    def _path(self, folder: str, key: str) -> Path:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise ArgumentError("key", key, "64 hexadecimal digits, as digest() makes them")
-        return self.root / room / key
+        return self.root / folder / key
 
     def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
         """Write aside, then rename into place."""

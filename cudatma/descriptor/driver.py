@@ -1,6 +1,6 @@
 """The driver's side of tensor maps: cuTensorMapEncodeTiled, ...Im2col, ...Im2colWide and ...ReplaceAddress.
 
-The only file of the descriptor room that touches the driver; cuda.bindings is imported when a function is called.
+The only file of the descriptor package that touches the driver; cuda.bindings is imported when a function is called.
 Source: CUDA driver API, Tensor Map Object Management.
 """
 
