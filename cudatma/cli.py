@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -113,6 +114,8 @@ def _run(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
+    # Python shows a DeprecationWarning only where it is meant for the running script.
+    warnings.filterwarnings("default", "the (kernel|benchmark) .* is now called", DeprecationWarning)
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
