@@ -115,7 +115,7 @@ def _run(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
     # Python shows a DeprecationWarning only where it is meant for the running script.
-    warnings.filterwarnings("default", "the (kernel|benchmark) .* is now called", DeprecationWarning)
+    warnings.filterwarnings("default", "cudatma: the (kernel|benchmark) ", DeprecationWarning)
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

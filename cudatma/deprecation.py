@@ -22,7 +22,7 @@ def user_stacklevel() -> int:
 
 
 def warn_deprecated(text: str) -> None:
-    """A DeprecationWarning at the user's line. text: begins with ``cudatma.`` and names the new form."""
+    """A DeprecationWarning at the user's line. text: begins with ``cudatma`` and names the new form."""
     warnings.warn(text, DeprecationWarning, stacklevel=user_stacklevel())
 
 

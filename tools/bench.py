@@ -16,9 +16,9 @@ import ast
 import json
 import os
 import subprocess
-import warnings
 from collections.abc import Sequence
 
+from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 
 from .command_line import Parser
@@ -52,8 +52,7 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
     """
     known = benchmarks(folder)
     if name not in known and (now := FORMER_NAMES.get(name)) is not None:
-        text = f"the benchmark {name} is now called {now}; the next release does not know the former name"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn_deprecated(f"cudatma: the benchmark {name} is now called {now}")
         name = now
     if name not in known:
         remedy = "" if known else f"{folder} has no benchmarks; run from a checkout of cudatma"

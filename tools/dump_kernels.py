@@ -26,7 +26,7 @@ from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import LinearShape
+from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 
@@ -172,10 +172,12 @@ def entries_of(name: str) -> list[KernelEntry]:
 
 
 def marlin_job(m: int, n: int, k: int, group_size: int, dtype: str, target: Target) -> Job:
-    """The kernel that marlin_gemm runs for these sizes and symmetric weights. Raises ArgumentError."""
-    decision = marlin_explain(LinearShape(k, n, group_size, False, dtype), m, target=target).decision
-    entry = next(entry for entry in REGISTRY.values() if entry.template == decision.spec.template)
-    return Job(f"{decision.spec.entry}_{target.name}", entry, decision.spec, target)
+    """The kernel that marlin_gemm runs for these sizes and symmetric weights whose scales allow one multiply-add, as
+    those of nearly all weights do (quantization/scale_range.py). Raises ArgumentError."""
+    chosen = marlin_explain(LinearShape(k, n, group_size, False, dtype), m, target=target).spec
+    spec = resolve_fused(chosen, "as_stored")
+    entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
+    return Job(f"{spec.entry}_{target.name}", entry, spec, target)
 
 
 def _file(path: Path, ending: str) -> Path:

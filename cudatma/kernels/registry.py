@@ -6,11 +6,11 @@ A kernel is added with one line below. Nothing is imported until a kernel's spec
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 from cudatma.target import Target, get_target
 
@@ -187,8 +187,7 @@ def current_name(name: str) -> str:
     """The kernel's name of today; any other text as it is."""
     if name not in FORMER_NAMES:
         return name
-    text = f"the kernel {name} is now called {FORMER_NAMES[name]}; the next release does not know the former name"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warn_deprecated(f"cudatma: the kernel {name} is now called {FORMER_NAMES[name]}")
     return FORMER_NAMES[name]
 
 

@@ -175,7 +175,7 @@ def check_chrome(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "make",
     [lambda: marlin(0), lambda: marlin(1), marlin, lambda: copying(0), copying, exchanging, hanging],
-    ids=["in order", "delayed", "marlin", "copy in order", "copy", "cluster", "hang"],
+    ids=["in order", "delayed", "marlin_mma_sync", "copy in order", "copy", "cluster", "hang"],
 )
 def test_chrome_json_is_valid(make: Any) -> None:
     trace = make()
@@ -279,12 +279,12 @@ def arrows_of(root: ElementTree.Element) -> list[Box]:
         copying,
         exchanging,
         hanging,
-        lambda: traced("marlin", 25, m=16, n=64, k=3072),
+        lambda: traced("marlin_mma_sync", 25, m=16, n=64, k=3072),
         lambda: traced("marlin_wgmma", 9),
         lambda: traced("marlin_wgmma", 9, k=2048),
         lambda: traced("transpose", 3),
     ],
-    ids=["in order", "marlin", "copy", "cluster", "hang", "long", "wgmma", "long wgmma", "stores"],
+    ids=["in order", "marlin_mma_sync", "copy", "cluster", "hang", "long", "wgmma", "long wgmma", "stores"],
 )
 def test_labels_are_inside_of_the_picture_and_touch_neither_arrows_nor_each_other(make: Any, width: int) -> None:
     root = parsed(make().to_svg(width=width, blocks=2))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
+from cudatma.quantization import quantize
 from cudatma.target import Target, get_target
 from tools import dump_kernels
 
@@ -157,10 +158,12 @@ def test_the_registry_names_what_it_has() -> None:
 
 
 def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["marlin", "--target", "sm_90a", "--m", "16", "--n", "1024", "--k", "4096", "--no-sass", "--json"]
+    arguments = ["marlin", "--target", "sm_90a", "--m", "64", "--n", "4096", "--k", "1024", "--no-sass", "--json"]
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
-    spec = marlin_explain(LinearShape(4096, 1024, 128, False, "float16"), 16, target="sm_90a").spec
+    weight = quantize(np.random.default_rng(0).standard_normal((1024, 4096), np.float32))
+    spec = marlin_explain(weight, 64, target="sm_90a").spec
+    assert spec.scale_form == "as_stored", "the form is a part of the choice"
     assert report["name"] == f"{spec.entry}_sm_90a"
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 
