@@ -18,7 +18,7 @@ from cudatma.build.render import render
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import EmulatedModule, Report, load
 from cudatma.kernels.marlin.gemm import marlin_gemm
-from cudatma.kernels.marlin.mma_sync_config import dump_specs
+from cudatma.kernels.marlin.mma_sync_candidates import dump_specs
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 

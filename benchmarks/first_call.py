@@ -42,9 +42,9 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     With a target named, nothing touches a card.
     """
     from cudatma.build.kernel import load_kernel
-    from cudatma.kernels.marlin.card import H200, card_of, imagined_card
+    from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
     from cudatma.kernels.marlin.choose import decide
-    from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
+    from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
     from cudatma.target import detect, get_target
 
     layer, call = LinearShape(K, N, 128, False, "float16"), None
@@ -55,7 +55,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
-    card = imagined_card(target, H200.multiprocessors) if call is None else card_of(device)
+    card = imagined_gpu(target, H200.multiprocessors) if call is None else gpu_of(device)
     # As the weight of _prepared() has it, whose scales differ by little.
     spec = resolve_fused(decide(layer, m, card).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)

@@ -16,10 +16,10 @@ from benchmarks.report import Cell, Result, Table, failure, print_table
 from benchmarks.sass_loops import Loop, natural_loops
 from benchmarks.shapes import parse_shape
 from benchmarks.subjects import LOAD_PATHS, TITLES, disassembled
-from cudatma.kernels.marlin.card import H200, imagined_card
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
 
@@ -162,7 +162,7 @@ def make_cell(layer: LinearShape, m: int, name: str, target: Target) -> Cell:
     """One (tokens, load path); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "load_path": name, "target": target.name}
     try:
-        spec = choose_mma_sync(layer, m, imagined_card(target, H200.multiprocessors), LOAD_PATHS[name])
+        spec = choose_mma_sync(layer, m, imagined_gpu(target, H200.multiprocessors), LOAD_PATHS[name])
         code = compile_and_analyse(spec, target)
     except Exception as error:
         return cell | {"error": failure(error)}

@@ -21,7 +21,7 @@ from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_shapes, parse_tokens
 from benchmarks.subjects import LOAD_PATHS, TITLES, spec_of
-from cudatma.kernels.marlin.layer import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target
 
 SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.tune_file import kernel_name
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.tuning_file import kernel_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")

@@ -6,8 +6,8 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, LoadPaths
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, LoadPaths
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble
@@ -26,10 +26,10 @@ SUBJECTS = tuple(TITLES)
 def spec_of(path: str, layer: LinearShape, m: int) -> MmaSyncSpec:
     """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of LOAD_PATHS."""
     from cudatma import context
-    from cudatma.kernels.marlin.card import card_of
-    from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
+    from cudatma.kernels.gpu import gpu_of
+    from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 
-    return choose_mma_sync(layer, m, card_of(context.current_device()), LOAD_PATHS[path])
+    return choose_mma_sync(layer, m, gpu_of(context.current_device()), LOAD_PATHS[path])
 
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
@@ -52,7 +52,7 @@ def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None
 
     from benchmarks.operands import filled, random_numbers, random_packed
     from cudatma import marlin_gemm
-    from cudatma.kernels.marlin.tuning import pinned
+    from cudatma.kernels.tuning import pinned
 
     k, n = shape
     x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))

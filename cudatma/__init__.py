@@ -50,17 +50,13 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.rows import gather_rows, scatter_rows
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
-    from cudatma.kernels.marlin import (
-        MarlinLinear,
-        MarlinWorkspace,
-        WorkspaceBytes,
-        marlin_gemm,
-        release_workspaces,
-        workspace_bytes,
-    )
     from cudatma.kernels.marlin.dequantize import dequantize
     from cudatma.kernels.marlin.explain import Explanation, marlin_explain
-    from cudatma.kernels.marlin.layer import LinearShape
+    from cudatma.kernels.marlin.gemm import marlin_gemm
+    from cudatma.kernels.marlin.linear import MarlinLinear
+    from cudatma.kernels.marlin.problem import LinearShape
+    from cudatma.kernels.stream_workspaces import WorkspaceBytes, release_workspaces, workspace_bytes
+    from cudatma.kernels.workspace import MarlinWorkspace
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.quantization import (
         PackedWeight,
@@ -188,10 +184,13 @@ _PUBLIC = {
     "kernels.data_movement.rows": "gather_rows scatter_rows",
     "kernels.data_movement.tile_copy": "tile_copy",
     "kernels.data_movement.transpose": "transpose",
-    "kernels.marlin": ("MarlinLinear MarlinWorkspace WorkspaceBytes marlin_gemm release_workspaces workspace_bytes"),
     "kernels.marlin.dequantize": "dequantize",
     "kernels.marlin.explain": "Explanation marlin_explain",
-    "kernels.marlin.layer": "LinearShape",
+    "kernels.marlin.gemm": "marlin_gemm",
+    "kernels.marlin.linear": "MarlinLinear",
+    "kernels.marlin.problem": "LinearShape",
+    "kernels.stream_workspaces": "WorkspaceBytes release_workspaces workspace_bytes",
+    "kernels.workspace": "MarlinWorkspace",
     "pipeline": "Operand PipelineSpec",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "

@@ -29,9 +29,9 @@ from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
-from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
-from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
+from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
 from .command_line import Parser
@@ -50,7 +50,7 @@ EXAMPLES = """examples:
 """
 
 
-def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Card | None = None) -> int:
+def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Gpu | None = None) -> int:
     """``cudatma tune``; returns the exit status: 0 all cells measured (or compiled), 1 some failed, 130 interrupted.
 
     bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, CardLostError
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Ca
 
 
 def _tune(
-    tasks: Sequence[Task], bench: Bench, path: Path, card: Card, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], bench: Bench, path: Path, card: Gpu, options: argparse.Namespace, console: Console
 ) -> int:
     gpu, known = GpuClass.of(card), set()
     if not options.again:
@@ -132,7 +132,7 @@ def _tune(
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def _compile(tasks: Sequence[Task], card: Card, options: argparse.Namespace, console: Console) -> Kernels:
+def _compile(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace, console: Console) -> Kernels:
     """The kernels of these cells' candidates, in the cache."""
     specs = specs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
@@ -142,7 +142,7 @@ def _compile(tasks: Sequence[Task], card: Card, options: argparse.Namespace, con
     return kernels
 
 
-def _compile_only(tasks: Sequence[Task], card: Card, options: argparse.Namespace, console: Console) -> int:
+def _compile_only(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace, console: Console) -> int:
     """Fill the cache for a card that may be elsewhere."""
     cache = default_root()
     try:
@@ -171,19 +171,19 @@ def _needs_no_card(options: argparse.Namespace) -> bool:
     return bool(options.dry_run or options.compile_only)
 
 
-def _card(options: argparse.Namespace, imagined: bool) -> Card:
+def _card(options: argparse.Namespace, imagined: bool) -> Gpu:
     if imagined:
         target = default_target() if options.target is None else get_target(options.target)
-        return imagined_card(target, options.multiprocessors or H200.multiprocessors)
+        return imagined_gpu(target, options.multiprocessors or H200.multiprocessors)
     try:
-        return card_of(options.device)
+        return gpu_of(options.device)
     except (CudaTmaError, ImportError) as error:
         if isinstance(error, DriverError) and not _needs_no_card(options):
             remedy = "cudatma tune measures on a card; --dry-run and --compile-only need none"
             raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_card(options):
             raise
-        return imagined_card(default_target(), H200.multiprocessors)
+        return imagined_gpu(default_target(), H200.multiprocessors)
 
 
 def _file(named: Path | None) -> Path:
@@ -193,7 +193,7 @@ def _file(named: Path | None) -> Path:
     return path
 
 
-def _show_plan(tasks: Sequence[Task], card: Card, as_json: bool) -> None:
+def _show_plan(tasks: Sequence[Task], card: Gpu, as_json: bool) -> None:
     if as_json:
         print(json.dumps([task.as_dict() for task in tasks], indent=1))
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from cudatma.build.prebuild import compile_all
 from cudatma.errors import CompileError, counted
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, resolve_fused
 
 from .tune_plan import Task
 from .tune_run import one_line

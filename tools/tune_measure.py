@@ -17,12 +17,12 @@ import numpy as np
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
-from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.shortlist import Listed
-from cudatma.kernels.marlin.tuning import pinned
+from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.tuning import pinned
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 

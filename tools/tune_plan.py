@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.shortlist import Listed, shortlist
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
 
@@ -39,7 +39,7 @@ def plan(
     group_size: int,
     has_zeros: bool,
     dtype: str,
-    card: Card,
+    card: Gpu,
     candidates: int,
 ) -> list[Task]:
     """The cells of a run, each shape and number of tokens once, with its candidates."""

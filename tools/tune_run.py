@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.shortlist import Listed
-from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 
 from .tune_check import difference
 from .tune_plan import Task

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudatma.build.kernel import compile as compile_kernel
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.runtime.signature import entries
 from cudatma.target import get_target

@@ -10,12 +10,12 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin.candidate import ranked
-from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.skinny_config import dump_specs, skinny_candidates
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem_struct import ProblemStruct
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass

@@ -11,11 +11,11 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.problem import ProblemStruct
-from cudatma.kernels.marlin.wgmma_config import dump_specs
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin import wgmma_candidates
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem_struct import ProblemStruct
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
@@ -24,8 +24,8 @@ TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every form with its least and most tokens.
 TILES = [
-    wgmma_config._fitting(wgmma_config._spec(form, size, replace(LAYER, dtype=dtype), size), TARGET)
-    for form in wgmma_config._FORMS
+    wgmma_candidates._fitting(wgmma_candidates._spec(form, size, replace(LAYER, dtype=dtype), size), TARGET)
+    for form in wgmma_candidates._FORMS
     for size in dict.fromkeys((form.least, form.most))
     for dtype in ("float16", "bfloat16")
 ]

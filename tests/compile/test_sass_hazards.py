@@ -9,7 +9,7 @@ import pytest
 
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for

@@ -10,13 +10,14 @@ from ptx_of import ptx_of_template
 
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import fill_problem, schedule
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.marlin.problem_struct import fill_problem
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
@@ -60,7 +61,7 @@ def run_marlin(
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     rows = check_input(x, w)
-    spec = spec or choose_by_cost(LinearShape.of(w), rows.rows, imagined_card(chosen, processors))
+    spec = spec or choose_by_cost(LinearShape.of(w), rows.rows, imagined_gpu(chosen, processors))
     work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
     addend = None if bias is None else describe(bias)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)

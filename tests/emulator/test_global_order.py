@@ -13,7 +13,7 @@ from ptx_lines import kernel
 
 from cudatma.emulator import load
 from cudatma.emulator.hazards.clocks import Clock, LaneClocks
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]

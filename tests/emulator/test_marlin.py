@@ -7,11 +7,11 @@ import pytest
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.emulator import Trace
-from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import LinearShape, LoadPaths
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import schedule
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
 
 

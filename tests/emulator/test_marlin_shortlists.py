@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from marlin_runner import relative_error, run_marlin
 
-from cudatma.kernels.marlin import emulated, marlin_gemm
-from cudatma.kernels.marlin.card import H200, imagined_card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.shortlist import shortlist
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.tuning import pinned
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
+from cudatma.kernels.shortlist import shortlist
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import quantize
 
 PROCESSORS = 4
@@ -35,7 +36,7 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = LinearShape(320, 264, 64, True, "float16"), 20
     target, is_meant = KINDS[kind]
-    spec = next(one.spec for one in shortlist(layer, m, imagined_card(target, PROCESSORS), 100) if is_meant(one.spec))
+    spec = next(one.spec for one in shortlist(layer, m, imagined_gpu(target, PROCESSORS), 100) if is_meant(one.spec))
     rng = np.random.default_rng(len(kind))
     weight = quantize(rng.standard_normal((layer.k, layer.n)).astype(np.float32), group_size=64, symmetric=False)
     x = rng.standard_normal((m, layer.k)).astype(np.float16)

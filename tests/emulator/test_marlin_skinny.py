@@ -10,7 +10,7 @@ import pytest
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
+from cudatma.kernels.marlin.skinny import SkinnySpec
 
 SCHEDULES = 20
 

@@ -8,10 +8,10 @@ import pytest
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.wgmma_config import _FORMS, _fitting, _Form, _spec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.wgmma_candidates import _FORMS, _fitting, _Form, _spec
+from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 SCHEDULES = 20

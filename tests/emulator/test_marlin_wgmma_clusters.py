@@ -10,7 +10,7 @@ import pytest
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 
 SCHEDULES = 20
 

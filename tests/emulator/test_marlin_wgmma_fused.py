@@ -12,12 +12,12 @@ from test_marlin_wgmma import spec
 
 from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
+from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.card import H200
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
 

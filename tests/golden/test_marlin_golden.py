@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cudatma.build.render import render
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.target import get_target
 
 Golden = Callable[[str, str], None]

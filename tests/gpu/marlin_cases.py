@@ -38,10 +38,10 @@ from marlin_operands import (
 
 from cudatma import detect, marlin_gemm
 from cudatma.build.kernel import load_kernel
-from cudatma.kernels.marlin.card import Card, card_of
+from cudatma.kernels.gpu import Gpu, gpu_of
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
@@ -149,7 +149,7 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], card: Gpu) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
     found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
@@ -166,7 +166,7 @@ def specs_of(jobs: Iterable[Job], card: Card) -> list[AnyMarlinSpec]:
 def precompile(jobs: Iterable[Job]) -> int:
     """Compile what jobs need, many kernels at a time; how many there are."""
     target = detect()
-    specs = specs_of(jobs, card_of(0))
+    specs = specs_of(jobs, gpu_of(0))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda spec: load_kernel(spec.template, spec, target), specs))
     return len(specs)

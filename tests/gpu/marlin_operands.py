@@ -13,10 +13,10 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.card import card_of
-from cudatma.kernels.marlin.layer import LinearShape, LoadPaths
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.kernels.marlin.tuning import pinned
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
@@ -47,7 +47,7 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
-    with pinned(choose_mma_sync(LinearShape.of(weight), m, card_of(context.current_device()), LOAD_PATHS[load_path])):
+    with pinned(choose_mma_sync(LinearShape.of(weight), m, gpu_of(context.current_device()), LOAD_PATHS[load_path])):
         yield
 
 

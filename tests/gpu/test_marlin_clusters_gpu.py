@@ -13,8 +13,8 @@ from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import Decision
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu

@@ -31,14 +31,14 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels.marlin import plan, skinny_config, wgmma_config
-from cudatma.kernels.marlin.card import Card, imagined_card
+from cudatma.kernels.gpu import Gpu, imagined_gpu
+from cudatma.kernels.marlin import plan, skinny_candidates, wgmma_candidates
 from cudatma.kernels.marlin.choose import Decision, decide
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import AnyMarlinSpec
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, detect, get_target
 
 pytestmark = pytest.mark.gpu
@@ -69,8 +69,8 @@ MMA_SYNC_JOBS = [
     Job(1000, 136, Options("bfloat16", -1, False, bias=True), ("tma",), (100,)),
 ]
 #: Whether scale and offset are one multiply-add is for each weight to decide.
-WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_config.dump_specs(TARGET)))
-SKINNY_SPECS = skinny_config.dump_specs(TARGET)
+WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_candidates.dump_specs(TARGET)))
+SKINNY_SPECS = skinny_candidates.dump_specs(TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two token tiles.
 DEEP_JOBS = [
     (SkinnySpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
@@ -174,8 +174,8 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
     """Configuration and source are sm_120a's; only the compiler is told this card's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def as_sm120(layer: Any, m: int, card: Card, **options: Any) -> Decision:
-        return decide(layer, m, imagined_card(sm120, card.multiprocessors), **options)
+    def as_sm120(layer: Any, m: int, card: Gpu, **options: Any) -> Decision:
+        return decide(layer, m, imagined_gpu(sm120, card.multiprocessors), **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)

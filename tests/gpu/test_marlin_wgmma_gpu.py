@@ -25,9 +25,9 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import Decision
-from cudatma.kernels.marlin.layer import resolve_fused
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import resolve_fused
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import detect
 

@@ -10,13 +10,13 @@ import pytest
 
 import cudatma
 from cudatma.build import kernel as build
-from cudatma.kernels.marlin import tuning
-from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels import tuning
+from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
-from cudatma.kernels.marlin.shortlist import Listed, shortlist
-from cudatma.kernels.marlin.tune_file import usable_entries
+from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.shortlist import Listed, shortlist
+from cudatma.kernels.tuning_file import usable_entries
 from tools import tune
 from tools.tune_check import difference
 from tools.tune_measure import CardBench, random_weight
@@ -36,7 +36,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_card_tells_its_clocks_and_bus() -> None:
-    card = card_of(0)
+    card = gpu_of(0)
     assert card.multiprocessors > 0
     assert 500 < card.sm_clock_mhz < 5000
     assert 500 < card.memory_clock_mhz < 50_000
@@ -52,7 +52,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     told = json.loads(capsys.readouterr().out)["cells"]
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
     assert not wrong
-    card, target = card_of(0), cudatma.detect(0)
+    card, target = gpu_of(0), cudatma.detect(0)
     entries, problems = usable_entries(file, card, target)
     assert not problems
     assert {entry.m for entry in entries} == set(TOKENS)
@@ -80,7 +80,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
     """Ten for each number of tokens, with zero points, without timing them."""
     layer = LinearShape(2048, 4096, 64, True, dtype)
-    card = card_of(0)
+    card = gpu_of(0)
     with CardBench(0).opened() as bench:
         for m in (1, 16, 48, 513):
             bench.prepare(layer, m)

@@ -17,12 +17,12 @@ from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import AnyMarlinSpec
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import AnyMarlinSpec
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
 from cudatma.mutants.call import Call
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.shortlist import Listed
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.shortlist import Listed
 
 
 class FakeBench:

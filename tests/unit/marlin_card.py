@@ -16,9 +16,10 @@ import pytest
 
 from cudatma import PackedWeight, context, target
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels.marlin import owners, repeated
+from cudatma.kernels import stream_workspaces
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import plan as marlin_plan
-from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels.marlin import repeated
 from cudatma.runtime import streams
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -59,7 +60,7 @@ class Array:
 class LaunchPlan:
     """A plan whose launch runs the kernel's PTX with the arguments as they stand then."""
 
-    def __init__(self, card: Card, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, card: FakeGpu, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
         self.card, self.kernel, self.shape = card, kernel, shape
         self.arguments = [card.argument(p, value) for p, value in zip(kernel.parameters, args, strict=True)]
 
@@ -80,7 +81,7 @@ class LaunchPlan:
 
 
 @dataclass
-class Card:
+class FakeGpu:
     """The driver calls that a GEMM makes, and what came of them."""
 
     memory: dict[int, Any] = field(default_factory=dict)
@@ -172,19 +173,19 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
         return None if stream in capturing else stream
 
     for name in ("ready", "_recent", "_branches", "_reserves"):
-        monkeypatch.setattr(owners.OWNERS, name, type(getattr(owners.OWNERS, name))())
+        monkeypatch.setattr(stream_workspaces.OWNERS, name, type(getattr(stream_workspaces.OWNERS, name))())
     monkeypatch.setattr(streams, "identity", identity)
     monkeypatch.setattr(streams, "capture_of", lambda device, stream: streams.Capture(1, 1, stream))
     monkeypatch.setattr(streams, "GraphLife", Life)
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     """Device 0 is a card of 4 multiprocessors; every packed weight lies on it. Arrays are made by ``card.array``."""
-    made = Card()
+    made = FakeGpu()
 
     @contextlib.contextmanager
-    def using(ordinal: int) -> Iterator[Card]:
+    def using(ordinal: int) -> Iterator[FakeGpu]:
         yield made
 
     def plan(self: Kernel, grid: Any, block: Any, args: Any = (), **options: Any) -> LaunchPlan:
@@ -196,11 +197,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
         plan(self, grid, block, args, **options).launch(stream)
 
     tell_streams(monkeypatch, made.capturing)
-    monkeypatch.setattr(owners, "_SLAB_BYTES", 6 << 20)  # the emulator looks at all memory of a launch
-    monkeypatch.setattr(owners, "_LEAST_BYTES", 3 << 20)
+    monkeypatch.setattr(stream_workspaces, "_SLAB_BYTES", 6 << 20)  # the emulator looks at all memory of a launch
+    monkeypatch.setattr(stream_workspaces, "_LEAST_BYTES", 3 << 20)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
-    monkeypatch.setattr(marlin_plan, "card_of", lambda device: imagined_card("sm_90a", PROCESSORS))
+    monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(PackedWeight, "device", property(lambda self: 0))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
@@ -210,8 +211,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setitem(repeated._libraries, Array, "cupy")
     from cudatma.kernels.marlin import operands
 
-    monkeypatch.setattr(marlin_plan, "card_of", lambda device: imagined_card("sm_90a", PROCESSORS))
+    monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
     described = operands.describe
     monkeypatch.setattr(operands, "describe", lambda a, name: a.info if isinstance(a, Array) else described(a, name))
     yield made
-    owners.release_workspaces()
+    stream_workspaces.release_workspaces()

@@ -22,10 +22,11 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 
 import cudatma as c
 from cudatma.arrays import dense_strides
-from cudatma.kernels.marlin import arranged, gemm, owners, plan
-from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels import stream_workspaces
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin import arranged, gemm, plan
 from cudatma.kernels.marlin.choose import Decision
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.quantization.packing import pack
 from cudatma.runtime import loading, streams
 from cudatma.runtime.launch import Kernel
@@ -110,7 +111,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 loading._compare_parameters = lambda *_: None
 plan.loaded = arranged.loaded = loaded
 plan.decide = lambda layer, m, *_, **__: Decision(  # type: ignore[assignment]
-    choose_mma_sync(layer, layer.n // 8, imagined_card("sm_120a", PROCESSORS)), "pinned", "its tiles are divided"
+    choose_mma_sync(layer, layer.n // 8, imagined_gpu("sm_120a", PROCESSORS)), "pinned", "its tiles are divided"
 )
 
 #: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
@@ -213,7 +214,9 @@ def case_memory_goes_with_the_graph() -> None:
         library.fake_destroy_graph(ctypes.c_uint64(graph))
     assert len(c.workspace_bytes().graphs) == 1
     c.release_workspaces()
-    assert c.workspace_bytes() == owners.WorkspaceBytes((), (LEAST_BYTES,), owners._SLAB_BYTES - LEAST_BYTES)
+    assert c.workspace_bytes() == stream_workspaces.WorkspaceBytes(
+        (), (LEAST_BYTES,), stream_workspaces._SLAB_BYTES - LEAST_BYTES
+    )
     assert counts.allocations - counts.frees == 1, "what the last graph lies in"
     library.fake_destroy_graph(ctypes.c_uint64(139))
     assert c.workspace_bytes().total == 0
@@ -225,8 +228,8 @@ def case_captures_in_a_row() -> None:
     """What was reserved is used up without a call in between; allocations then leave the captures as they are."""
     call(0x50)
     wide = weight(1024)
-    (reserve,), found, graph = owners.OWNERS._reserves.values(), set(), 100
-    while graph < 200 or reserve._has_left(owners._LEAST_BYTES):
+    (reserve,), found, graph = stream_workspaces.OWNERS._reserves.values(), set(), 100
+    while graph < 200 or reserve._has_left(stream_workspaces._LEAST_BYTES):
         told(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
         graph += 1
@@ -236,7 +239,7 @@ def case_captures_in_a_row() -> None:
     # A call outside refills the reserve, though it has been made before.
     allocations = counts.allocations
     call(0x50)
-    assert reserve._has_left(owners._LEAST_BYTES)
+    assert reserve._has_left(stream_workspaces._LEAST_BYTES)
     assert counts.allocations == allocations + 1
     spent = counts.in_capture
     told(0, 0x60, 6, capture=graph)
@@ -247,7 +250,7 @@ def case_captures_in_a_row() -> None:
 def capture(graph: int, *partials_bytes: int | None) -> list[int]:
     """What launches in a capture that ends get: addresses of partial sums."""
     told(0, 0x60, 6, capture=graph)
-    found = [owners.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
+    found = [stream_workspaces.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
     told(0, 0x60, 6)
     return found
 
@@ -270,9 +273,9 @@ def case_many_graphs_live() -> None:
         call(0x50)
         first = [pointer for graph in range(67) for pointer in (*capture(100 + graph, size), call(0x50))]
         assert len(set(first)) == 68
-        assert require_all_counted() <= 2 * 67 * asked + owners._SLAB_BYTES
+        assert require_all_counted() <= 2 * 67 * asked + stream_workspaces._SLAB_BYTES
         destroy(*range(100, 167))
-        assert require_all_counted() == owners._SLAB_BYTES, "slabs of graphs that are gone are freed"
+        assert require_all_counted() == stream_workspaces._SLAB_BYTES, "slabs of graphs that are gone are freed"
 
 
 def case_captures_and_destroyed_graphs_in_a_row() -> None:
@@ -283,9 +286,9 @@ def case_captures_and_destroyed_graphs_in_a_row() -> None:
         capture(graph, 4 << 20, (1 << 20) << graph % 5)
         destroy(graph)
     assert (counts.allocations - allocations, counts.frees) == (counts.in_capture, frees)
-    assert counts.held_bytes - WHOLE_BYTES <= 4 * owners._SLAB_BYTES
+    assert counts.held_bytes - WHOLE_BYTES <= 4 * stream_workspaces._SLAB_BYTES
     call(0x50)
-    assert require_all_counted() == owners._SLAB_BYTES
+    assert require_all_counted() == stream_workspaces._SLAB_BYTES
 
 
 def case_rows_and_flags_do_not_mix() -> None:
@@ -294,7 +297,7 @@ def case_rows_and_flags_do_not_mix() -> None:
     size = 2 << 20
     for graph in range(100, 160):
         told(0, 0x60, 6, capture=graph)
-        space = owners.stream_workspace(0, 0x60, size)
+        space = stream_workspaces.stream_workspace(0, 0x60, size)
         assert ctypes.string_at(space.flags_pointer, space.flags_bytes) == bytes(space.flags_bytes)
         ctypes.memset(space.partials_pointer, 0xFF, space.partials_bytes)
         ctypes.memset(space.rows.room(size * (1 + graph % 2)), 0xFF, size)
@@ -306,19 +309,19 @@ def case_rows_and_flags_do_not_mix() -> None:
             call(0x50)
     destroy(*range(100, 160))
     del space
-    assert require_all_counted() == owners._SLAB_BYTES
+    assert require_all_counted() == stream_workspaces._SLAB_BYTES
 
 
 def case_nothing_is_freed_under_a_lock_or_in_a_capture() -> None:
     call(0x50)
-    (reserve,) = owners.OWNERS._reserves.values()
-    free, seen = owners.DeviceMemory.__del__, []
+    (reserve,) = stream_workspaces.OWNERS._reserves.values()
+    free, seen = stream_workspaces.DeviceMemory.__del__, []
 
     def noted(memory: Any) -> None:
-        seen.append((owners.OWNERS._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
+        seen.append((stream_workspaces.OWNERS._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
         free(memory)
 
-    owners.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
+    stream_workspaces.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
     for graph in range(100, 140):
         in_threads(1, lambda _: call(2))  # a workspace of a thread that has ended is to be freed, too
         capture(graph, None)
@@ -404,7 +407,7 @@ def case_threads_come_and_go() -> None:
     call(0)
     for _ in range(100):
         in_threads(1, lambda _: call(2))
-        assert len(owners.OWNERS._recent) <= 3
+        assert len(stream_workspaces.OWNERS._recent) <= 3
     assert counts.allocations - counts.frees <= 3
 
 
@@ -434,16 +437,16 @@ def case_streams_come_and_go() -> None:
         assert call(0x50) == alive, "a stream that is used keeps its workspace"
         assert counts.allocations - counts.frees <= 33
     assert len(c.workspace_bytes().streams) == 32
-    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + owners._SLAB_BYTES
+    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + stream_workspaces._SLAB_BYTES
 
 
 def case_a_launch_of_another_thread_keeps_its_workspace() -> None:
-    space = owners.stream_workspace(0, 0x50)
+    space = stream_workspaces.stream_workspace(0, 0x50)
     frees = counts.frees
     c.release_workspaces()
     gc.collect()
     assert counts.frees == frees + 1, "the slab of the reserve alone"
-    assert owners.stream_workspace(0, 0x50) is not space
+    assert stream_workspaces.stream_workspace(0, 0x50) is not space
     del space
     gc.collect()
     assert counts.frees == frees + 2

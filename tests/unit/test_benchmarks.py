@@ -34,9 +34,9 @@ from benchmarks import (
 from benchmarks.harness import Contender, Timing
 from benchmarks.sass_loops import natural_loops
 from cudatma.errors import DriverError
-from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import get_target
 from tools import bench
 from tools.dev.readme_tables import table_text

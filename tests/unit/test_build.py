@@ -539,7 +539,7 @@ def test_a_remedy_is_one_where_there_is_no_card(monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(FieldError, match="no usable NVIDIA GPU; backend='emulator'"):
             call()
-    monkeypatch.setattr(tune, "card_of", without)
+    monkeypatch.setattr(tune, "gpu_of", without)
     with pytest.raises(DriverError, match="--dry-run and --compile-only need none"):
         tune.main(["--model", "llama3-8b"])
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.stage import MAX_CLUSTER_K
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma.kernels.marlin import mma_sync_config
-from cudatma.kernels.marlin.candidate import ranked
-from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.marlin import mma_sync_candidates
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
 from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, LoadPaths
-from cudatma.kernels.marlin.mma_sync_config import choose_mma_sync, dump_specs
-from cudatma.kernels.marlin.mma_sync_spec import LOAD_PATHS, MmaSyncSpec
-from cudatma.kernels.marlin.problem import ceil_div, schedule
-from cudatma.kernels.marlin.shortlist import shortlist, variants
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.tune_file import Entry, parse_entry
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.kernels.marlin.workspace import has_room
+from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, LoadPaths
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div, schedule
+from cudatma.kernels.shortlist import shortlist, variants
+from cudatma.kernels.tuning_file import Entry, parse_entry
+from cudatma.kernels.workspace import has_room
 from cudatma.target import KIB, TARGETS, get_target
 
 layers = st.builds(
@@ -33,13 +33,13 @@ layers = st.builds(
 )
 rows = st.one_of(st.integers(1, 300), st.integers(1, 10_000))
 cards = st.builds(
-    imagined_card, st.sampled_from(("sm_90a", "sm_90", "sm_120a", "sm_121a")), st.sampled_from((1, 20, 84, 132, 188))
+    imagined_gpu, st.sampled_from(("sm_90a", "sm_90", "sm_120a", "sm_121a")), st.sampled_from((1, 20, 84, 132, 188))
 )
 
 
 @settings(max_examples=30)
 @given(layers, rows, cards)
-def test_every_candidate_can_run(layer: LinearShape, m: int, card: Card) -> None:
+def test_every_candidate_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
     target = get_target(card.target)
     found = [spec for spec, _ in ranked(candidates(layer, m, card))]
     assert len({spec.entry for spec in found}) == len(found) > 0
@@ -60,7 +60,7 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, card: Card) -> None
 
 @settings(max_examples=60)
 @given(layers, rows, cards)
-def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, card: Card) -> None:
+def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, card: Gpu) -> None:
     for spec, cost in ranked(candidates(layer, m, card)):
         if spec.cluster_k == 1:
             work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
@@ -69,7 +69,7 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
 
 @settings(max_examples=30)
 @given(layers, rows, cards)
-def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, card: Card) -> None:
+def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, card: Gpu) -> None:
     target = get_target(card.target)
     listed = shortlist(layer, m, card, 12)
     assert listed[0].spec == choose_by_cost(layer, m, card)
@@ -93,11 +93,11 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
 
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
-    def kinds(m: int, card: Card) -> set[type[AnyMarlinSpec]]:
+    def kinds(m: int, card: Gpu) -> set[type[AnyMarlinSpec]]:
         return {type(spec) for spec, _ in ranked(candidates(LinearShape(4096, 4096, 128, False, "float16"), m, card))}
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
-    without = imagined_card("sm_120a", 132)
+    without = imagined_gpu("sm_120a", 132)
     assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MmaSyncSpec}, {MmaSyncSpec}]
 
 
@@ -135,7 +135,7 @@ load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
 
 @given(layers, rows, cards, load_paths)
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
-    layer: LinearShape, m: int, card: Card, load_path: LoadPaths
+    layer: LinearShape, m: int, card: Gpu, load_path: LoadPaths
 ) -> None:
     spec = choose_mma_sync(layer, m, card, load_path)
     assert spec.smem_bytes <= 99 * KIB
@@ -159,7 +159,7 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     assert {32, 128, -1} <= {spec.group_size for spec in specs}
     forms = {
         (f.m, f.n, f.k, f.warps_n, f.slice_k)
-        for f in mma_sync_config._FORMS
+        for f in mma_sync_candidates._FORMS
         if not f.registers or target.has_setmaxnreg
     }
     assert forms <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 from benchmarks import model as comparison
 from cudatma.errors import ArgumentError
+from cudatma.kernels.candidates import Candidate, cheapest, ranked
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import cost as cost_module
-from cudatma.kernels.marlin.candidate import Candidate, cheapest, ranked
-from cudatma.kernels.marlin.card import H200, Card, imagined_card
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
-from cudatma.kernels.marlin.cost import Cost
 from cudatma.kernels.marlin.former_names import SPEC_FIELDS, renamed
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
 READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
 KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
-RTX5090 = imagined_card("sm_120a", 170)
+RTX5090 = imagined_gpu("sm_120a", 170)
 #: At most so many percent behind the fastest measured, on average over the layers of a batch size, and in any of them.
 #: The table that ships holds what is 2 % and more behind.
 AVERAGE_LOSS, MOST_LOSS = 1.3, 17.0
@@ -108,11 +108,11 @@ sizes = st.integers(1, 300).map(lambda i: 64 * i)
 problems = st.builds(
     LinearShape, sizes, sizes, st.sampled_from((32, 128, -1)), st.booleans(), st.sampled_from(("float16", "bfloat16"))
 )
-gpus = st.sampled_from((H200, imagined_card("sm_90a", 78), RTX5090, imagined_card("sm_121a", 48)))
+gpus = st.sampled_from((H200, imagined_gpu("sm_90a", 78), RTX5090, imagined_gpu("sm_121a", 48)))
 
 
 @given(problems, st.integers(1, 5000), gpus)
-def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, card: Card) -> None:
+def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
     spec = choose_by_cost(layer, m, card)
     spec.check_target(get_target(card.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
@@ -122,7 +122,7 @@ def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, 
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
-    layer: LinearShape, m: int, card: Card
+    layer: LinearShape, m: int, card: Gpu
 ) -> None:
     found = list(ranked(candidates(layer, m, card)))
     for spec, cost in found[:3]:
@@ -134,7 +134,7 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
 
 
 @given(problems, st.integers(1, 2000), gpus)
-def test_more_work_never_costs_less(layer: LinearShape, m: int, card: Card) -> None:
+def test_more_work_never_costs_less(layer: LinearShape, m: int, card: Gpu) -> None:
     for spec, cost in list(ranked(candidates(layer, m, card)))[:2]:
         more = spec.cost(2 * m, layer.n, layer.k, card)
         # Whether tiles are divided among CTAs changes with their number.

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
-from cudatma.kernels.marlin import MarlinLinear, explain, tuning
-from cudatma.kernels.marlin.card import H200, imagined_card
+from cudatma.kernels import tuning
+from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.marlin import explain
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.explain import Explanation, marlin_explain
-from cudatma.kernels.marlin.explain_text import plain_table, table_text
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.tune_file import Entry, GpuClass, store_entry
+from cudatma.kernels.marlin.linear import MarlinLinear
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.table_text import plain_table, table_text
+from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
@@ -39,7 +41,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.spec == choose_by_cost(layer, m, imagined_card(target, 132))
+    assert said.spec == choose_by_cost(layer, m, imagined_gpu(target, 132))
     assert said.decision.source == "rule"
     why = f"the cheapest of {said.considered} candidates by the cost model, {said.prediction.us:.4g} us"
     assert said.decision.why == why

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_card import Card
+from marlin_card import FakeGpu
 from marlin_card import card as card  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.layer import LinearShape, resolve_fused
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.plan import scale_exponent_of
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
 from tools.tune_measure import random_weight
@@ -39,7 +39,7 @@ def weight(form: str) -> tuple[PackedWeight, Any]:
     return w, w.dequantize()
 
 
-def gemm(card: Card, w: PackedWeight, m: int = 33) -> Any:
+def gemm(card: FakeGpu, w: PackedWeight, m: int = 33) -> Any:
     x = values((m, w.shape[0]))
     out = card.array(np.full((m, w.shape[1]), np.nan, x.dtype))
     marlin_gemm(card.array(x), w, out, backend="cuda", stream=STREAM)
@@ -83,7 +83,7 @@ def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
-def test_a_call_takes_the_weights_form(card: Card, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_a_call_takes_the_weights_form(card: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     w, dense = weight(form)
     x, out = gemm(card, w)
     assert {made.spec.fused for made in w.attachments.values()} == {form}
@@ -95,7 +95,7 @@ def test_a_call_takes_the_weights_form(card: Card, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
-def test_warm_up_loads_that_kernel(card: Card, form: str) -> None:
+def test_warm_up_loads_that_kernel(card: FakeGpu, form: str) -> None:
     w, _ = weight(form)
     MarlinLinear(w).warm_up([33], stream=STREAM)
     card.capturing = {STREAM}

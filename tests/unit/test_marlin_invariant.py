@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels.marlin.card import H200, imagined_card
+from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 layers = st.builds(
@@ -29,7 +29,7 @@ layers = st.builds(
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
 def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processors: int) -> None:
     target = get_target(name)
-    spec = choose_invariant(layer, m, imagined_card(target, processors))
+    spec = choose_invariant(layer, m, imagined_gpu(target, processors))
     spec.check_target(target)
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0

@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_card import Array, Card
+from marlin_card import Array, FakeGpu
 from marlin_card import card as card  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin import cublas, dense
-from cudatma.kernels.marlin.owners import stream_workspace
+from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.runtime.launch import Kernel
 
 K, N = 128, 64
 STREAM = 5
 
 
-def gemm(card: Card, x: Any, w: Any, **options: Any) -> Any:
+def gemm(card: FakeGpu, x: Any, w: Any, **options: Any) -> Any:
     """The result's values, of a call with arrays on the card."""
     out = card.array(np.full((*x.shape[:-1], w.shape[1]), np.nan, x.dtype))
     given = x if isinstance(x, Array) else card.array(x)
@@ -39,7 +39,7 @@ def gemm(card: Card, x: Any, w: Any, **options: Any) -> Any:
     return out.values
 
 
-def entries(card: Card) -> list[tuple[bool, bool]]:
+def entries(card: FakeGpu) -> list[tuple[bool, bool]]:
     """(is the copy, is programmatic) of each launch since the last question."""
     found = [(launch.entry == "permute_columns", launch.programmatic) for launch in card.launches]
     card.launches.clear()
@@ -59,7 +59,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("programmatic", [False, True])
 def test_act_order_takes_two_launches_and_gives_the_ordered_weights_bits(
-    card: Card, dtype: str, programmatic: bool
+    card: FakeGpu, dtype: str, programmatic: bool
 ) -> None:
     weight, reference = make(K, N, dtype=dtype, act_order=True)
     x = values((9, K), dtype)
@@ -73,7 +73,7 @@ def test_act_order_takes_two_launches_and_gives_the_ordered_weights_bits(
 
 
 @pytest.mark.parametrize(("offset", "width"), [(0, K + 1), (1, K + 8), (8, K + 8), (3, K + 5)])
-def test_pitches_and_addresses_off_16_bytes(card: Card, offset: int, width: int) -> None:
+def test_pitches_and_addresses_off_16_bytes(card: FakeGpu, offset: int, width: int) -> None:
     weight, reference = make(K, N)
     buffer = values((7, width))
     x = buffer[:, offset : offset + K]
@@ -84,7 +84,7 @@ def test_pitches_and_addresses_off_16_bytes(card: Card, offset: int, width: int)
     np.testing.assert_array_equal(bits(out), bits(gemm(card, np.ascontiguousarray(x), weight)))
 
 
-def test_repeated_calls_write_the_new_addresses(card: Card, fast: None) -> None:
+def test_repeated_calls_write_the_new_addresses(card: FakeGpu, fast: None) -> None:
     weight, reference = make(K, N, act_order=True)
     for seed in range(4):
         x = values((5, K), seed=seed)
@@ -94,7 +94,7 @@ def test_repeated_calls_write_the_new_addresses(card: Card, fast: None) -> None:
     assert len(plans) == 1
 
 
-def test_an_unaligned_call_leaves_aligned_ones_their_plan(card: Card, fast: None) -> None:
+def test_an_unaligned_call_leaves_aligned_ones_their_plan(card: FakeGpu, fast: None) -> None:
     weight, reference = make(K, N)
     # The same shape and pitch each time; only the address differs.
     for offset, launches in ((1, 2), (0, 1), (3, 2), (0, 1), (0, 1)):
@@ -103,7 +103,7 @@ def test_an_unaligned_call_leaves_aligned_ones_their_plan(card: Card, fast: None
         assert len(entries(card)) == launches
 
 
-def test_the_workspace_grows_and_keeps_what_graphs_may_hold(card: Card) -> None:
+def test_the_workspace_grows_and_keeps_what_graphs_may_hold(card: FakeGpu) -> None:
     weight, _ = make(K, N, act_order=True)
     rows = stream_workspace(0, STREAM).rows
     assert rows.nbytes == 0
@@ -117,7 +117,7 @@ def test_the_workspace_grows_and_keeps_what_graphs_may_hold(card: Card) -> None:
     assert stream_workspace(0, STREAM + 1).rows is not rows
 
 
-def test_a_capture_needs_kernels_but_no_call_on_its_stream(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_needs_kernels_but_no_call_on_its_stream(card: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = make(K, N, act_order=True)
     x = values((3, K))
     card.capturing |= {STREAM, 9}
@@ -134,7 +134,7 @@ def test_a_capture_needs_kernels_but_no_call_on_its_stream(card: Card, monkeypat
         assert entries(card) == [(True, False), (False, True)]
 
 
-def test_a_branch_has_rows_of_its_own(card: Card) -> None:
+def test_a_branch_has_rows_of_its_own(card: FakeGpu) -> None:
     eager = stream_workspace(0, STREAM).rows
     card.capturing |= {STREAM, 9}
     rows = [stream_workspace(0, stream).rows for stream in (STREAM, 9, STREAM)]
@@ -144,7 +144,7 @@ def test_a_branch_has_rows_of_its_own(card: Card) -> None:
     assert len({id(one) for one in (eager, *rows)}) == len({eager.room(100), first, rows[1].room(100)}) == 3
 
 
-def test_warm_up_makes_a_capture_possible(card: Card) -> None:
+def test_warm_up_makes_a_capture_possible(card: FakeGpu) -> None:
     weight, _ = make(K, N, act_order=True)
     layer = MarlinLinear(weight)
     layer.warm_up([1, 9], stream=STREAM)
@@ -157,7 +157,7 @@ def test_warm_up_makes_a_capture_possible(card: Card) -> None:
     assert set(card.memory) == held
 
 
-def test_threads_of_one_stream_do_not_mix_their_rows(card: Card) -> None:
+def test_threads_of_one_stream_do_not_mix_their_rows(card: FakeGpu) -> None:
     """Each copy is followed by its own GEMM, though both threads write to the same rows."""
     weight, reference = make(K, N, act_order=True)
     xs = [values((2, K), seed=seed) for seed in (1, 2)]
@@ -208,7 +208,7 @@ def nbytes(w: Any) -> int:
 
 @pytest.mark.parametrize(("n", "act_order", "zeros"), [(N, False, False), (77, True, True)])
 def test_the_dense_path_gives_the_product_of_the_dequantised_weight(
-    card: Card, product: list[int], n: int, act_order: bool, zeros: bool
+    card: FakeGpu, product: list[int], n: int, act_order: bool, zeros: bool
 ) -> None:
     weight, reference = make(K, n, act_order=act_order, zeros=zeros)
     x, bias = values((8, K)), card.array(values((n,), seed=3))
@@ -222,7 +222,7 @@ def test_the_dense_path_gives_the_product_of_the_dequantised_weight(
     assert ([launch.entry for launch in card.launches], product) == (["dequantize"], [8, 8])
 
 
-def test_tokens_and_budget_alone_decide(card: Card, product: list[int], fast: None) -> None:
+def test_tokens_and_budget_alone_decide(card: FakeGpu, product: list[int], fast: None) -> None:
     weight, _ = make(K, N)
     budget = nbytes(weight)
     for tokens, allowed, expected in ((8, budget, 1), (7, budget, 0), (8, budget - 1, 0), (8, 0, 0), (8, budget, 1)):
@@ -233,7 +233,7 @@ def test_tokens_and_budget_alone_decide(card: Card, product: list[int], fast: No
     assert dense.DEFAULT_FROM_TOKENS == 2048
 
 
-def test_the_budget_is_shared_and_the_least_recently_used_goes(card: Card, product: list[int]) -> None:
+def test_the_budget_is_shared_and_the_least_recently_used_goes(card: FakeGpu, product: list[int]) -> None:
     weights = [make(K, N, seed=seed)[0] for seed in range(3)]
     size = nbytes(weights[0])
     x = values((8, K))
@@ -251,7 +251,7 @@ def test_the_budget_is_shared_and_the_least_recently_used_goes(card: Card, produ
     assert not any(piece.nbytes == size for piece in card.memory.values())
 
 
-def test_captures(card: Card, product: list[int]) -> None:
+def test_captures(card: FakeGpu, product: list[int]) -> None:
     weights = [make(K, N, seed=seed)[0] for seed in range(2)]
     size, x = nbytes(weights[0]), values((8, K))
     card.capturing |= {STREAM}
@@ -273,7 +273,7 @@ def test_captures(card: Card, product: list[int]) -> None:
 
 
 def test_a_weight_with_many_plans_keeps_its_copy(
-    card: Card, product: list[int], monkeypatch: pytest.MonkeyPatch
+    card: FakeGpu, product: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cudatma.kernels.marlin import gemm as module
 
@@ -285,7 +285,7 @@ def test_a_weight_with_many_plans_keeps_its_copy(
     assert dense.dense_bytes_in_use(0) == nbytes(weight)
 
 
-def test_a_layer_passes_its_budget(card: Card, product: list[int]) -> None:
+def test_a_layer_passes_its_budget(card: FakeGpu, product: list[int]) -> None:
     weight, reference = make(K, N)
     layer = MarlinLinear(weight, dense_bytes=nbytes(weight))
     assert f"dense_bytes={nbytes(weight)}" in repr(layer)
@@ -387,7 +387,7 @@ class FakeCupy:
         return np.ndarray(shape, dtype, memory, strides=strides)
 
 
-def test_captures_are_torchs_alone(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_torchs_alone(card: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas, "_cublas", Cublas)
     x, out = (cublas.Rows(Array(a).info, 1, 64) for a in (values((1, 32)), values((1, 16))))
     assert cublas.choose_product(x, out, None, STREAM) is cublas.by_cupy

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import DivisorStruct, ProblemStruct, Schedule, ceil_div, fill_problem, schedule
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.stage import StagedTile
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.staged_tile import StagedTile
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div, schedule
 
 SPECS = [
     MmaSyncSpec("float16", 128, False, *tile, 3)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin.candidate import ranked
-from cudatma.kernels.marlin.card import imagined_card
-from cudatma.kernels.marlin.layer import LinearShape
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.plan import dependent_smem_bytes
-from cudatma.kernels.marlin.skinny_config import dump_specs, skinny_candidates, tile_tokens
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.stage import GROUP_SIZES
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_tokens
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -193,7 +193,7 @@ def test_no_more_dependent_blocks_than_meant(name: str) -> None:
     """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
-        for chosen, _ in ranked(skinny_candidates(layer, 1, imagined_card(target, 132))):
+        for chosen, _ in ranked(skinny_candidates(layer, 1, imagined_gpu(target, 132))):
             spec = replace(chosen, stages=2)
             asked = dependent_smem_bytes(spec, target)
             assert spec.smem_bytes <= asked <= target.smem_per_block_bytes

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
-from cudatma.kernels.marlin import tuning
-from cudatma.kernels.marlin.card import H200
+from cudatma.kernels import tuning
+from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.former_names import KERNELS, SPEC_FIELDS
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.tune_file import (
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.tuning_file import (
     Entry,
     GpuClass,
     entries_for,
@@ -29,7 +30,6 @@ from cudatma.kernels.marlin.tune_file import (
     usable_entries,
     user_file,
 )
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")

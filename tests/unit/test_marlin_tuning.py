@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels.marlin import tune_file, tuning
-from cudatma.kernels.marlin.card import H200, Card
+from cudatma.kernels import tuning, tuning_file
+from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import choose_by_cost, decide
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.tune_file import Entry, GpuClass, parse_entry, read_sections, store_entry
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, read_sections, store_entry
 from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
@@ -46,7 +46,7 @@ def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
     return Entry(replace(LAYER, **layer), m, replace(spec, **layer), 8.0, 10.0)
 
 
-def decided(m: int, card: Card = H200, **layer: Any) -> tuple[str, Any]:
+def decided(m: int, card: Gpu = H200, **layer: Any) -> tuple[str, Any]:
     decision = decide(replace(LAYER, **layer), m, card)
     return decision.source, decision.spec
 
@@ -72,7 +72,7 @@ def test_files_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         reads.append(path)
         return read_sections(path)
 
-    monkeypatch.setattr(tune_file, "read_sections", read)
+    monkeypatch.setattr(tuning_file, "read_sections", read)
     for m in (64, 1, 64, 300):
         for k in (4096, 8192):
             decided(m, k=k)

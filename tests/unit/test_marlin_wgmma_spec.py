@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels.marlin import wgmma_config
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.stage import GROUP_SIZES
-from cudatma.kernels.marlin.wgmma_config import dump_specs
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin import wgmma_candidates
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.wgmma_candidates import dump_specs
+from cudatma.kernels.schedule import ceil_div
 from cudatma.layout import Swizzle
 from cudatma.target import get_target
 
@@ -271,11 +271,11 @@ def test_every_form_has_three_stages() -> None:
     """A ring of two stands still while one is worked on. Three forms' stages are of 64 and 72 KB: no room is left for a
     third one's tables of scales and zero points, if groups are small."""
     shorter = set()
-    for form in wgmma_config._FORMS:
+    for form in wgmma_candidates._FORMS:
         for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
             layer = LinearShape(8192, 28672, group_size, has_zeros, "float16")
             for size in (form.least, form.most):
-                made = wgmma_config._fitting(wgmma_config._spec(form, size, layer, size), SM90A)
+                made = wgmma_candidates._fitting(wgmma_candidates._spec(form, size, layer, size), SM90A)
                 assert made.stages <= form.stages
                 if made.stages < 3:
                     shorter.add((size, form.block_n, form.block_k, group_size, has_zeros))
@@ -290,7 +290,7 @@ def test_every_form_has_three_stages() -> None:
 def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
     """By another way than the rule's: of each size, the next smaller one would need more tiles, or is not allowed; none
     is longer than the shortest of any form that holds all tokens."""
-    for form in wgmma_config._FORMS:
+    for form in wgmma_candidates._FORMS:
         allowed = [size for size in range(8, 257, 8) if size <= 64 or size % 16 == 0]
         allowed = [size for size in allowed if size < m or not any(m <= other < size for other in allowed)]
         allowed = [size for size in allowed if form.least <= size <= form.most and size % (8 * form.cluster) == 0]
@@ -317,7 +317,7 @@ def test_dump_specs_hold_every_form_of_the_list() -> None:
     }
     wanted = {
         (size, *(getattr(form, field) for field in fields), *form.pipeline(size))
-        for form in wgmma_config._FORMS
+        for form in wgmma_candidates._FORMS
         for size in (max(40, form.least), form.most)
     }
     assert wanted <= found

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from marlin_card import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
-from cudatma.kernels.marlin import workspace
-from cudatma.kernels.marlin.card import imagined_card
+from cudatma.kernels import workspace
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.mma_sync_spec import GROUP_SIZES
-from cudatma.kernels.marlin.owners import stream_workspace
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.kernels.marlin.workspace import check_workspace
+from cudatma.kernels.marlin.mma_sync import GROUP_SIZES
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import schedule
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.workspace import check_workspace
 from cudatma.target import TARGETS, Target
 
 PROCESSORS = 132
@@ -169,7 +169,7 @@ def sizes() -> MarlinWorkspace:
 )
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
     """So a workspace never grows, and a graph may hold one."""
-    spec = choose_by_cost(layer, m, imagined_card(target, PROCESSORS))
+    spec = choose_by_cost(layer, m, imagined_gpu(target, PROCESSORS))
     sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))
 
 

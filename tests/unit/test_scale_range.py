@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import Schedule
 from cudatma.quantization import PackedWeight, pack, quantize
 from cudatma.quantization.scale_range import FORMS, ScaleFit, fit_scales
 

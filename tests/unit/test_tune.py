@@ -15,12 +15,12 @@ from fake_bench import FakeBench
 from cudatma import cli
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
-from cudatma.kernels.marlin import tuning
-from cudatma.kernels.marlin.card import H200
+from cudatma.kernels import tuning
+from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.shortlist import Listed
-from cudatma.kernels.marlin.tune_file import Entry, usable_entries
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.tuning_file import Entry, usable_entries
 from cudatma.target import get_target
 from tools import tune, tune_plan, tune_run
 from tools.model_layers import MODELS, model_shapes

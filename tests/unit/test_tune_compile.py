@@ -18,9 +18,9 @@ from fake_bench import FakeBench
 
 from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
-from cudatma.kernels.marlin import tuning
-from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import resolve_fused
+from cudatma.kernels import tuning
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.problem import resolve_fused
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from cudatma.errors import LaunchError
-from cudatma.kernels.marlin.card import H200
+from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import LinearShape
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.shortlist import Listed, shortlist
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.schedule import schedule
+from cudatma.kernels.shortlist import Listed, shortlist
 from cudatma.quantization import PackedWeight
 from tools import tune_measure
 from tools.tune_measure import CardBench, random_weight

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cudatma.kernels.marlin.card import H200
-from cudatma.kernels.marlin.layer import LinearShape
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.tune_file import Entry, GpuClass, read_sections, store_entry
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.tuning_file import Entry, GpuClass, read_sections, store_entry
 from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)

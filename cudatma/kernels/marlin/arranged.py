@@ -23,7 +23,7 @@ from cudatma.kernels.marlin.permute_columns import (
     result_pitch_bytes,
 )
 from cudatma.kernels.marlin.plan import Plan, loaded
-from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.marlin.candidate import Candidate, ranked
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.cost import Cost
+from cudatma.kernels.candidates import Candidate, ranked
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
-from cudatma.kernels.marlin.skinny_config import skinny_candidates
-from cudatma.kernels.marlin.tuning import lookup, pinned_scope
-from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
+from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
+from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
+from cudatma.kernels.tuning import lookup, pinned_scope
 from cudatma.target import get_target
 
 
@@ -33,7 +33,7 @@ class Decision:
     divide: bool = True
 
 
-def decide(layer: LinearShape, m: int, card: Card, *, batch_invariant: bool = False) -> Decision:
+def decide(layer: LinearShape, m: int, card: Gpu, *, batch_invariant: bool = False) -> Decision:
     """The configuration for M rows of x on a GPU, and the reason; the same for as long as a process lives.
 
     For batch invariance what invariant.py allows. Else what the tuner pins; else a tuning entry of the user's file or
@@ -54,12 +54,12 @@ def decide(layer: LinearShape, m: int, card: Card, *, batch_invariant: bool = Fa
     return Decision(spec, "rule", why)
 
 
-def choose_by_cost(layer: LinearShape, m: int, card: Card) -> AnyMarlinSpec:
+def choose_by_cost(layer: LinearShape, m: int, card: Gpu) -> AnyMarlinSpec:
     """The cheapest candidate. Deterministic; looks at no device and no file."""
     return _cheapest(layer, m, card)[0]
 
 
-def candidates(layer: LinearShape, m: int, card: Card) -> list[Candidate[AnyMarlinSpec]]:
+def candidates(layer: LinearShape, m: int, card: Gpu) -> list[Candidate[AnyMarlinSpec]]:
     """Those of every kernel, in no order."""
     found: list[Candidate[AnyMarlinSpec]] = [*skinny_candidates(layer, m, card), *wgmma_candidates(layer, m, card)]
     if not get_target(card.target).has_wgmma:  # where wgmma is, mma.sync is slower at every M
@@ -67,7 +67,7 @@ def candidates(layer: LinearShape, m: int, card: Card) -> list[Candidate[AnyMarl
     return found
 
 
-def _cheapest(layer: LinearShape, m: int, card: Card) -> tuple[AnyMarlinSpec, Cost, int]:
+def _cheapest(layer: LinearShape, m: int, card: Gpu) -> tuple[AnyMarlinSpec, Cost, int]:
     listed = candidates(layer, m, card)
     for spec, cost in ranked(listed):
         return spec, cost, len(listed)

@@ -9,11 +9,11 @@ loses. Pure: no device, no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.problem import ceil_div, longest_share
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import ceil_div, longest_share
 
 _LAUNCH_US = 2.68
 #: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
@@ -23,36 +23,7 @@ _SUSTAINED_FROM = 256
 _WEIGHT_BYTES = 0.516
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Predicted microseconds of one launch, weights cold in L2; their sum is ``us``.
-
-    launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
-    the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading the weight.
-    tensor_us: the same of all tensor cores' operations.
-    """
-
-    launch_us: float
-    sm_us: float
-    reduction_us: float
-    memory_us: float
-    tensor_us: float
-
-    @property
-    def us(self) -> float:
-        return self.launch_us + self.sm_us + self.reduction_us + self.memory_us + self.tensor_us
-
-    @property
-    def bound(self) -> str:
-        """The largest term: ``"launch"``, ``"sm"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
-        return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-def _memory_us(k: int, n: int, card: Card) -> float:
+def _memory_us(k: int, n: int, card: Gpu) -> float:
     """Of reading the weight once."""
     return _WEIGHT_BYTES * k * n / card.memory_bytes_per_us
 
@@ -80,7 +51,7 @@ _SKINNY_MEMORY = 0.475
 _MMA_N = 8
 
 
-def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Card) -> Cost:
+def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Gpu) -> Cost:
     """One launch of the skinny GEMM."""
     columns, clock = max(_MMA_N, tile.block_m), card.sm_clock_mhz
     ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.cluster_k
@@ -154,7 +125,7 @@ def division_clocks(tile: WgmmaTile, others: int = 1) -> float:
     return _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
 
 
-def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Card) -> Cost:
+def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Gpu) -> Cost:
     """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k`` CTAs for
     each tile, all at once."""
     depth, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
@@ -214,7 +185,7 @@ _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 
 
-def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, card: Card) -> Cost:
+def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, card: Gpu) -> Cost:
     """One launch of the mma.sync kernel."""
     depth = ceil_div(k, tile.block_k)
     tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)

@@ -16,7 +16,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, with_cupy
 from cudatma.errors import DriverError, LaunchError
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.workspace import is_capturing
+from cudatma.kernels.workspace import is_capturing
 from cudatma.library_streams import cupy_stream, working_on
 
 Product: TypeAlias = Callable[[Rows, ArrayInfo, Rows, "ArrayInfo | None", int], None]

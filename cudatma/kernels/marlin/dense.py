@@ -16,7 +16,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, check
 from cudatma.kernels.marlin.cublas import choose_product
 from cudatma.kernels.marlin.dequantize import dense_pitch_bytes, dequantize_into
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.workspace import is_capturing, refuse_in_capture
+from cudatma.kernels.workspace import is_capturing, refuse_in_capture
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.target import Target

@@ -10,17 +10,18 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import default_target, load_kernel
 from cudatma.emulator import EmulatedModule, Report
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
-from cudatma.kernels.marlin.card import imagined_card
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.dequantize import check_dense, dense_pitch_bytes, emulate
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
-from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, fill_problem, schedule
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.hang.emulated import ListeningModule
 from cudatma.target import Target
@@ -124,7 +125,7 @@ def emulated_gemm(
     arranged = needs_arranging(w, x)
     if arranged:
         x = _arranged(x, w, target, schedules)
-    card = imagined_card(target, _PROCESSORS)
+    card = imagined_gpu(target, _PROCESSORS)
     decision = decide(LinearShape.of(w), x.rows, card, batch_invariant=batch_invariant)
     spec = resolve_fused(decision.spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _PROCESSORS * spec.blocks_per_sm, divide=decision.divide)

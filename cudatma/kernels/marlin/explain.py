@@ -12,15 +12,15 @@ from typing import Any
 from cudatma import context
 from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, counted
-from cudatma.kernels.marlin.candidate import ranked
-from cudatma.kernels.marlin.card import H200, Card, card_of, imagined_card
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.choose import Decision, candidates, decide
-from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.explain_text import table_text
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.problem import Schedule, schedule
-from cudatma.kernels.marlin.shortlist import Listed
-from cudatma.kernels.marlin.tune_file import kernel_name
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.schedule import Schedule, schedule
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.table_text import table_text
+from cudatma.kernels.tuning_file import kernel_name
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target
 
@@ -40,7 +40,7 @@ class Explanation:
 
     layer: LinearShape
     m: int
-    card: Card
+    card: Gpu
     decision: Decision
     schedule: Schedule
     prediction: Cost
@@ -171,7 +171,7 @@ def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     return LinearShape.of(packed), packed
 
 
-def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None, device: int | None) -> Card:
+def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None, device: int | None) -> Gpu:
     named = target is not None or multiprocessors is not None
     if named and device is not None:
         raise ArgumentError("device", device, "None with a target or multiprocessors", "name a card or imagine one")
@@ -179,12 +179,12 @@ def _card(packed: PackedWeight | None, target: Any, multiprocessors: int | None,
         count = H200.multiprocessors if multiprocessors is None else multiprocessors
         if type(count) is not int or count < 1:
             raise ArgumentError("multiprocessors", multiprocessors, "1 and more")
-        return imagined_card(default_target() if target is None else target, count)
+        return imagined_gpu(default_target() if target is None else target, count)
     if device is None and packed is not None:
         device = packed.device
     if device is not None:
-        return card_of(device)
+        return gpu_of(device)
     try:
-        return card_of(context.current_device())
+        return gpu_of(context.current_device())
     except (CudaTmaError, ImportError):
-        return imagined_card(default_target(), H200.multiprocessors)
+        return imagined_gpu(default_target(), H200.multiprocessors)

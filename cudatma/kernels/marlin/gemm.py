@@ -15,11 +15,11 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
 from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
-from cudatma.kernels.marlin.tuning import pinned_scope
-from cudatma.kernels.marlin.workspace import MarlinWorkspace, check_workspace
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.tuning import pinned_scope
+from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.streams import order_after_producers

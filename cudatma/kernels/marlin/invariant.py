@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, weight_policy
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, weight_policy
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
 #: Tokens of a tile, the fewest that hold all; more of them take several tiles of the last.
@@ -24,7 +24,7 @@ _MAX_STAGES = 12
 Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
 
 
-def choose_invariant(layer: LinearShape, m: int, card: Card) -> AnyMarlinSpec:
+def choose_invariant(layer: LinearShape, m: int, card: Gpu) -> AnyMarlinSpec:
     """The spec for M rows of x, to be scheduled without division. Deterministic; looks at no device."""
     target = get_target(card.target)
     spec: AnyMarlinSpec

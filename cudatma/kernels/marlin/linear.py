@@ -18,9 +18,9 @@ from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangemen
 from cudatma.kernels.marlin.dense import check_budget, dense_copy, serves_dense
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
-from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import configure
-from cudatma.kernels.marlin.workspace import MarlinWorkspace
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float

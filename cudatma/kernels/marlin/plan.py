@@ -18,12 +18,13 @@ from cudatma.descriptor import (
 )
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.card import card_of
+from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.problem import ProblemStruct, Schedule, ceil_div, fill_problem, schedule
-from cudatma.kernels.marlin.workspace import MarlinWorkspace, refuse_in_capture
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.schedule import Schedule, ceil_div, schedule
+from cudatma.kernels.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
@@ -53,7 +54,7 @@ def configure(
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
     """
     k, n = w.shape
-    decision = decide(LinearShape.of(w), m, card_of(device), batch_invariant=batch_invariant)
+    decision = decide(LinearShape.of(w), m, gpu_of(device), batch_invariant=batch_invariant)
     spec = resolve_fused(decision.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     blocks = context.device(device).multiprocessors * min(spec.blocks_per_sm, resident)

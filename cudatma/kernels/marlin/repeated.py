@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from cudatma.kernels.marlin.owners import stream_workspace
 from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.library_streams import current_stream, stream_handle, working_on
 from cudatma.quantization import PackedWeight
 

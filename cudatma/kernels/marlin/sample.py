@@ -10,16 +10,16 @@ from cudatma.build.kernel import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.marlin.candidate import Candidate, cheapest
-from cudatma.kernels.marlin.card import Card, imagined_card
+from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.emulated import prepare
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.mma_sync_config import mma_sync_candidates
+from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import schedule
-from cudatma.kernels.marlin.skinny_config import skinny_candidates
-from cudatma.kernels.marlin.wgmma_config import wgmma_candidates
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
+from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
 from cudatma.kernels.sample import Sample
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
 from cudatma.target import Target
 
@@ -78,7 +78,7 @@ def skinny_sample(
 
 def _sample(
     target: Target,
-    candidates: Callable[[LinearShape, int, Card], Iterable[Candidate[AnyMarlinSpec]]],
+    candidates: Callable[[LinearShape, int, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
     m: int,
     n: int,
     k: int,
@@ -100,7 +100,7 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    chosen = cheapest(candidates(LinearShape.of(weight), m, imagined_card(target, processors)))
+    chosen = cheapest(candidates(LinearShape.of(weight), m, imagined_gpu(target, processors)))
     if chosen is None:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)

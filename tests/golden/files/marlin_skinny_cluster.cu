@@ -80,7 +80,7 @@ constexpr u32 CLUSTER_BARRIER = 34304;
 constexpr u32 FULL_BARRIERS = 34312;
 constexpr u32 EMPTY_BARRIERS = 34336;
 
-// ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// ---- What a launch hands to the kernel: kernels/marlin/problem_struct.py fills it in --------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number

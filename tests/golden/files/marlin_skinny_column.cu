@@ -66,7 +66,7 @@ constexpr u32 DEPTH_REDUCTION = 73728;
 constexpr u32 FULL_BARRIERS = 73728;
 constexpr u32 EMPTY_BARRIERS = 73752;
 
-// ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// ---- What a launch hands to the kernel: kernels/marlin/problem_struct.py fills it in --------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number

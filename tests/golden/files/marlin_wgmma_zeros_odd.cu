@@ -101,7 +101,7 @@ constexpr u32 STAGING_TOKENS = 16;   // that leave a warpgroup together
 constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
 constexpr u32 STAGING_BYTES = 4352;   // of one warpgroup
 
-// ---- What a launch hands to the kernel: kernels/marlin/problem.py fills it in ----------------------------------------
+// ---- What a launch hands to the kernel: kernels/marlin/problem_struct.py fills it in --------------------------------
 // What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number

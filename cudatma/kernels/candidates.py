@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.kernels.cost import Cost
 
-Spec = TypeVar("Spec", bound=StagedTile, covariant=True)
+Spec = TypeVar("Spec", covariant=True)
 
 #: A ring of fewer stages stands still while one is worked on. The cost model knows nothing of rings: shorter ones come
 #: after all others.

@@ -9,12 +9,12 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin.candidate import ranked
-from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.choose import candidates
-from cudatma.kernels.marlin.cost import Cost
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.workspace import has_room
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.workspace import has_room
 from cudatma.target import Target, get_target
 
 #: Part of a short list that goes to other tiles; the rest goes to variants of the two best.
@@ -37,7 +37,7 @@ class Listed:
         return f"{self.spec.entry}{blocks}"
 
 
-def shortlist(layer: LinearShape, m: int, card: Card, limit: int) -> list[Listed]:
+def shortlist(layer: LinearShape, m: int, card: Gpu, limit: int) -> list[Listed]:
     """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and
     variants of the two best."""
     tiles = [Listed(spec, cost) for spec, cost in islice(ranked(candidates(layer, m, card)), limit)]

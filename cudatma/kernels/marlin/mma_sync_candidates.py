@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.candidate import Candidate, cheapest
-from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.layer import LinearShape, LoadPaths
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
 from cudatma.target import KIB, Target, get_target
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
@@ -54,7 +54,7 @@ _FORMS = (
 
 
 def mma_sync_candidates(
-    layer: LinearShape, m: int, card: Card, load_paths: LoadPaths = _BY_TMA
+    layer: LinearShape, m: int, card: Gpu, load_paths: LoadPaths = _BY_TMA
 ) -> Iterator[Candidate[MmaSyncSpec]]:
     """Each tile that is no taller than the fewest tiles for M need."""
     target = get_target(card.target)
@@ -69,7 +69,7 @@ def mma_sync_candidates(
             yield Candidate(cost, partial(_built, form, layer, target, load_paths))
 
 
-def choose_mma_sync(layer: LinearShape, m: int, card: Card, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
+def choose_mma_sync(layer: LinearShape, m: int, card: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
     spec = cheapest(mma_sync_candidates(layer, m, card, load_paths))
     if spec is None:
@@ -109,7 +109,7 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has("mma_sync") or not target.has("tma"):
         return []
-    card = imagined_card(target, H200.multiprocessors)
+    card = imagined_gpu(target, H200.multiprocessors)
     built = (
         _built(form, large, target, LoadPaths(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg
     )

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cudatma.kernels.marlin.candidate import Candidate, cheapest
-from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
-from cudatma.kernels.marlin.layer import LinearShape, weight_policy
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
+from cudatma.kernels.marlin.problem import LinearShape, weight_policy
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
 #: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
@@ -88,7 +88,7 @@ _FORMS = (
 )
 
 
-def wgmma_candidates(layer: LinearShape, m: int, card: Card) -> Iterator[Candidate[WgmmaSpec]]:
+def wgmma_candidates(layer: LinearShape, m: int, card: Gpu) -> Iterator[Candidate[WgmmaSpec]]:
     """Each form with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
     target = get_target(card.target)
     if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
@@ -102,7 +102,7 @@ def wgmma_candidates(layer: LinearShape, m: int, card: Card) -> Iterator[Candida
                 yield Candidate(cost, partial(_built, form, block_m, cluster_k, layer, m, target))
 
 
-def _divisions(form: _Form, block_m: int, m: int, layer: LinearShape, card: Card) -> Iterator[int]:
+def _divisions(form: _Form, block_m: int, m: int, layer: LinearShape, card: Gpu) -> Iterator[int]:
     """Numbers of CTAs that may divide K. Clusters that wait for others take twice as long; and each CTA has a stage."""
     yield 1
     if form.cluster > 1:
@@ -166,7 +166,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has_wgmma:
         return []
-    card = imagined_card(target, H200.multiprocessors)
+    card = imagined_gpu(target, H200.multiprocessors)
     sizes = ((form, size) for form in _FORMS for size in dict.fromkeys((max(form.least, _DUMPED_TOKENS), form.most)))
     specs = [_fitting(_spec(form, size, large, size), target) for form, size in sizes]
     cases = [

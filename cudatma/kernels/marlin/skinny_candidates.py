@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cudatma.kernels.marlin.candidate import LEAST_STAGES, Candidate, cheapest
-from cudatma.kernels.marlin.card import H200, Card, imagined_card
+from cudatma.kernels.candidates import LEAST_STAGES, Candidate, cheapest
+from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.layer import LinearShape, weight_policy
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
+from cudatma.kernels.marlin.problem import LinearShape, weight_policy
+from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
 #: More tokens than that are bound by mma.sync, not by the weight's bytes.
@@ -36,7 +36,7 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def skinny_candidates(layer: LinearShape, m: int, card: Card) -> Iterator[Candidate[SkinnySpec]]:
+def skinny_candidates(layer: LinearShape, m: int, card: Gpu) -> Iterator[Candidate[SkinnySpec]]:
     """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
     target = get_target(card.target)
     if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
@@ -159,6 +159,6 @@ def dump_specs(target: Target) -> list[SkinnySpec]:
         (replace(small, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
-    card = imagined_card(target, H200.multiprocessors)
+    card = imagined_gpu(target, H200.multiprocessors)
     specs = (cheapest(skinny_candidates(layer, m, card)) for layer, m in cases)
     return list(dict.fromkeys(spec for spec in specs if spec is not None))

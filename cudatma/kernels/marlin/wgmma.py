@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.cost import DIVIDED_STAGE, Cost, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
-from cudatma.kernels.marlin.stage import GROUP_SIZES, LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.cost import DIVIDED_STAGE, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 
@@ -334,7 +335,7 @@ class WgmmaSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 64 // self.accumulators)
 
-    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
         """Predicted time of an (m, n, k) problem."""
         return wgmma_cost(self.tile, m, n, k, card)
 

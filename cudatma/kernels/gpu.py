@@ -19,7 +19,7 @@ _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """A card's facts. sm_clock_mhz, memory_clock_mhz: the highest. memory_bus_bits: lines, of two bits a clock each."""
 
     target: str
@@ -45,17 +45,17 @@ class Card:
 
 
 #: The GPU that cost.py was fitted on. [driver 580.159, device attributes]
-H200 = Card("sm_90a", 132, 1980, 3201, 6144)
+H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
 #: Clocks and bus of other cards. [their data sheets; nothing here was measured on them]
 _OTHERS = (
-    Card("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
-    Card("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
-    Card("sm_120a", 188, 2617, 14001, 512),  # RTX PRO 6000
-    Card("sm_121a", 48, 2525, 4266, 256),  # GB10
+    Gpu("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
+    Gpu("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
+    Gpu("sm_120a", 188, 2617, 14001, 512),  # RTX PRO 6000
+    Gpu("sm_121a", 48, 2525, 4266, 256),  # GB10
 )
 
 
-def imagined_card(target: str | Target, multiprocessors: int) -> Card:
+def imagined_gpu(target: str | Target, multiprocessors: int) -> Gpu:
     """A known card of that target and number of multiprocessors, else one with the clocks and the share of the memory
     bus of the nearest known."""
     name = get_target(target).name
@@ -64,11 +64,11 @@ def imagined_card(target: str | Target, multiprocessors: int) -> Card:
     if nearest.target == name and nearest.multiprocessors == multiprocessors:
         return nearest
     bus = max(64, round(nearest.memory_bus_bits * multiprocessors / nearest.multiprocessors))
-    return Card(name, multiprocessors, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
+    return Gpu(name, multiprocessors, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
 
 
 @lru_cache(maxsize=64)
-def card_of(device: int) -> Card:
+def gpu_of(device: int) -> Gpu:
     """An installed card's facts. Raises DriverError without a driver, LaunchError for an ordinal that is none,
     TargetError for a card that no target serves. Creates no context. [CUDA driver API, cuDeviceGetAttribute]"""
     target, driver = detect(device), context.initialise()
@@ -82,9 +82,9 @@ def card_of(device: int) -> Card:
             names.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
         )
     )
-    known = imagined_card(target, context.device(device).multiprocessors)
+    known = imagined_gpu(target, context.device(device).multiprocessors)
     # A driver may answer 0, as for memory that the card shares with the host.
-    return Card(
+    return Gpu(
         target.name,
         known.multiprocessors,
         clock_khz // 1000 or known.sm_clock_mhz,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cudatma import context
-from cudatma.kernels.marlin.workspace import ActivationRows, MarlinWorkspace, workspace_sizes
+from cudatma.kernels.workspace import ActivationRows, MarlinWorkspace, workspace_sizes
 from cudatma.runtime import streams
 from cudatma.runtime.device_memory import DeviceMemory
 

@@ -11,9 +11,10 @@ from typing import ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.cost import Cost, MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.stage import GROUP_SIZES, StagedTile
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
 __all__ = ["GROUP_SIZES", "LOAD_PATHS", "MmaSyncSpec"]
@@ -206,7 +207,7 @@ class MmaSyncSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
-    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
         """Predicted time of an (m, n, k) problem."""
         tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
         return mma_sync_cost(MmaSyncTile(*tile), m, n, k, card)

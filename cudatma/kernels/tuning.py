@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from cudatma.errors import ArgumentError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.tune_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING, Entry, entries_for, parse_entry, user_file
 from cudatma.target import Target, get_target
 
-SHIPPED = Path(__file__).with_name("tuned.json")
+SHIPPED = Path(__file__).parent / "marlin" / "tuned.json"
 #: From so many tiles of M on, one more or fewer changes little: entries serve up to twice their M.
 _MANY_TILES = 8
 #: How many times as large an entry's M may be as the one it serves.
@@ -55,7 +55,7 @@ def pinned(spec: AnyMarlinSpec) -> Iterator[None]:
         pinned_scope.reset(token)
 
 
-def lookup(layer: LinearShape, m: int, card: Card) -> Found | None:
+def lookup(layer: LinearShape, m: int, card: Gpu) -> Found | None:
     """The tuning entry that serves M rows, the user's before a shipped one; None where there is none.
 
     Never raises for what files hold: a TuneFileWarning says, once a process, what is ignored.
@@ -116,7 +116,7 @@ def _files() -> list[tuple[Path, bool]]:
 
 
 @lru_cache(maxsize=8)
-def _by_shape(path: Path, card: Card) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
+def _by_shape(path: Path, card: Gpu) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
     """A file's entries by (K, N), not yet parsed: a first call looks at one layer's."""
     try:
         raws = entries_for(path, card)
@@ -134,7 +134,7 @@ def _by_shape(path: Path, card: Card) -> dict[tuple[Any, Any], list[dict[str, An
 
 
 @lru_cache(maxsize=256)
-def _entries(path: Path, card: Card, k: int, n: int) -> list[Entry]:
+def _entries(path: Path, card: Gpu, k: int, n: int) -> list[Entry]:
     """The usable entries of one K and N; read once."""
     found, target = [], get_target(card.target)
     for raw in _by_shape(path, card).get((k, n), []):

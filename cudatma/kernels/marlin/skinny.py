@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.marlin.card import Card
-from cudatma.kernels.marlin.cost import Cost, SkinnyTile, skinny_cost
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.stage import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
+from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
 #: Channels of one N tile: two 16-channel fragments, which a warp keeps.
@@ -191,7 +192,7 @@ class SkinnySpec(StagedTile):
             ("cluster_barrier", barrier),
         )
 
-    def cost(self, m: int, n: int, k: int, card: Card) -> Cost:
+    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
         """Predicted time of an (m, n, k) problem."""
         return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k), m, n, k, card)
 

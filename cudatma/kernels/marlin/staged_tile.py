@@ -195,6 +195,11 @@ class StagedTile:
         return self.block_m * self.block_k * 2
 
     @property
+    def loaded_stage_bytes(self) -> int:
+        """Weights and activations that one CTA loads for a stage; the CTAs of a cluster share the activations."""
+        return self.weight_stage_bytes + self.activation_stage_bytes // self.cluster
+
+    @property
     def scale_stage_bytes(self) -> int:
         return self.groups_per_stage * self.scale_row * 2 if self.has_stage_scales else 0
 
@@ -223,7 +228,7 @@ class StagedTile:
         Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: blocks that
         share a tile with the one that stores it.
         """
-        return self.partial_bytes // (self.weight_stage_bytes + self.activation_stage_bytes // self.cluster), 1.0
+        return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
     # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
 

@@ -1,9 +1,9 @@
 """Device memory for partial sums and for rows of activations: one workspace for each stream and each graph's branch.
 
-Blocks that share a tile leave fp32 partial sums and a flag there; the kernel leaves all flags zero behind. Two launches
-that may run at the same time must not share a workspace, so it belongs to a stream or to a branch of a graph
-(owners.py), or is passed in. Activations that no TMA load can bring as they lie are copied to rows there first
-(arranged.py); only who needs such rows has them, and they grow with the largest batch.
+CTAs that share a tile leave fp32 partial sums and a flag there; the kernel leaves all flags zero. Two launches that may
+run at the same time must not share a workspace. It belongs to a stream or to a branch of a graph
+(stream_workspaces.py), or the caller passes it in. Activations that TMA cannot load as they lie are copied to rows
+there first (marlin/arranged.py); these rows grow with the largest batch that needs them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError
-from cudatma.kernels.marlin.problem import Schedule
-from cudatma.kernels.marlin.stage import StagedTile
+from cudatma.kernels.marlin.staged_tile import StagedTile
+from cudatma.kernels.schedule import Schedule
 from cudatma.runtime.device_memory import DeviceMemory
 
 #: Most fp32 partial sums that the blocks of one multiprocessor leave: a tile of 128 tokens x 256 channels.

@@ -23,14 +23,14 @@ from typing import Any
 from cudatma.build.filelock import locked
 from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
-from cudatma.kernels.marlin.card import Card
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.former_names import renamed_entry
-from cudatma.kernels.marlin.layer import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.mma_sync_spec import MmaSyncSpec
-from cudatma.kernels.marlin.problem import ceil_div
-from cudatma.kernels.marlin.skinny_spec import SkinnySpec
-from cudatma.kernels.marlin.wgmma_spec import WgmmaSpec
-from cudatma.kernels.marlin.workspace import has_room
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.workspace import has_room
 from cudatma.target import Target
 
 SCHEMA = 3
@@ -57,7 +57,7 @@ class GpuClass:
     memory_clock_mhz: int
 
     @classmethod
-    def of(cls, card: Card) -> GpuClass:
+    def of(cls, card: Gpu) -> GpuClass:
         return cls(card.target, card.multiprocessors, card.clock_class_mhz, card.memory_clock_mhz)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def user_file() -> Path | None:
     return data / "cudatma" / "tuned.json"
 
 
-def entries_for(path: Path, card: Card) -> list[dict[str, Any]]:
+def entries_for(path: Path, card: Gpu) -> list[dict[str, Any]]:
     """The entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
 
     Raises OSError, ValueError with the reason for what is no such file.
@@ -288,7 +288,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def usable_entries(path: Path, card: Card, target: Target) -> tuple[list[Entry], list[str]]:
+def usable_entries(path: Path, card: Gpu, target: Target) -> tuple[list[Entry], list[str]]:
     """All usable entries of a file for a GPU, and what of it is not used and why, as lines of text. Never raises for
     what the file holds."""
     try:
