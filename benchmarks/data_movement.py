@@ -260,11 +260,10 @@ def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | 
 
 
 def _contender(name: str, planned: Any, place: Any) -> Contender:
-    from cudatma.kernels.data_movement.launches import Launch
     from cudatma.library_streams import current_stream
 
-    launch = Launch(planned, planned.touched, place)
-    return Contender(name, lambda _: launch.run(planned.touched, current_stream("cupy", place.device)), 1, LAUNCHES)
+    plan = planned.plan(planned.kernel(place.target), place.device)
+    return Contender(name, lambda _: plan.launch(current_stream("cupy", place.device)), 1, LAUNCHES)
 
 
 def _rings(

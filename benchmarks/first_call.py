@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cudatma.kernels.marlin.problem import Problem
+
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -44,7 +46,8 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
     from cudatma.kernels.marlin.choose import decide
-    from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+    from cudatma.kernels.marlin.problem import LinearShape
+    from cudatma.kernels.marlin.specs import resolve_fused
     from cudatma.target import detect, get_target
 
     layer, call = LinearShape(K, N, 128, False, "float16"), None
@@ -55,9 +58,9 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
-    card = imagined_gpu(target, H200.multiprocessors) if call is None else gpu_of(device)
+    card = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
     # As the weight of _prepared() has it, whose scales differ by little.
-    spec = resolve_fused(decide(layer, m, card).spec, "as_stored")
+    spec = resolve_fused(decide(Problem(layer, m), card).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:

@@ -53,7 +53,7 @@ def ours(layer: Layer, m: int, name: str = "ours", *, spec: Any = None, programm
     is as long as a model's, without the work between its GEMMs.
     """
     import cudatma
-    from cudatma.kernels.tuning import pinned
+    from cudatma.kernels.choosing import pinned
 
     x, out, weights = layer.x[:m], layer.out[:m], layer.packed
 

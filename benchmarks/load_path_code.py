@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cudatma.kernels.marlin.problem import Problem
+
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -162,7 +164,7 @@ def make_cell(layer: LinearShape, m: int, name: str, target: Target) -> Cell:
     """One (tokens, load path); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "load_path": name, "target": target.name}
     try:
-        spec = choose_mma_sync(layer, m, imagined_gpu(target, H200.multiprocessors), LOAD_PATHS[name])
+        spec = choose_mma_sync(Problem(layer, m), imagined_gpu(target, H200.sm_count), LOAD_PATHS[name])
         code = compile_and_analyse(spec, target)
     except Exception as error:
         return cell | {"error": failure(error)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cudatma.kernels.marlin.problem import Problem
+
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -18,9 +20,8 @@ from dataclasses import dataclass
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.tuning_file import kernel_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")
@@ -51,9 +52,9 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
-                spec = choose_by_cost(layer, cell["m"], H200)
-                cost = spec.cost(cell["m"], layer.n, layer.k, H200)
-                found.append(Row(layer, cell["m"], cell["us"], kernel_name(spec), cost))
+                spec = choose_by_cost(Problem(layer, cell["m"]), H200)
+                cost = spec.cost(Problem(layer, cell["m"]), H200)
+                found.append(Row(layer, cell["m"], cell["us"], MARLIN.kernel_name(spec), cost))
     return found
 
 

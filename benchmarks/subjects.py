@@ -6,8 +6,9 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, LoadPaths
+from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble
@@ -29,7 +30,7 @@ def spec_of(path: str, layer: LinearShape, m: int) -> MmaSyncSpec:
     from cudatma.kernels.gpu import gpu_of
     from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 
-    return choose_mma_sync(layer, m, gpu_of(context.current_device()), LOAD_PATHS[path])
+    return choose_mma_sync(Problem(layer, m), gpu_of(context.current_device()), LOAD_PATHS[path])
 
 
 def disassembled(spec: AnyMarlinSpec, target: Target) -> tuple[str, str]:
@@ -52,7 +53,7 @@ def run_once(subject: str, shape: Shape, m: int, dtype: str = "float16") -> None
 
     from benchmarks.operands import filled, random_numbers, random_packed
     from cudatma import marlin_gemm
-    from cudatma.kernels.tuning import pinned
+    from cudatma.kernels.choosing import pinned
 
     k, n = shape
     x = filled(cupy, (m, k), random_numbers(cupy, 1 << 20, dtype, 4))

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.rows import gather_rows, scatter_rows
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
+    from cudatma.kernels.explain import Explanation
     from cudatma.kernels.marlin.dequantize import dequantize
-    from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+    from cudatma.kernels.marlin.explain import marlin_explain
     from cudatma.kernels.marlin.gemm import marlin_gemm
     from cudatma.kernels.marlin.linear import MarlinLinear
     from cudatma.kernels.marlin.problem import LinearShape
@@ -185,7 +186,8 @@ _PUBLIC = {
     "kernels.data_movement.tile_copy": "tile_copy",
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
-    "kernels.marlin.explain": "Explanation marlin_explain",
+    "kernels.explain": "Explanation",
+    "kernels.marlin.explain": "marlin_explain",
     "kernels.marlin.gemm": "marlin_gemm",
     "kernels.marlin.linear": "MarlinLinear",
     "kernels.marlin.problem": "LinearShape",

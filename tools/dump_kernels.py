@@ -26,7 +26,8 @@ from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, counted
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.specs import resolve_fused
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.target import Target, get_target
 

@@ -30,7 +30,9 @@ from cudatma.build.prebuild import usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.problem import GROUP_SIZES
+from cudatma.kernels.marlin.trial import MarlinTrial
 from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
@@ -53,7 +55,7 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Gpu | None = None) -> int:
     """``cudatma tune``; returns the exit status: 0 all cells measured (or compiled), 1 some failed, 130 interrupted.
 
-    bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, CardLostError
+    bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, GpuLostError
     (a candidate that trapped) and whatever a missing card or compiler does.
     """
     options = _parser().parse_args(argv)
@@ -78,9 +80,9 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Gp
     path = _file(options.file)
     if bench is not None:
         return _tune(tasks, bench, path, card, options, console)
-    from .tune_measure import CardBench  # only this needs CuPy
+    from .tune_measure import GpuBench  # only this needs CuPy
 
-    with CardBench(options.device).opened() as opened:
+    with GpuBench(MarlinTrial(options.device)).opened() as opened:
         return _tune(tasks, opened, path, card, options, console)
 
 
@@ -89,13 +91,13 @@ def _tune(
 ) -> int:
     gpu, known = GpuClass.of(card), set()
     if not options.again:
-        entries, problems = usable_entries(path, card, get_target(card.target))
-        known = {(entry.layer, entry.m) for entry in entries}
+        entries, problems = usable_entries(path, MARLIN, card)
+        known = {entry.problem for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
     _say(console, f"{counted(len(tasks), 'cell')} for {gpu}\ninto {path}")
     outcomes: list[Outcome] = []
-    todo = [task for task in tasks if (task.layer, task.m) not in known]
+    todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
         # One process compiles each kernel when its turn comes.
@@ -112,7 +114,7 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, gpu,
+                tasks, bench, path, MARLIN, gpu,
                 seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -137,7 +139,9 @@ def _compile(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace, cons
     specs = specs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(specs))
-        kernels = compile_tasks(specs, card.target, options.jobs, lambda: progress.advance(bar))
+        kernels = compile_tasks(
+            specs, card.target, options.jobs, lambda: progress.advance(bar), launched=MarlinTrial.launched
+        )
     _say(console, str(kernels))
     return kernels
 
@@ -148,7 +152,7 @@ def _compile_only(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace,
     try:
         _say(
             console,
-            f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors\ninto {cache}",
+            f"{counted(len(tasks), 'cell')} for {card.target}, {card.sm_count} SMs\ninto {cache}",
         )
         kernels = _compile(tasks, card, options, console)
     except KeyboardInterrupt:
@@ -158,7 +162,12 @@ def _compile_only(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace,
     for label, why in refused.items():
         _say(console, f"    refused {label}: {why}")
     if options.json:
-        record = {"target": card.target, "multiprocessors": card.multiprocessors, "cache": str(cache)}
+        record = {
+            "target": card.target,
+            "sm_count": card.sm_count,
+            "multiprocessors": card.sm_count,
+            "cache": str(cache),
+        }
         print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
     return int(any(task.candidates[0].spec in kernels.refused for task in tasks))
 
@@ -174,7 +183,7 @@ def _needs_no_card(options: argparse.Namespace) -> bool:
 def _card(options: argparse.Namespace, imagined: bool) -> Gpu:
     if imagined:
         target = default_target() if options.target is None else get_target(options.target)
-        return imagined_gpu(target, options.multiprocessors or H200.multiprocessors)
+        return imagined_gpu(target, options.multiprocessors or H200.sm_count)
     try:
         return gpu_of(options.device)
     except (CudaTmaError, ImportError) as error:
@@ -183,7 +192,7 @@ def _card(options: argparse.Namespace, imagined: bool) -> Gpu:
             raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_card(options):
             raise
-        return imagined_gpu(default_target(), H200.multiprocessors)
+        return imagined_gpu(default_target(), H200.sm_count)
 
 
 def _file(named: Path | None) -> Path:
@@ -197,7 +206,7 @@ def _show_plan(tasks: Sequence[Task], card: Gpu, as_json: bool) -> None:
     if as_json:
         print(json.dumps([task.as_dict() for task in tasks], indent=1))
         return
-    print(f"{counted(len(tasks), 'cell')} for {card.target}, {card.multiprocessors} multiprocessors")
+    print(f"{counted(len(tasks), 'cell')} for {card.target}, {card.sm_count} SMs")
     for task in tasks:
         print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
         for one in task.candidates:

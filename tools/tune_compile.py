@@ -1,4 +1,4 @@
-"""The tuner's first phase: every kernel that the cells at hand may run is compiled before the card measures."""
+"""The tuner's first phase: every kernel that the cells at hand may run is compiled before the GPU measures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from cudatma.build.prebuild import compile_all
 from cudatma.errors import CompileError, counted
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, resolve_fused
 
 from .tune_plan import Task
 from .tune_run import one_line
@@ -20,7 +19,7 @@ class Kernels:
     """What is in the cache after compile_tasks(). refused: spec -> the compiler's reason. seconds: wall time."""
 
     ready: int = 0
-    refused: dict[AnyMarlinSpec, str] = field(default_factory=dict)
+    refused: dict[Any, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -33,7 +32,7 @@ class Kernels:
         return {one.label: self.refused[one.spec] for one in listed}
 
 
-def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarlinSpec]:
+def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
     """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
     cost model's choice, which every cell needs."""
     listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
@@ -41,20 +40,25 @@ def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[AnyMarli
 
 
 def compile_tasks(
-    specs: Sequence[AnyMarlinSpec], target: str, jobs: int, advance: Callable[[], None] = lambda: None
+    specs: Sequence[Any],
+    target: str,
+    jobs: int,
+    advance: Callable[[], None] = lambda: None,
+    *,
+    launched: Callable[[Any], Any] = lambda spec: spec,
 ) -> Kernels:
-    """Have the kernels in the artifact cache, in the form that random_weight()'s scales allow. advance: called for each
-    that is done. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
+    """Have the kernels in the artifact cache. advance: called for each that is done. launched: the spec that the trial
+    launches for a candidate's. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
-    launched = {resolve_fused(spec, "as_stored"): spec for spec in specs}
+    of = {launched(spec): spec for spec in specs}
 
     def tell(spec: Any, refusal: CompileError | None) -> None:
         if refusal is None:
             kernels.ready += 1
         else:
-            kernels.refused[launched[spec]] = one_line(refusal)
+            kernels.refused[of[spec]] = one_line(refusal)
         advance()
 
-    compile_all([(spec.template, spec) for spec in launched], target, jobs, tell)
+    compile_all([(spec.template, spec) for spec in of], target, jobs, tell)
     kernels.seconds = time.perf_counter() - began
     return kernels

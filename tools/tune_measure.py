@@ -1,6 +1,6 @@
-"""The card behind `cudatma tune`: one layer's operands, and candidates launched as marlin_gemm would launch them.
+"""The GPU of `cudatma tune`: candidates are launched on a family's operands and timed.
 
-Measured as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the weight larger than L2
+Measured as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the operand larger than L2
 together, one replay untimed at the beginning of each turn, medians.
 """
 
@@ -11,32 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
-from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
 from cudatma.kernels.shortlist import Listed
-from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.tuning import pinned
 from cudatma.library_streams import stream_handle
-from cudatma.quantization import PackedWeight
 
-#: All copies of a weight together, several times any L2; while one is read, it pushes another out. Of a weight that is
-#: tiny not even the most are, but with it nobody waits for memory.
-_ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
 #: A graph takes about so long, in which its own launch (some microseconds) is lost; and at most so many launches.
 _GRAPH_US, _MOST_LAUNCHES = 1_500.0, 200
 #: From so many tokens on clocks fall in long runs: candidates run one by one, in blocks of so long.
 _SUSTAINED_FROM, _BLOCK_US = 256, 40_000.0
-#: Of a candidate, where they take turns; before each the card rests, or its power limit would decide.
+#: Of a candidate, where they take turns; before each the GPU rests, or its power limit would decide.
 _LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
-#: Random values are taken in turn from so many, a prime, so that no two rows or columns are equal.
-_POOL = 1_048_573
 _NAN_BITS = 0xFFFF
 
 Launch = Callable[[int], None]
@@ -50,52 +38,48 @@ class _Graph:
     launches: int
 
 
-class CardBench:
-    """A tune_run.Bench on a device; everything happens inside of ``with bench.opened():``.
+class Trial(Protocol):
+    """A family's operands on a GPU: cudatma/kernels/marlin/trial.py is one."""
 
-    Raises ArgumentTypeError for bf16 where CuPy has none, DriverError without CuPy or a card.
+    @property
+    def device(self) -> int: ...
+    @property
+    def out(self) -> Any: ...
+    @property
+    def copies(self) -> int: ...
+    def prepare(self, problem: Any) -> None: ...
+    def launcher(self, candidate: Listed[Any], copies: int, stream: int) -> Launch: ...
+
+
+class GpuBench:
+    """A tune_run.Bench on a GPU; everything happens inside of ``with bench.opened():``.
+
+    Raises what the trial does.
     """
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    def __init__(self, trial: Trial) -> None:
+        self.device, self._trial = trial.device, trial
         self._stream: Any = None
-        self._layer: LinearShape | None = None
-        self._weights: list[PackedWeight] = []
-        self._x: Any = None
-        self._out: Any = None
         self._m = 0
 
     @contextmanager
-    def opened(self) -> Iterator[CardBench]:
+    def opened(self) -> Iterator[GpuBench]:
         """A stream of its own, which can be captured, is current for CuPy."""
         import cupy
 
         with cupy.cuda.Device(self.device), cupy.cuda.Stream(non_blocking=True) as self._stream:
             yield self
 
-    def prepare(self, layer: LinearShape, m: int) -> None:
-        """Random weights, unless they are there, and activations for m tokens."""
-        import cupy
+    def prepare(self, problem: Any) -> None:
+        """Random operands."""
+        self._trial.prepare(problem)
+        self._m = problem.m
 
-        if layer != self._layer:
-            self._layer, self._weights = None, []
-            cupy.get_default_memory_pool().free_all_blocks()
-            host = random_weight(layer)
-            copies = min(_MOST_COPIES, max(_LEAST_COPIES, _ROTATION_BYTES // host.nbytes + 1))
-            self._weights = [host.to_device(self.device) for _ in range(copies)]
-            self._layer = layer
-        kind = activation_type(layer.dtype).numpy
-        bits = np.random.default_rng(m).standard_normal(_POOL, dtype=np.float32).astype(kind).view(np.uint16)
-        self._m = m
-        # TMA takes rows that begin at multiples of 16 bytes; marlin_gemm would arrange others in a kernel of its own.
-        self._x = cupy.asarray(np.resize(bits, (m, -(-layer.k // 8) * 8))).view(kind)[:, : layer.k]
-        self._out = cupy.empty((m, layer.n), np.uint16).view(kind)
-
-    def result(self, candidate: Listed) -> Any:
-        """(m, n) on the card. Two runs, on two copies of the weight, must give the same bits. Raises LaunchError if
+    def result(self, candidate: Listed[Any]) -> Any:
+        """The result on the GPU. Two runs, on two copies of the operand, must give the same bits. Raises LaunchError if
         they do not, if the candidate would not be launched as it says, and whatever the launch raises."""
         launch = self._launcher(candidate, 2)
-        bits = self._out.view(np.uint16)
+        bits = self._trial.out.view(np.uint16)
         seen = []
         for index in range(2):
             bits[...] = _NAN_BITS  # what is not written is found
@@ -104,21 +88,21 @@ class CardBench:
             seen.append(bits.copy() if not index else bits)
         if not bool((seen[0] == seen[1]).all()):
             raise LaunchError("candidate", candidate.label, "the same bits every time", "two runs of it differ")
-        return self._out
+        return self._trial.out
 
     def keep(self, result: Any) -> Any:
         return result.view(np.uint16).copy().view(result.dtype)
 
-    def screen(self, candidate: Listed) -> float:
-        """Microseconds of a launch in one replay of its graph, by itself on a card that has rested."""
-        graph = self._captured(self._launcher(candidate, len(self._weights)))
+    def screen(self, candidate: Listed[Any]) -> float:
+        """Microseconds of a launch in one replay of its graph, by itself on a GPU that has rested."""
+        graph = self._captured(self._launcher(candidate, self._trial.copies))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches
 
-    def times(self, candidates: Sequence[Listed], seconds: float) -> list[float]:
-        """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a card
+    def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
+        """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a GPU
         that rests between. Many: each runs by itself for its share of the time, twice, and the second halves count."""
-        launchers = [self._launcher(candidate, len(self._weights)) for candidate in candidates]
+        launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
         if self._m >= _SUSTAINED_FROM:
             return self._sustained(graphs, seconds)
@@ -133,30 +117,12 @@ class CardBench:
         except Exception:
             return False
 
-    def _launcher(self, candidate: Listed, copies: int) -> Launch:
-        """launch(i) enqueues the candidate on the i-th of so many copies of the weight. Its kernel is loaded then."""
-        handle = stream_handle(self._stream, "cupy", self.device)
-        space = stream_workspace(self.device, handle)
-        x = check_input(self._x, self._weights[0])
-        out = check_output(self._out, x, self._weights[0])
-        with pinned(candidate.spec):
-            plans = [
-                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=handle)
-                for weight in self._weights[:copies]
-            ]
-        spec, work = plans[0].spec, plans[0].schedule
-        if resolve_fused(spec, "none") != candidate.spec:
-            raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
-        space.require_room(spec, work)
-
-        def launch(index: int) -> None:
-            plans[index % len(plans)].run(x.info.pointer, out.info.pointer, 0, space, handle)
-
-        return launch
+    def _launcher(self, candidate: Listed[Any], copies: int) -> Launch:
+        return self._trial.launcher(candidate, copies, stream_handle(self._stream, "cupy", self.device))
 
     def _captured(self, launch: Launch) -> _Graph:
-        """Whole rounds over the copies of the weight, about _GRAPH_US of them."""
-        copies = len(self._weights)
+        """Whole rounds over the copies of the operand, about _GRAPH_US of them."""
+        copies = self._trial.copies
 
         def all_copies() -> None:
             for index in range(copies):
@@ -209,7 +175,7 @@ class CardBench:
         return self._elapsed_us(replay)
 
     def _elapsed_us(self, enqueue: Callable[[], None]) -> float:
-        """Microseconds on the card between before and behind what ``enqueue`` puts on the stream."""
+        """Microseconds on the GPU between before and behind what ``enqueue`` puts on the stream."""
         import cupy
 
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -218,21 +184,3 @@ class CardBench:
         end.record(self._stream)
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3
-
-
-def random_weight(layer: LinearShape) -> PackedWeight:
-    """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
-    rng = np.random.default_rng((layer.k, layer.n))
-    k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
-    groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)
-    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (4.8 * layer.k**0.5)
-    zeros = rng.integers(0, 16, (groups, 64 * n64), dtype=np.uint8) if layer.has_zeros else None
-    return PackedWeight(
-        qweight=rng.integers(0, 256, (n64 * k64, 2048), dtype=np.uint8),
-        scales=scales.astype(activation_type(layer.dtype).numpy),
-        zeros=zeros,
-        perm=None,
-        shape=(layer.k, layer.n),
-        group_size=layer.group_size,
-        dtype=layer.dtype,
-    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
@@ -19,18 +20,18 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One layer at one M. candidates: the cost model's choice first."""
+    """One problem. candidates: the cost model's choice first."""
 
-    layer: LinearShape
-    m: int
-    candidates: tuple[Listed, ...]
+    problem: Any
+    candidates: tuple[Listed[Any], ...]
 
     def __str__(self) -> str:
-        return f"{self.layer.k} x {self.layer.n}, M = {self.m}"
+        return str(self.problem)
 
     def as_dict(self) -> dict[str, Any]:
         listed = [{"label": one.label, "predicted_us": one.cost.us, "bound": one.cost.bound} for one in self.candidates]
-        return asdict(self.layer) | {"m": self.m, "candidates": listed}
+        problem: dict[str, Any] = self.problem.as_json()
+        return problem | {"candidates": listed}
 
 
 def plan(
@@ -39,7 +40,7 @@ def plan(
     group_size: int,
     has_zeros: bool,
     dtype: str,
-    card: Gpu,
+    gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
     """The cells of a run, each shape and number of tokens once, with its candidates."""
@@ -47,7 +48,8 @@ def plan(
     for k, n in dict.fromkeys(shapes):
         layer = LinearShape(k, n, group_size, has_zeros, dtype)
         for m in sorted(set(tokens)):
-            tasks.append(Task(layer, m, tuple(shortlist(layer, m, card, candidates))))
+            problem = Problem(layer, m)
+            tasks.append(Task(problem, tuple(shortlist(MARLIN, problem, gpu, candidates))))
     return tasks
 
 

@@ -1,18 +1,18 @@
 """The tuner's loop: measure the candidates of each cell, keep what is right and fastest, write it down at once.
 
-It knows a card only as a Bench, so that all of it runs in tests without one.
+It knows a GPU only as a Bench, so that all of it runs in tests without a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.family import Family
 from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 
@@ -23,30 +23,30 @@ from .tune_plan import Task
 _LEAST_GAIN = 0.01
 #: Of more candidates so many, the fastest at a short look, are measured, and the cost model's choice.
 _FINALISTS = 12
-_NONE: Mapping[AnyMarlinSpec, str] = MappingProxyType({})
+_NONE: Mapping[Any, str] = MappingProxyType({})
 
 
 class Bench(Protocol):
-    """A card with one layer's operands on it."""
+    """A GPU with one problem's operands on it."""
 
-    def prepare(self, layer: LinearShape, m: int) -> None:
-        """Make weights and activations; those of the cell before may go."""
+    def prepare(self, problem: Any) -> None:
+        """Make operands; those of the problem before may go."""
 
-    def result(self, candidate: Listed) -> Any:
+    def result(self, candidate: Listed[Any]) -> Any:
         """(m, n) as the candidate computes it, in memory that the next call may write over. Raises whatever goes
         wrong: a compiler that refuses, a launch that fails, two runs that differ."""
 
     def keep(self, result: Any) -> Any:
         """A copy of a result that stays."""
 
-    def screen(self, candidate: Listed) -> float:
+    def screen(self, candidate: Listed[Any]) -> float:
         """Microseconds of one launch, as one short look shows them."""
 
-    def times(self, candidates: Sequence[Listed], seconds: float) -> list[float]:
+    def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
         """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
 
     def is_usable(self) -> bool:
-        """Whether the card still works: after a trap nothing does."""
+        """Whether the GPU still works: after a trap nothing does."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Outcome:
 
     task: Task
     status: str
-    winner: Listed | None = None
+    winner: Listed[Any] | None = None
     us: float = 0.0
     rule_us: float = 0.0
     times: dict[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Outcome:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        cell: dict[str, Any] = asdict(self.task.layer) | {"m": self.task.m, "status": self.status}
+        cell: dict[str, Any] = self.task.problem.as_json() | {"status": self.status}
         cell |= {"winner": None if self.winner is None else self.winner.label, "us": self.us, "rule_us": self.rule_us}
         return cell | {"times_us": self.times, "glances_us": self.glances, "dropped": self.dropped}
 
@@ -80,36 +80,37 @@ class Outcome:
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 
-class CardLostError(LaunchError):
-    """A candidate took the card's context down: nothing runs in this process any more."""
+class GpuLostError(LaunchError):
+    """A candidate took the GPU's context down: nothing runs in this process any more."""
 
 
 def run(
     tasks: Sequence[Task],
     bench: Bench,
     path: Path,
+    family: Family[Any, Any],
     gpu: GpuClass,
     *,
     seconds: float,
-    known: Collection[tuple[LinearShape, int]] = (),
+    known: Collection[Any] = (),
     skip: Collection[str] = (),
-    refused: Mapping[AnyMarlinSpec, str] = _NONE,
+    refused: Mapping[Any, str] = _NONE,
     tell: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Tune the cells in order; each is in the file before the next begins.
 
     seconds: of measuring, a cell. known: cells to pass over. skip: labels of candidates to leave out. refused: what
-    does not compile, and why. tell: is given each outcome when it is there. Raises CardLostError, OSError (the file),
+    does not compile, and why. tell: is given each outcome when it is there. Raises GpuLostError, OSError (the file),
     KeyboardInterrupt; what was measured stays.
     """
     outcomes = []
     for task in tasks:
-        if (task.layer, task.m) in known:
+        if task.problem in known:
             outcome = Outcome(task, "known")
         else:
             outcome = tune_cell(task, bench, seconds, skip, refused)
             if outcome.winner is not None:
-                store_entry(path, gpu, _entry(outcome, outcome.winner))
+                store_entry(path, gpu, family, _entry(outcome, outcome.winner))
         outcomes.append(outcome)
         tell(outcome)
     return outcomes
@@ -120,7 +121,7 @@ def tune_cell(
     bench: Bench,
     seconds: float,
     skip: Collection[str] = (),
-    refused: Mapping[AnyMarlinSpec, str] = _NONE,
+    refused: Mapping[Any, str] = _NONE,
 ) -> Outcome:
     """Measure one cell. The first candidate, the cost model's choice, says what a right result is."""
     outcome = Outcome(task, "failed")
@@ -129,10 +130,10 @@ def tune_cell(
         outcome.dropped[rule.label] = refused[rule.spec]
         return outcome
     try:
-        bench.prepare(task.layer, task.m)
+        bench.prepare(task.problem)
         reference = bench.keep(bench.result(rule))
     except Exception as error:  # too little memory, a compiler that is not there: another cell may work
-        _require_card(bench, rule)
+        _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
     right = [rule]
@@ -144,9 +145,9 @@ def tune_cell(
             outcome.dropped[candidate.label] = refused[candidate.spec]
             continue
         try:
-            problem = difference(reference, bench.result(candidate), task.layer.dtype)
+            problem = difference(reference, bench.result(candidate), task.problem.layer.dtype)
         except Exception as error:
-            _require_card(bench, candidate)
+            _require_gpu(bench, candidate)
             problem = one_line(error)
         if problem:
             outcome.dropped[candidate.label] = problem
@@ -157,7 +158,7 @@ def tune_cell(
     try:
         times = bench.times(right, seconds)
     except Exception as error:
-        _require_card(bench, rule)
+        _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
     outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
@@ -170,28 +171,28 @@ def tune_cell(
     return outcome
 
 
-def _finalists(right: Sequence[Listed], bench: Bench, outcome: Outcome) -> list[Listed]:
+def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
     """The cost model's choice first, then the fastest others at a short look; what cannot be timed is dropped."""
     rule, *others = right
     for candidate in others:
         try:
             outcome.glances[candidate.label] = bench.screen(candidate)
         except Exception as error:
-            _require_card(bench, candidate)
+            _require_gpu(bench, candidate)
             outcome.dropped[candidate.label] = one_line(error)
     seen = [candidate for candidate in others if candidate.label in outcome.glances]
     return [rule, *sorted(seen, key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
 
 
-def _entry(outcome: Outcome, winner: Listed) -> Entry:
+def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
     """An outcome as the file keeps it."""
-    return Entry(outcome.task.layer, outcome.task.m, winner.spec, outcome.us, outcome.rule_us)
+    return Entry(outcome.task.problem, winner.spec, outcome.us, outcome.rule_us)
 
 
-def _require_card(bench: Bench, candidate: Listed) -> None:
+def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
     if not bench.is_usable():
         remedy = f"what was measured is kept; run again with --skip '{candidate.label}'"
-        raise CardLostError("candidate", candidate.label, "one that leaves the card usable", remedy)
+        raise GpuLostError("candidate", candidate.label, "one that leaves the GPU usable", remedy)
 
 
 def one_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ class Gpu:
     """A card's facts. sm_clock_mhz, memory_clock_mhz: the highest. memory_bus_bits: lines, of two bits a clock each."""
 
     target: str
-    multiprocessors: int
+    sm_count: int
     sm_clock_mhz: int
     memory_clock_mhz: int
     memory_bus_bits: int
@@ -55,16 +55,16 @@ _OTHERS = (
 )
 
 
-def imagined_gpu(target: str | Target, multiprocessors: int) -> Gpu:
-    """A known card of that target and number of multiprocessors, else one with the clocks and the share of the memory
+def imagined_gpu(target: str | Target, sm_count: int) -> Gpu:
+    """A known card of that target and number of sm_count, else one with the clocks and the share of the memory
     bus of the nearest known."""
     name = get_target(target).name
     known = [card for card in (H200, *_OTHERS) if card.target == name] or [H200]
-    nearest = min(known, key=lambda card: abs(card.multiprocessors - multiprocessors))
-    if nearest.target == name and nearest.multiprocessors == multiprocessors:
+    nearest = min(known, key=lambda card: abs(card.sm_count - sm_count))
+    if nearest.target == name and nearest.sm_count == sm_count:
         return nearest
-    bus = max(64, round(nearest.memory_bus_bits * multiprocessors / nearest.multiprocessors))
-    return Gpu(name, multiprocessors, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
+    bus = max(64, round(nearest.memory_bus_bits * sm_count / nearest.sm_count))
+    return Gpu(name, sm_count, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +86,7 @@ def gpu_of(device: int) -> Gpu:
     # A driver may answer 0, as for memory that the card shares with the host.
     return Gpu(
         target.name,
-        known.multiprocessors,
+        known.sm_count,
         clock_khz // 1000 or known.sm_clock_mhz,
         memory_khz // 1000 or known.memory_clock_mhz,
         bus or known.memory_bus_bits,

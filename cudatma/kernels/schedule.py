@@ -11,6 +11,10 @@ from cudatma.errors import ArgumentError
 _U32 = ctypes.c_uint32
 #: Units are counted in 32 bits on the device, with room for share arithmetic.
 _MAX_UNITS = 2**31 - 1
+#: Most fp32 partial sums that the CTAs of one SM leave in a workspace: a tile of 128 x 256.
+PARTIALS_PER_SM_BYTES = 128 * 256 * 4
+#: Room for the flags of one SM's CTAs: up to 4 CTAs of 16 warp tiles.
+FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
 class DivisorStruct(ctypes.Structure):
@@ -33,9 +37,9 @@ class TiledSpec(Protocol):
 
     block_m, block_n, block_k: of one CTA and one stage. cluster: CTAs side by side in N. cluster_k: CTAs that divide K.
     launch_cluster: CTAs of a cluster of the launch. partial_bytes: fp32 sums that one CTA may leave in the workspace, 0
-    where tiles are never divided. loaded_stage_bytes: what one CTA loads for a stage. division(others): in stages of
-    whole tiles, what dividing tiles costs a CTA once, and what a stage of a divided tile takes; others: CTAs that share
-    a tile with the one that stores it.
+    where tiles are never divided. warp_tiles: parts of a tile that have a flag of their own there. loaded_stage_bytes:
+    what one CTA loads for a stage. division(others): in stages of whole tiles, what dividing tiles costs a CTA once,
+    and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores it.
     """
 
     @property
@@ -52,6 +56,8 @@ class TiledSpec(Protocol):
     def launch_cluster(self) -> int: ...
     @property
     def partial_bytes(self) -> int: ...
+    @property
+    def warp_tiles(self) -> int: ...
     @property
     def loaded_stage_bytes(self) -> int: ...
     def division(self, others: int) -> tuple[float, float]: ...
@@ -84,6 +90,12 @@ class Schedule:
     @property
     def partial_blocks(self) -> int:
         return self.blocks if self.stream_tiles else 0
+
+
+def fits_workspace(spec: TiledSpec, ctas_per_sm: int) -> bool:
+    """Whether a workspace holds the partial sums and flags of so many CTAs on every SM."""
+    partials, flags = ctas_per_sm * spec.partial_bytes, ctas_per_sm * spec.warp_tiles * 4
+    return partials <= PARTIALS_PER_SM_BYTES and flags <= FLAGS_PER_SM_BYTES
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
-from typing import Any
+from typing import Any, Generic
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.choose import candidates
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
-from cudatma.kernels.workspace import has_room
 from cudatma.target import Target, get_target
 
 #: Part of a short list that goes to other tiles; the rest goes to variants of the two best.
 _TILES = 2 / 3
-#: What is predicted to take so much longer than the first is not worth a place.
+#: A configuration that is predicted to take so many times as long as the first is not measured.
 _HOPELESS = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Generic[S]):
     """A configuration and its predicted cost."""
 
-    spec: AnyMarlinSpec
+    spec: S
     cost: Cost
 
     @property
     def label(self) -> str:
         """The kernel's entry, and what of the spec does not show in it: a name of its own for each of a problem's."""
-        blocks = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
-        return f"{self.spec.entry}{blocks}"
+        ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
+        return f"{self.spec.entry}{ctas}"
 
 
-def shortlist(layer: LinearShape, m: int, card: Gpu, limit: int) -> list[Listed]:
+def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and
     variants of the two best."""
-    tiles = [Listed(spec, cost) for spec, cost in islice(ranked(candidates(layer, m, card)), limit)]
-    turns = zip_longest(*(variants(one.spec, layer, get_target(card.target)) for one in tiles[:2]))
-    changed = (Listed(one, one.cost(m, layer.n, layer.k, card)) for turn in turns for one in turn if one is not None)
+    tiles = [Listed(spec, cost) for spec, cost in islice(ranked(family.candidates(problem, gpu)), limit)]
+    turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
+    changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
     most_tiles = max(1, round(limit * _TILES))
-    kept: dict[str, Listed] = {}
+    kept: dict[str, Listed[S]] = {}
     # Where there are too few variants, more tiles take their places.
     for one in (*tiles[:most_tiles], *changed, *tiles[most_tiles:]):
         if one.cost.us <= _HOPELESS * tiles[0].cost.us:
@@ -52,16 +50,11 @@ def shortlist(layer: LinearShape, m: int, card: Gpu, limit: int) -> list[Listed]
     return list(kept.values())[:limit]
 
 
-def variants(spec: AnyMarlinSpec, layer: LinearShape, target: Target) -> Iterator[AnyMarlinSpec]:
-    """The same tile, otherwise issued or with another ring; each fits the target."""
-    return _changed(spec, spec.variants(layer.k), target)
-
-
-def _changed(spec: AnyMarlinSpec, changes: Iterable[Mapping[str, Any]], target: Target) -> Iterator[AnyMarlinSpec]:
-    for change in changes:
+def variants(spec: S, problem: P, target: Target) -> Iterator[S]:
+    """The same tile, otherwise issued or with another ring; each can run the problem on the target."""
+    for change in spec.variants(problem):
         with contextlib.suppress(ArgumentError, TargetError):
-            changed: AnyMarlinSpec = replace(spec, **change)
-            changed.check_target(target)
-            fits = changed.smem_bytes <= target.smem_share_bytes(changed.blocks_per_sm)
-            if changed != spec and fits and has_room(changed, changed.blocks_per_sm):
+            changed: Any = replace(spec, **change)  # type: ignore[type-var]
+            if changed != spec:
+                changed.check(problem, target)
                 yield changed

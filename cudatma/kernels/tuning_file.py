@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": 3, "sections": [{"gpu": {..}, "entries": [{layer, m, kernel, revision, spec, us, rule_us}]}]}
+    {"schema": 4, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
 
 A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry
 holds for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
@@ -15,33 +15,25 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from cudatma.build.filelock import locked
 from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
+from cudatma.kernels.family import Family, P, S
+from cudatma.kernels.former_names import renamed_section
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.former_names import renamed_entry
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.workspace import has_room
-from cudatma.target import Target
+from cudatma.target import Target, get_target
 
-SCHEMA = 3
+SCHEMA = 4
 #: Of files that differ in names alone: reading them renames.
-_SCHEMA_OF_FORMER_NAMES = 2
+_SCHEMAS_OF_FORMER_NAMES = (2, 3)
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
-KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
-_LAYER_FIELDS = ("group_size", "has_zeros", "dtype")
-_PROBLEM_FIELDS = ("k", "n", "m", *_LAYER_FIELDS)
 _LOCK_SECONDS = 60.0
 #: Shapes that a command names.
 _NAMED_SHAPES = 4
@@ -52,43 +44,39 @@ class GpuClass:
     """Where measurements hold: target, number of SMs, and highest clocks in MHz."""
 
     target: str
-    multiprocessors: int
+    sm_count: int
     sm_clock_mhz: int
     memory_clock_mhz: int
 
     @classmethod
-    def of(cls, card: Gpu) -> GpuClass:
-        return cls(card.target, card.multiprocessors, card.clock_class_mhz, card.memory_clock_mhz)
+    def of(cls, gpu: Gpu) -> GpuClass:
+        return cls(gpu.target, gpu.sm_count, gpu.clock_class_mhz, gpu.memory_clock_mhz)
 
     def __str__(self) -> str:
-        return f"{self.target}, {self.multiprocessors} SMs, {self.sm_clock_mhz} MHz, memory {self.memory_clock_mhz} MHz"
+        return f"{self.target}, {self.sm_count} SMs, {self.sm_clock_mhz} MHz, memory {self.memory_clock_mhz} MHz"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One layer at one M: the fastest configuration that gave right results.
+class Entry(Generic[P, S]):
+    """One problem: the fastest configuration that gave right results.
 
     us: its time. rule_us: that of the configuration that the cost model chooses.
     """
 
-    layer: LinearShape
-    m: int
-    spec: AnyMarlinSpec
+    problem: P
+    spec: S
     us: float
     rule_us: float
 
-    def as_json(self) -> dict[str, Any]:
-        kernel = kernel_name(self.spec)
-        spec = {f.name: getattr(self.spec, f.name) for f in fields(self.spec) if f.name not in _LAYER_FIELDS}
-        return asdict(self.layer) | {
-            "m": self.m, "kernel": kernel, "revision": self.spec.revision, "spec": spec, "us": round(self.us, 3),
-            "rule_us": round(self.rule_us, 3),
+    def as_json(self, family: Family[P, S]) -> dict[str, Any]:
+        """As the file keeps it."""
+        spec = {
+            f.name: getattr(self.spec, f.name) for f in _fields(type(self.spec)) if f.name not in family.spec_fields
+        }
+        return {"family": family.name} | self.problem.as_json() | {
+            "kernel": family.kernel_name(self.spec), "revision": self.spec.revision, "spec": spec,
+            "us": round(self.us, 3), "rule_us": round(self.rule_us, 3),
         }  # fmt: skip
-
-
-def kernel_name(spec: AnyMarlinSpec) -> str:
-    """``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
-    return next(name for name, kind in KERNELS.items() if type(spec) is kind)
 
 
 def user_file() -> Path | None:
@@ -108,8 +96,8 @@ def user_file() -> Path | None:
     return data / "cudatma" / "tuned.json"
 
 
-def entries_for(path: Path, card: Gpu) -> list[dict[str, Any]]:
-    """The entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
+def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, Any]]:
+    """A family's entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
 
     Raises OSError, ValueError with the reason for what is no such file.
     """
@@ -117,35 +105,28 @@ def entries_for(path: Path, card: Gpu) -> list[dict[str, Any]]:
         sections = read_sections(path)
     except FileNotFoundError:
         return []
-    mine = asdict(GpuClass.of(card))
-    return [entry for section in sections if section["gpu"] == mine for entry in section["entries"]]
+    mine = asdict(GpuClass.of(gpu))
+    entries = (entry for section in sections if section["gpu"] == mine for entry in section["entries"])
+    return [entry for entry in entries if entry.get("family") == family.name]
 
 
-def parse_entry(raw: Any, target: Target) -> Entry:
+def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) -> Entry[P, S]:
     """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
-    layer = LinearShape(*(raw[name] for name in ("k", "n", *_LAYER_FIELDS)))
-    m, revision = _typed(raw, "m", int), _typed(raw, "revision", int)
-    kernel = KERNELS.get(_typed(raw, "kernel", str))
+    problem = family.read_problem(raw)
+    revision, kernel = _typed(raw, "revision", int), family.kernels.get(_typed(raw, "kernel", str))
     if kernel is None:
-        raise ArgumentError("kernel", raw["kernel"], ", ".join(KERNELS))
+        raise ArgumentError("kernel", raw["kernel"], ", ".join(family.kernels))
     if revision != kernel.revision:
         raise ArgumentError("revision", revision, str(kernel.revision), f"the kernel changed; {retune_command([raw])}")
-    if m < 1:
-        raise ArgumentError("m", m, "1 and more")
-    spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in _LAYER_FIELDS})
-    spec.check_layer(layer.k)
-    if ceil_div(layer.k, spec.block_k) < spec.cluster_k:
-        raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most the stages of k = {layer.k}")
-    if not has_room(spec, spec.blocks_per_sm):
-        raise ArgumentError("spec.blocks_per_sm", spec.blocks_per_sm, "CTAs whose partial sums fit the workspace")
-    spec.check_target(target)
-    return Entry(layer, m, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
+    spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in family.spec_fields})
+    spec.check(problem, target)
+    return Entry(problem, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 
 
-def retune_command(entries: list[dict[str, Any]]) -> str:
+def retune_command(entries: Sequence[Mapping[str, Any]]) -> str:
     """What measures these entries again: entries of any schema, as far as they can be read. A file may be anybody's:
     only sizes and known names go into a command."""
-    by_options: dict[str, list[dict[str, Any]]] = {}
+    by_options: dict[str, list[Mapping[str, Any]]] = {}
     for raw in entries:
         if all(type(raw.get(name)) is int and 0 < raw[name] < 2**31 for name in ("k", "n", "m")):
             by_options.setdefault(_options(raw), []).append(raw)
@@ -167,12 +148,16 @@ def _options(raw: Mapping[str, Any]) -> str:
     return dtype + group + (" --zeros" if raw.get("has_zeros") is True else "")
 
 
-def _parse_spec(kernel: type[AnyMarlinSpec], raw: Mapping[str, Any], layer_fields: Mapping[str, Any]) -> AnyMarlinSpec:
-    kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in fields(kernel)}
-    if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(layer_fields)):
-        raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the layer does not give")
-    given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(layer_fields)
-    missing = [f.name for f in fields(kernel) if f.name not in given]
+def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
+    return fields(kernel)
+
+
+def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
+    kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
+    if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
+        raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
+    given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
+    missing = [f.name for f in _fields(kernel) if f.name not in given]
     if missing:
         raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__}")
     return kernel(**given)
@@ -204,14 +189,12 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if content["schema"] == 1:
         cells = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
         raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(cells)}")
-    if content["schema"] not in (SCHEMA, _SCHEMA_OF_FORMER_NAMES):
+    if content["schema"] not in (SCHEMA, *_SCHEMAS_OF_FORMER_NAMES):
         raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
-    if content["schema"] == _SCHEMA_OF_FORMER_NAMES:
-        return [section | {"entries": [renamed_entry(raw) for raw in section["entries"]]} for section in sections]
-    return sections
+    return list(map(renamed_section, sections)) if content["schema"] in _SCHEMAS_OF_FORMER_NAMES else sections
 
 
 def _listed(value: object, name: str) -> list[dict[str, Any]]:
@@ -229,8 +212,8 @@ def _is_section(section: object) -> bool:
     )
 
 
-def store_entry(path: Path, gpu: GpuClass, entry: Entry) -> None:
-    """Put an entry into the file, in place of an older one for the same layer and M; all else stays.
+def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
+    """Put an entry into the file, in place of an older one for the same problem; all else stays.
 
     Written aside and renamed, under a lock, so that many runs may share a file. What cannot be read as a file of tuning
     entries is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
@@ -244,17 +227,19 @@ def store_entry(path: Path, gpu: GpuClass, entry: Entry) -> None:
         except ValueError as error:
             sections = []
             _set_aside(path, error)
-        put_entry(sections, asdict(gpu), entry.as_json())
+        put_entry(sections, asdict(gpu), entry.as_json(family), ("family", *entry.problem.as_json()))
         write_sections(path, sections)
 
 
-def put_entry(sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any]) -> None:
-    """Put an entry's JSON into the section of this GPU, in place of one for the same layer and M."""
+def put_entry(
+    sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any], problem_fields: Sequence[str]
+) -> None:
+    """Put an entry's JSON into the section of this GPU, in place of one with the same problem fields."""
     mine = next((section for section in sections if section["gpu"] == gpu), None)
     if mine is None:
         mine = {"gpu": gpu, "entries": []}
         sections.append(mine)
-    mine["entries"] = [old for old in mine["entries"] if any(old.get(name) != raw[name] for name in _PROBLEM_FIELDS)]
+    mine["entries"] = [old for old in mine["entries"] if any(old.get(name) != raw[name] for name in problem_fields)]
     mine["entries"].append(raw)
 
 
@@ -288,19 +273,27 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def usable_entries(path: Path, card: Gpu, target: Target) -> tuple[list[Entry], list[str]]:
-    """All usable entries of a file for a GPU, and what of it is not used and why, as lines of text. Never raises for
-    what the file holds."""
+def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:
+    """A family's usable entries of a file for a GPU, and what of it is not used and why, as lines of text. Never raises
+    for what the file holds."""
     try:
-        raws = entries_for(path, card)
+        raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
         return [], [f"the whole file: {error}"]
     found, problems = [], []
     for raw in raws:
         try:
-            found.append(parse_entry(raw, target))
+            found.append(parse_entry(raw, family, get_target(gpu.target)))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
-            what = f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            sizes = ", ".join(f"{name} {shown(raw.get(name))}" for name in ("k", "n", "m"))
-            problems.append(f"the entry {sizes}: {what}")
+            problems.append(f"the entry {entry_sizes(raw, family)}: {entry_fault(error)}")
     return found, problems
+
+
+def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
+    """Which entry it is, in words."""
+    return ", ".join(f"{name} {shown(raw.get(name))}" for name in (*family.index, "m"))
+
+
+def entry_fault(error: Exception) -> str:
+    """What parse_entry() found wrong, in a line."""
+    return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]

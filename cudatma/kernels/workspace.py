@@ -14,21 +14,8 @@ from typing import Protocol
 
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError
-from cudatma.kernels.marlin.staged_tile import StagedTile
-from cudatma.kernels.schedule import Schedule
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, Schedule, TiledSpec
 from cudatma.runtime.device_memory import DeviceMemory
-
-#: Most fp32 partial sums that the blocks of one multiprocessor leave: a tile of 128 tokens x 256 channels.
-_PARTIALS_PER_SM_BYTES = 128 * 256 * 4
-#: Room for the flags of one multiprocessor's blocks: up to 4 blocks of 16 warp tiles.
-_FLAGS_PER_SM_BYTES = 4 * 16 * 4
-
-
-def has_room(spec: StagedTile, blocks_per_sm: int) -> bool:
-    """Whether a workspace holds the partial sums and flags of so many blocks on every multiprocessor."""
-    partials, flags = blocks_per_sm * spec.partial_bytes, blocks_per_sm * spec.warp_tiles * 4
-    return partials <= _PARTIALS_PER_SM_BYTES and flags <= _FLAGS_PER_SM_BYTES
-
 
 #: Rows of activations begin with this much, and are made in multiples of it.
 _ROWS_STEP_BYTES = 2 << 20
@@ -125,7 +112,7 @@ class MarlinWorkspace:
         """Device memory that it takes, rows among it."""
         return self._memory.nbytes + self.rows.held_bytes
 
-    def require_room(self, spec: StagedTile, schedule: Schedule) -> None:
+    def require_room(self, spec: TiledSpec, schedule: Schedule) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
         partials = schedule.partial_blocks * spec.partial_bytes
         flags = schedule.partial_blocks * spec.warp_tiles * 4
@@ -141,7 +128,7 @@ class MarlinWorkspace:
 def workspace_sizes(device: int) -> tuple[int, int]:
     """Bytes of (flags, partial sums) that hold those of any launch on the device."""
     processors = context.device(device).multiprocessors
-    return processors * _FLAGS_PER_SM_BYTES, processors * _PARTIALS_PER_SM_BYTES
+    return processors * FLAGS_PER_SM_BYTES, processors * PARTIALS_PER_SM_BYTES
 
 
 def is_capturing(device: int, stream: int) -> bool:

@@ -15,9 +15,9 @@ import pytest
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.problem_struct import ProblemStruct
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -99,7 +99,10 @@ def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
 def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
     layer, card = LinearShape(8192, 28672, 128, True, "float16"), imagined_gpu(name, 132)
-    both = [choose_mma_sync(layer, 16, card, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS]
+    both = [
+        choose_mma_sync(Problem(layer, 16), card, LoadPaths(load_path, load_path, load_path))
+        for load_path in LOAD_PATHS
+    ]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
     # A box for each 64 channels, scales and zero points, both ahead of griddepcontrol.wait and behind it; one for each
@@ -125,5 +128,5 @@ def test_every_mixture_of_load_paths(
     weight: str, scale: str, activation: str, group_size: int, has_zeros: bool
 ) -> None:
     layer = LinearShape(4096, 4096, group_size, has_zeros, "bfloat16")
-    spec = choose_mma_sync(layer, 64, imagined_gpu("sm_120a", 132), LoadPaths(weight, scale, activation))
+    spec = choose_mma_sync(Problem(layer, 64), imagined_gpu("sm_120a", 132), LoadPaths(weight, scale, activation))
     assert compiled(spec, "sm_120a").warnings == ()

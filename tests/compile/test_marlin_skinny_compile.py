@@ -12,7 +12,7 @@ from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.problem_struct import ProblemStruct
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates
@@ -60,7 +60,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
     """Warps that divided the depth would spill 250 bytes and more of each thread."""
-    found = ranked(skinny_candidates(LinearShape(2048, n, group_size, False, "float16"), 32, H200))
+    found = ranked(skinny_candidates(Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200))
     spec = next(one for one, _ in found if isinstance(one, SkinnySpec) and one.blocks_per_sm == 2)
     assert spec.block_m == 32
     used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ from ptx_of import ptx_of_template
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import emulated
+from cudatma.kernels.host import host_bytes
+from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.emulated import prepare
+from cudatma.kernels.marlin.emulated import HostWorkspace, prepare
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.problem_struct import fill_problem
+from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
@@ -37,10 +40,7 @@ def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeig
 def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on run_marlin() does as programmatic dependent launches do."""
 
-    def programmatic(*arguments: Any, **_: Any) -> None:
-        fill_problem(*arguments, programmatic=True)
-
-    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    monkeypatch.setattr(sys.modules[__name__], "prepare", partial(prepare, programmatic=True))
 
 
 def run_marlin(
@@ -61,13 +61,29 @@ def run_marlin(
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     rows = check_input(x, w)
-    spec = spec or choose_by_cost(LinearShape.of(w), rows.rows, imagined_gpu(chosen, processors))
+    spec = spec or choose_by_cost(Problem.of(w, rows.rows), imagined_gpu(chosen, processors))
     work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
     addend = None if bias is None else describe(bias)
-    launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen)
-    report = launch.run(load(ptx_of_template(spec.template, spec, target)), **options)
-    assert not launch.flags.any()
+    space = HostWorkspace.of(spec, work)
+    launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen, workspace=space)
+    report = emulated_launch(launch, load(ptx_of_template(spec.template, spec, target)), **options)
+    assert not space.flags.any()
     return out, report
+
+
+def emulated_launch(launch: Launch, module: Any, **options: Any) -> Report:
+    """A launch of a module of the emulator's, which needs no cubin."""
+    report: Report = module.launch(
+        launch.spec.entry,
+        launch.grid,
+        launch.spec.threads,
+        launch.values,
+        cluster=launch.cluster if launch.cluster > 1 else None,
+        shared_bytes=launch.spec.smem_bytes,
+        arrays=tuple(host_bytes(info) for info in launch.touched),
+        **options,
+    )
+    return report
 
 
 def relative_error(out: Any, x: Any, w: PackedWeight, bias: Any = None) -> float:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from cudatma.arrays import describe
 from cudatma.kernels.data_movement import settings as chosen
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
-from cudatma.kernels.data_movement.place import CopyPlan, Place
+from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
+from cudatma.kernels.launch import Launch
 from cudatma.target import get_target
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +29,7 @@ def numbers(rows: int, nbytes: int, dtype: str) -> Array:
     return np.random.default_rng(0).integers(1, 255, (rows, nbytes)).astype(np.uint8).view(dtype)
 
 
-def element_bytes(planned: CopyPlan) -> int:
+def element_bytes(planned: Launch) -> int:
     return int(planned.args[0].spec.dtype.element_bytes)
 
 

@@ -8,9 +8,9 @@ from marlin_runner import relative_error, run_marlin
 
 from cudatma.emulator import Trace
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
 
@@ -51,7 +51,7 @@ def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
 
 def test_cp_async_load_path() -> None:
     x, w = problem(16, 256, 128)
-    spec = choose_mma_sync(LinearShape.of(w), 16, H200, LoadPaths("cp_async", "cp_async", "cp_async"))
+    spec = choose_mma_sync(Problem.of(w, 16), H200, LoadPaths("cp_async", "cp_async", "cp_async"))
     out, report = run_marlin(x, w, spec=spec, schedules=3)
     assert report.is_clean
     assert relative_error(out, x, w) < 1e-3

@@ -10,13 +10,14 @@ import pytest
 
 from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.dense import FROM_TOKENS
 from cudatma.kernels.marlin.emulated import emulated_gemm
+from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
-from cudatma.kernels.tuning import pinned
+from cudatma.kernels.marlin.problem import Problem
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -61,7 +62,7 @@ def test_against_float64(
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
     paths = LoadPaths("cp_async", "cp_async", "cp_async")
-    with pinned(choose_mma_sync(LinearShape.of(weight), m, imagined_gpu(target, 132), paths)):
+    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), paths)):
         by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
     if target == "sm_120a":  # the same kernel by TMA

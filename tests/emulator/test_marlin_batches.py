@@ -9,7 +9,7 @@ from marlin_runner import relative_error, run_marlin
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.invariant import choose_invariant
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
@@ -29,7 +29,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in TOKENS:
-        spec = choose_invariant(layer, m, imagined_gpu(target, PROCESSORS))
+        spec = choose_invariant(Problem(layer, m), imagined_gpu(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(
             np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=2
@@ -52,7 +52,7 @@ def test_the_fastest_instances_do_differ() -> None:
         run_marlin(
             np.ascontiguousarray(x[:m]),
             w,
-            spec=choose_by_cost(layer, m, imagined_gpu("sm_90a", 16)),
+            spec=choose_by_cost(Problem(layer, m), imagined_gpu("sm_90a", 16)),
             processors=16,
             schedules=1,
         )[0]

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from marlin_runner import relative_error, run_marlin
 
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.kernels.shortlist import shortlist
-from cudatma.kernels.tuning import pinned
 from cudatma.quantization import quantize
 
 PROCESSORS = 4
@@ -36,7 +38,11 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = LinearShape(320, 264, 64, True, "float16"), 20
     target, is_meant = KINDS[kind]
-    spec = next(one.spec for one in shortlist(layer, m, imagined_gpu(target, PROCESSORS), 100) if is_meant(one.spec))
+    spec = next(
+        one.spec
+        for one in shortlist(MARLIN, Problem(layer, m), imagined_gpu(target, PROCESSORS), 100)
+        if is_meant(one.spec)
+    )
     rng = np.random.default_rng(len(kind))
     weight = quantize(rng.standard_normal((layer.k, layer.n)).astype(np.float32), group_size=64, symmetric=False)
     x = rng.standard_normal((m, layer.k)).astype(np.float16)
@@ -48,7 +54,7 @@ def test_one_of_each_kind(kind: str) -> None:
 def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tuner runs its candidates; here one that is not the cost model's choice."""
     layer, m = LinearShape(512, 136, 128, False, "float16"), 9
-    mine = shortlist(layer, m, H200, 12)[-1].spec
+    mine = shortlist(MARLIN, Problem(layer, m), H200, 12)[-1].spec
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))
     x = np.random.default_rng(1).standard_normal((m, layer.k)).astype(np.float16)
     seen: list[Any] = []

@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import emulated
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight
@@ -179,7 +179,7 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     for largest, fit in (BF16_SMALL, BF16_LARGE):
         assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
     if not batch_invariant:
-        rule = choose_by_cost(LinearShape.of(w), 33, H200)
+        rule = choose_by_cost(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule
 
 

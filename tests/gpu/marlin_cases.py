@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cudatma.kernels.marlin.problem import Problem
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as pytest does; a script finds only its own folder
 
 from marlin_operands import (
@@ -41,7 +43,8 @@ from cudatma.build.kernel import load_kernel
 from cudatma.kernels.gpu import Gpu, gpu_of
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
@@ -158,7 +161,11 @@ def specs_of(jobs: Iterable[Job], card: Gpu) -> list[AnyMarlinSpec]:
         for load_path, m in itertools.product(job.load_paths, job.tokens):
             if m:
                 by_tma = load_path == "tma"
-                spec = decide(layer, m, card).spec if by_tma else choose_mma_sync(layer, m, card, LOAD_PATHS[load_path])
+                spec = (
+                    decide(Problem(layer, m), card).spec
+                    if by_tma
+                    else choose_mma_sync(Problem(layer, m), card, LOAD_PATHS[load_path])
+                )
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import activation_type
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
-from cudatma.kernels.tuning import pinned
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
@@ -47,7 +48,7 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
-    with pinned(choose_mma_sync(LinearShape.of(weight), m, gpu_of(context.current_device()), LOAD_PATHS[load_path])):
+    with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), LOAD_PATHS[load_path])):
         yield
 
 

@@ -24,10 +24,10 @@ from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_pat
 
 from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.problem import AnyMarlinSpec
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.tuning import pinned
 from cudatma.quantization import pack
 
 #: (K, N): tails in every dimension; tiles that several blocks share, both small.

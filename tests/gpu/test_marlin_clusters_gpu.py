@@ -11,8 +11,8 @@ from marlin_operands import activations, bits, compare, is_poison, make_bias, ma
 
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.choosing import Decision
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.choose import Decision
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.target import detect

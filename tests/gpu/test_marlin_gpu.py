@@ -31,12 +31,14 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import plan, skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.choose import Decision, decide
+from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import AnyMarlinSpec
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, detect, get_target
@@ -163,7 +165,7 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k
         use(monkeypatch, of)
         packed = replace(weight.packed)  # without the other's plans
         out = marlin_gemm(buffer[:, :k], packed)
-        assert {made.spec for made in packed.attachments.values()} == {of}
+        assert {made.spec for made in packed.attachments["plans"].known.values()} == {of}
         check(out, to_float64(values) @ weight.dense)
         found.append(bits(out).get())
     np.testing.assert_array_equal(*found)
@@ -175,7 +177,7 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
     sm120, rendered = get_target("sm_120a"), []
 
     def as_sm120(layer: Any, m: int, card: Gpu, **options: Any) -> Decision:
-        return decide(layer, m, imagined_gpu(sm120, card.multiprocessors), **options)
+        return decide(Problem(layer, m), imagined_gpu(sm120, card.sm_count), **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)

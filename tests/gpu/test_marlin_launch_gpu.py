@@ -21,12 +21,13 @@ from marlin_operands import (
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.plan import configure
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.tuning import pinned
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -179,7 +180,7 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     release_workspaces()
     own = poisoned((16, 512), "float16")
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
-    spec = choose_mma_sync(LinearShape.of(unknown.packed), 16, gpu_of(0), LoadPaths("cp_async", "tma", "cp_async"))
+    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), LoadPaths("cp_async", "tma", "cp_async"))
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         marlin_gemm(x, weight.packed, own)  # its workspace is made now

@@ -12,14 +12,16 @@ import cudatma
 from cudatma.build import kernel as build
 from cudatma.kernels import tuning
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.specs import resolve_fused
+from cudatma.kernels.marlin.trial import MarlinTrial, random_weight
 from cudatma.kernels.shortlist import Listed, shortlist
 from cudatma.kernels.tuning_file import usable_entries
 from tools import tune
 from tools.tune_check import difference
-from tools.tune_measure import CardBench, random_weight
+from tools.tune_measure import GpuBench
 
 pytestmark = pytest.mark.gpu
 #: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
@@ -37,7 +39,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_card_tells_its_clocks_and_bus() -> None:
     card = gpu_of(0)
-    assert card.multiprocessors > 0
+    assert card.sm_count > 0
     assert 500 < card.sm_clock_mhz < 5000
     assert 500 < card.memory_clock_mhz < 50_000
     assert card.memory_bus_bits >= 64
@@ -52,10 +54,10 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     told = json.loads(capsys.readouterr().out)["cells"]
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
     assert not wrong
-    card, target = gpu_of(0), cudatma.detect(0)
-    entries, problems = usable_entries(file, card, target)
+    card = gpu_of(0)
+    entries, problems = usable_entries(file, MARLIN, card)
     assert not problems
-    assert {entry.m for entry in entries} == set(TOKENS)
+    assert {entry.problem.m for entry in entries} == set(TOKENS)
     assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
     tuning.forget()
@@ -63,11 +65,11 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     dense = weight.dequantize(dtype=np.float64)
     on_card = weight.to_device(0)
     for entry in entries:
-        assert decide(LAYER, entry.m, card).spec == entry.spec
-        said = marlin_explain(on_card, entry.m)
+        assert decide(Problem(LAYER, entry.problem.m), card).spec == entry.spec
+        said = marlin_explain(on_card, entry.problem.m)
         # A weight says whether scale and offset are one multiply-add; entries do not.
         assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", entry.spec)
-        x = np.random.default_rng(entry.m).standard_normal((entry.m, LAYER.k)).astype(np.float16)
+        x = np.random.default_rng(entry.problem.m).standard_normal((entry.problem.m, LAYER.k)).astype(np.float16)
         out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_card))
         wanted = (x.astype(np.float64) @ dense).astype(np.float16)
         assert difference(wanted, out, LAYER.dtype) == ""
@@ -81,11 +83,11 @@ def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
     """Ten for each number of tokens, with zero points, without timing them."""
     layer = LinearShape(2048, 4096, 64, True, dtype)
     card = gpu_of(0)
-    with CardBench(0).opened() as bench:
+    with GpuBench(MarlinTrial(0)).opened() as bench:
         for m in (1, 16, 48, 513):
-            bench.prepare(layer, m)
+            bench.prepare(Problem(layer, m))
             reference = None
-            for candidate in shortlist(layer, m, card, 10):
+            for candidate in shortlist(MARLIN, Problem(layer, m), card, 10):
                 result = _result(bench, candidate)
                 if reference is None:
                     reference = bench.keep(result)
@@ -101,7 +103,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
     for name in ("_kernels", "_building", "_caches"):
         monkeypatch.setattr(build, name, {})
     shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", "7,64", "--candidates", "4", "--json"]
-    with CardBench(0).opened():
+    with GpuBench(MarlinTrial(0)).opened():
         assert tune.main([*shape, "--compile-only", "--jobs", "2"]) == 0
     refused = set(json.loads(capsys.readouterr().out)["refused"])
 
@@ -116,7 +118,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
     assert all(cell["times_us"] for cell in told)
 
 
-def _result(bench: CardBench, candidate: Listed) -> object:
+def _result(bench: GpuBench, candidate: Listed) -> object:
     """None for what is no matter of results: ptxas gives up on a configuration, or it would not run as it says."""
     try:
         return bench.result(candidate)

@@ -14,13 +14,14 @@ from cudatma.kernels.data_movement.broadcast import BroadcastSpec, plan_broadcas
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
-from cudatma.kernels.data_movement.place import CopyPlan, Place
+from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import plan_prefetch
 from cudatma.kernels.data_movement.reduce import plan_reduce
 from cudatma.kernels.data_movement.rows import plan_rows
 from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
 from cudatma.kernels.host import host_bytes
+from cudatma.kernels.launch import Launch
 from cudatma.mutants.call import Call
 from cudatma.target import get_target
 
@@ -36,38 +37,38 @@ def _numbers(*shape: int) -> Array:
     return np.random.default_rng(3).integers(0, 1000, shape).astype(np.uint32)
 
 
-def _short(planned: CopyPlan, **fields: Any) -> CopyPlan:
+def _short(planned: Launch, **fields: Any) -> Launch:
     """The launch with a ring of three slots, one of which may be in a store."""
     return replace(planned, spec=replace(planned.spec, **({"stages": 3, "in_flight": 1} | fields)))
 
 
-def _window_copy() -> tuple[CopyPlan, Any]:
+def _window_copy() -> tuple[Launch, Any]:
     source, result = _numbers(40, 64), np.ones((45, 72), np.uint32)
     window = window_of(describe(source), describe(result), (-2, -4))
     planned = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
     return replace(_short(planned), grid=_BLOCKS), (source, result)
 
 
-def _window_add() -> tuple[CopyPlan, Any]:
+def _window_add() -> tuple[Launch, Any]:
     source, result = _numbers(44, 64), _numbers(48, 80)[:44, :64]
     planned = plan_reduce(describe(result), describe(source), "add", _place("sm_90a"), slot=512)
     return _short(planned), (source, result)
 
 
-def _run_copy() -> tuple[CopyPlan, Any]:
+def _run_copy() -> tuple[Launch, Any]:
     source, result = _numbers(1200), np.ones(1200, np.uint32)
     planned = plan_copy(describe(source[1:-2]), describe(result[1:-2]), (0,), _place("sm_90a"))
     return replace(_short(planned, stage_bytes=256), grid=_BLOCKS), (source, result)
 
 
-def _plain_copy() -> tuple[CopyPlan, Any]:
+def _plain_copy() -> tuple[Launch, Any]:
     source, result = _numbers(9, 7), np.ones((9, 7), np.uint32)
     infos = describe(source), describe(result)
     return plain_plan(window_of(*infos, (1, -1)), infos, _place("sm_90a")), (source, result)
 
 
-def _transpose(element_bytes: int) -> Callable[[], tuple[CopyPlan, Any]]:
-    def make() -> tuple[CopyPlan, Any]:
+def _transpose(element_bytes: int) -> Callable[[], tuple[Launch, Any]]:
+    def make() -> tuple[Launch, Any]:
         spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
         rows, columns = 3 * spec.side + 16, 3 * spec.side - 16
         source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
@@ -77,7 +78,7 @@ def _transpose(element_bytes: int) -> Callable[[], tuple[CopyPlan, Any]]:
     return make
 
 
-def _gather() -> tuple[CopyPlan, Any]:
+def _gather() -> tuple[Launch, Any]:
     source, result = _numbers(40, 160), np.ones((22, 3, 64), np.uint32)
     starts = np.array([(2 * i - 4, 8 * i - 4) for i in range(22)], np.int32)
     infos = describe(source), describe(result)
@@ -85,27 +86,27 @@ def _gather() -> tuple[CopyPlan, Any]:
     return _short(planned, stage_bytes=3 * 64 * 4), (source, result, starts)
 
 
-def _im2col() -> tuple[CopyPlan, Any]:
+def _im2col() -> tuple[Launch, Any]:
     source, conv = _numbers(2, 5, 6, 8), convolution((5, 6), 2, 1, 1, 1)
     result = np.ones((2, *conv.out, *conv.taps, 8), np.uint32)
     return _short(plan_im2col(describe(source), describe(result), conv, _place("sm_90a"), 512)), (source, result)
 
 
-def _broadcast() -> tuple[CopyPlan, Any]:
+def _broadcast() -> tuple[Launch, Any]:
     source, result = _numbers(3000), np.ones((2, 3000), np.uint32)
     (planned,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
     return replace(planned, spec=BroadcastSpec(2, 512, 3, 1), grid=2 * _BLOCKS), (source, result)
 
 
-def _prefetch() -> tuple[CopyPlan, Any]:
+def _prefetch() -> tuple[Launch, Any]:
     source = _numbers(20000)
     planned = plan_prefetch(describe(source), _place("sm_90a"))
     assert planned is not None
     return planned, (source,)
 
 
-def _rows(op: str) -> Callable[[], tuple[CopyPlan, Any]]:
-    def make() -> tuple[CopyPlan, Any]:
+def _rows(op: str) -> Callable[[], tuple[Launch, Any]]:
+    def make() -> tuple[Launch, Any]:
         source, result = _numbers(330, 16), np.ones((330, 16), np.uint32)
         index = np.random.default_rng(1).permutation(330).astype(np.int32)
         infos = describe(source), describe(result), describe(index)
@@ -114,7 +115,7 @@ def _rows(op: str) -> Callable[[], tuple[CopyPlan, Any]]:
     return make
 
 
-_MAKERS: dict[str, tuple[Callable[[], tuple[CopyPlan, Any]], str]] = {
+_MAKERS: dict[str, tuple[Callable[[], tuple[Launch, Any]], str]] = {
     "window_copy/copy": (_window_copy, "sm_90a"),
     "window_copy/add": (_window_add, "sm_90a"),
     "run_copy/copy": (_run_copy, "sm_90a"),
@@ -130,7 +131,7 @@ _MAKERS: dict[str, tuple[Callable[[], tuple[CopyPlan, Any]], str]] = {
 }
 
 
-def _call(make: Callable[[], tuple[CopyPlan, Any]]) -> Call:
+def _call(make: Callable[[], tuple[Launch, Any]]) -> Call:
     planned, keep = make()
     return Call(
         planned.spec.entry,

@@ -16,11 +16,12 @@ from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import AnyMarlinSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.call import Call
@@ -136,10 +137,10 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
             spec.entry,
             work.blocks,
             spec.threads,
-            launch.arguments,
+            launch.values,
             cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
-            arrays=(*launch.arrays, out),
+            arrays=tuple(host_bytes(info) for info in launch.touched),
             options=options,
             keep=launch,
         )

@@ -24,7 +24,7 @@ import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.data_movement.known import CALLS
-from cudatma.kernels.data_movement.place import CopyPlan
+from cudatma.kernels.launch import Launch
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
@@ -71,7 +71,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
 kernels: dict[tuple[Any, ...], Kernel] = {}
 
 
-def kernel_of(planned: CopyPlan, target: Target) -> Kernel:
+def kernel_of(planned: Launch, target: Target) -> Kernel:
     """A kernel that takes what the plan passes. NVRTC does not run beside the fake driver; the emulator's tests show
     that the real kernels take these arguments."""
     key = planned.template, planned.spec, target.name
@@ -101,7 +101,7 @@ fake.cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(CUDARuntimeError=type("CUDARuntimeError", (Exception,), {})),
 )
 sys.modules["cupy"] = fake
-CopyPlan.kernel = kernel_of  # type: ignore[method-assign]
+Launch.kernel = kernel_of  # type: ignore[method-assign]
 
 
 def launched() -> tuple[Any, ...]:

@@ -148,8 +148,8 @@ class FakeGpu:
             return ctypes.c_uint64(value.ctypes.data)
         if isinstance(value, ArrayInfo):
             return ctypes.c_uint64(value.pointer)
-        if isinstance(value, ctypes.Structure):
-            return value
+        if isinstance(value, bytes):
+            return (ctypes.c_uint8 * len(value)).from_buffer_copy(value)
         if value is None or isinstance(value, int):
             return {4: ctypes.c_uint32, 8: ctypes.c_uint64}[parameter.size_bytes](value or 0)
         self.known.append(value.owner if isinstance(value.owner, np.ndarray) else np.empty(1))

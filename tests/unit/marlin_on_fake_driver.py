@@ -23,10 +23,11 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.kernels import stream_workspaces
+from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import arranged, gemm, plan
-from cudatma.kernels.marlin.choose import Decision
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization.packing import pack
 from cudatma.runtime import loading, streams
 from cudatma.runtime.launch import Kernel
@@ -88,12 +89,12 @@ class AnyKernel:
     """A kernel that takes whatever it is given. NVRTC does not run beside the fake driver."""
 
     def __init__(self, spec: Any) -> None:
-        self.spec = spec
+        self.spec, self.target = spec, get_target("sm_90a")
 
     def plan(self, grid: Any, block: Any, args: Any, **options: Any) -> Any:
         kinds = []
         for value in args:
-            size = ctypes.sizeof(value) if isinstance(value, ctypes.Structure) else 128
+            size = len(value) if isinstance(value, bytes) else 128
             is_word = value is None or isinstance(value, int | Array)
             kinds.append(_word(value) if is_word else f".param .align 64 .b8 p[{size}]")
         ptx = f".visible .entry {self.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
@@ -110,8 +111,10 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 
 loading._compare_parameters = lambda *_: None
 plan.loaded = arranged.loaded = loaded
-plan.decide = lambda layer, m, *_, **__: Decision(  # type: ignore[assignment]
-    choose_mma_sync(layer, layer.n // 8, imagined_gpu("sm_120a", PROCESSORS)), "pinned", "its tiles are divided"
+plan.decide = lambda problem, gpu: Decision(  # type: ignore[assignment]
+    choose_mma_sync(Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)),
+    "pinned",
+    "its tiles are divided",
 )
 
 #: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.

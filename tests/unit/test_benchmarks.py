@@ -36,7 +36,7 @@ from benchmarks.sass_loops import natural_loops
 from cudatma.errors import DriverError
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.target import get_target
 from tools import bench
 from tools.dev.readme_tables import table_text
@@ -525,7 +525,7 @@ def test_producer_slots_scale_with_the_copies() -> None:
 
 def spec_of(load_path: str, m: int = 16) -> Any:
     layer = LinearShape(8192, 28672, 128, False, "float16")
-    return choose_mma_sync(layer, m, H200, load_paths.LOAD_PATHS[load_path])
+    return choose_mma_sync(Problem(layer, m), H200, load_paths.LOAD_PATHS[load_path])
 
 
 def test_copies_of_a_stage() -> None:

@@ -13,7 +13,7 @@ import pytest
 import cudatma as c
 from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.kernels.data_movement import place as place_module
+from cudatma.kernels import launch as launch_module
 from cudatma.kernels.data_movement import settings
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
 from cudatma.kernels.data_movement.copy import plan_copy
@@ -45,7 +45,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Any:
         pytest.fail("a wrong call was compiled")
 
-    monkeypatch.setattr(place_module, "_kernel", refuse)
+    monkeypatch.setattr(launch_module, "_kernel", refuse)
 
 
 def fresh(shape: tuple[int, ...] = (32, 64), dtype: Any = np.float32) -> Array:

@@ -17,8 +17,8 @@ from fake_records import build_driver, wrong_cases
 
 import cudatma as c
 from cudatma.kernels.data_movement import call as call_module
-from cudatma.kernels.data_movement.known import CALLS, Calls, Known
-from cudatma.kernels.data_movement.launches import Launch
+from cudatma.kernels.data_movement.known import CALLS
+from cudatma.kernels.replay import EmulatedReplay
 
 Array = np.ndarray[Any, Any]
 EMULATED = {"backend": "emulator"}
@@ -42,7 +42,7 @@ def only_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Once it is called, a launch that is made ready anew is an error."""
 
     def forbid() -> None:
-        monkeypatch.setattr(call_module, "Launch", lambda *_: pytest.fail("the call was planned again"))
+        monkeypatch.setattr(call_module, "EmulatedReplay", lambda *_: pytest.fail("the call was planned again"))
 
     return forbid
 
@@ -175,7 +175,7 @@ def test_a_launch_that_fails_is_not_remembered(monkeypatch: pytest.MonkeyPatch) 
         raise c.LaunchError("stream", "a broken one", "another")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Launch, "run", fail)
+        patch.setattr(EmulatedReplay, "run", fail)
         with pytest.raises(c.LaunchError):
             c.copy(numbers(0), **EMULATED)
     assert len(CALLS) == 0
@@ -189,20 +189,6 @@ def test_no_array_is_kept() -> None:
     gc.collect()
     assert [each() for each in gone] == [None] * 4
     assert len(CALLS) == 3
-
-
-def test_those_used_last_stay() -> None:
-    calls, known = Calls(3), [Known((), call_module.described(numbers(i), "x"), None, None) for i in range(5)]
-    for i in range(3):
-        calls.put((i,), known[i])
-    assert calls.get((0,)) is known[0]
-    calls.put((3,), known[3])
-    assert len(calls) == 3
-    assert [calls.get((i,)) for i in range(4)] == [known[0], None, known[2], known[3]]
-    calls.put((0,), known[4])
-    assert (len(calls), calls.get((0,))) == (3, known[4])
-    calls.clear()
-    assert len(calls) == 0
 
 
 def test_the_number_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

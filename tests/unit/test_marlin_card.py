@@ -15,7 +15,7 @@ from cudatma.target import get_target
 def test_an_imagined_gpu_is_the_known_one_or_scaled_from_it() -> None:
     assert imagined_gpu("sm_90a", 132) == H200
     small = imagined_gpu("sm_120a", 85)
-    assert small.multiprocessors == 85
+    assert small.sm_count == 85
     assert small.memory_bytes_per_us == pytest.approx(imagined_gpu("sm_120a", 170).memory_bytes_per_us / 2)
     assert imagined_gpu("sm_90", 132).target == "sm_90"
     assert replace(H200, sm_clock_mhz=1965).clock_class_mhz == H200.clock_class_mhz == 2000

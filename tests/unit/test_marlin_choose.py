@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import mma_sync_candidates
-from cudatma.kernels.marlin.choose import candidates, choose_by_cost
+from cudatma.kernels.marlin.choose import MARLIN, candidates, choose_by_cost
 from cudatma.kernels.marlin.clusters import clusters_at_once
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, LoadPaths
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import ceil_div, schedule
+from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
 from cudatma.kernels.shortlist import shortlist, variants
 from cudatma.kernels.tuning_file import Entry, parse_entry
-from cudatma.kernels.workspace import has_room
 from cudatma.target import KIB, TARGETS, get_target
 
 layers = st.builds(
@@ -41,29 +40,29 @@ cards = st.builds(
 @given(layers, rows, cards)
 def test_every_candidate_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
     target = get_target(card.target)
-    found = [spec for spec, _ in ranked(candidates(layer, m, card))]
+    found = [spec for spec, _ in ranked(candidates(Problem(layer, m), card))]
     assert len({spec.entry for spec in found}) == len(found) > 0
     for spec in found:
         spec.check_target(target)
         assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
         assert spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm)
         assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
-        assert has_room(spec, spec.blocks_per_sm)
+        assert fits_workspace(spec, spec.blocks_per_sm)
         assert not isinstance(spec, SkinnySpec) or layer.k % 64 == 0 or not spec.deep_box
         assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-        work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
+        work = schedule(spec, m, layer.n, layer.k, card.sm_count * spec.blocks_per_sm)
         assert work.tiles_m * spec.block_m >= m
         assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
         clusters = work.tiles_n * (1 if isinstance(spec, SkinnySpec) else work.tiles_m)
-        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, card.multiprocessors)
+        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, card.sm_count)
 
 
 @settings(max_examples=60)
 @given(layers, rows, cards)
 def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, card: Gpu) -> None:
-    for spec, cost in ranked(candidates(layer, m, card)):
+    for spec, cost in ranked(candidates(Problem(layer, m), card)):
         if spec.cluster_k == 1:
-            work = schedule(spec, m, layer.n, layer.k, card.multiprocessors * spec.blocks_per_sm)
+            work = schedule(spec, m, layer.n, layer.k, card.sm_count * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
 
 
@@ -71,22 +70,22 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
 @given(layers, rows, cards)
 def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, card: Gpu) -> None:
     target = get_target(card.target)
-    listed = shortlist(layer, m, card, 12)
-    assert listed[0].spec == choose_by_cost(layer, m, card)
+    listed = shortlist(MARLIN, Problem(layer, m), card, 12)
+    assert listed[0].spec == choose_by_cost(Problem(layer, m), card)
     assert len({one.label for one in listed}) == len({one.spec for one in listed}) == len(listed) <= 12
     for one in listed:
         one.spec.check_target(target)
-        assert one.cost == one.spec.cost(m, layer.n, layer.k, card)
+        assert one.cost == one.spec.cost(Problem(layer, m), card)
         # What the tuner measures, its file must hold and give back.
-        entry = Entry(layer, m, one.spec, 2.0, 3.0)
-        assert parse_entry(entry.as_json(), target) == entry
+        entry = Entry(Problem(layer, m), one.spec, 2.0, 3.0)
+        assert parse_entry(entry.as_json(MARLIN), MARLIN, target) == entry
 
 
 @settings(max_examples=15)
 @given(layers, rows)
 def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
-    spec = choose_by_cost(layer, m, H200)
-    for other in variants(spec, layer, get_target("sm_90a")):
+    spec = choose_by_cost(Problem(layer, m), H200)
+    for other in variants(spec, Problem(layer, m), get_target("sm_90a")):
         other.check_target(get_target("sm_90a"))
         assert other != spec
         assert (other.block_m, other.block_n, other.block_k) == (spec.block_m, spec.block_n, spec.block_k)
@@ -94,7 +93,10 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
     def kinds(m: int, card: Gpu) -> set[type[AnyMarlinSpec]]:
-        return {type(spec) for spec, _ in ranked(candidates(LinearShape(4096, 4096, 128, False, "float16"), m, card))}
+        return {
+            type(spec)
+            for spec, _ in ranked(candidates(Problem(LinearShape(4096, 4096, 128, False, "float16"), m), card))
+        }
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
     without = imagined_gpu("sm_120a", 132)
@@ -122,10 +124,10 @@ def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
         for m in (1, 16, 32, 64, 300, 4096):
             built.clear()
             layer = LinearShape(k, n, 128, False, "float16")
-            choose_by_cost(layer, m, H200)
+            choose_by_cost(Problem(layer, m), H200)
             assert 0 < len(built) <= 20, (k, n, m)
             if m >= 300:
-                assert len(built) <= 8 < 20 < len(candidates(layer, m, H200)), (k, n, m)
+                assert len(built) <= 8 < 20 < len(candidates(Problem(layer, m), H200)), (k, n, m)
 
 
 # ---- The mma.sync kernel alone
@@ -137,7 +139,7 @@ load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
     layer: LinearShape, m: int, card: Gpu, load_path: LoadPaths
 ) -> None:
-    spec = choose_mma_sync(layer, m, card, load_path)
+    spec = choose_mma_sync(Problem(layer, m), card, load_path)
     assert spec.smem_bytes <= 99 * KIB
     spec.check_target(get_target(card.target))
     assert spec.weight_load_path == load_path.weight

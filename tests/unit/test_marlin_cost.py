@@ -16,14 +16,15 @@ from benchmarks import model as comparison
 from cudatma.errors import ArgumentError
 from cudatma.kernels.candidates import Candidate, cheapest, ranked
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.former_names import SPEC_FIELDS, renamed
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import cost as cost_module
 from cudatma.kernels.marlin.choose import candidates, choose_by_cost
-from cudatma.kernels.marlin.former_names import SPEC_FIELDS, renamed
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
@@ -68,7 +69,7 @@ def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) 
 
 
 def test_choices_on_sm90_lose_little_against_the_best_measured() -> None:
-    lost = losses(readings("skinny", "wgmma"), lambda layer, m: choose_by_cost(layer, m, H200))
+    lost = losses(readings("skinny", "wgmma"), lambda layer, m: choose_by_cost(Problem(layer, m), H200))
     assert sum(map(len, lost.values())) > 700
     for m, each in lost.items():
         assert statistics.mean(each) <= AVERAGE_LOSS, m
@@ -76,7 +77,7 @@ def test_choices_on_sm90_lose_little_against_the_best_measured() -> None:
 
 
 def test_mma_sync_tiles_lose_little_against_the_best_measured() -> None:
-    lost = losses(readings("mma_sync"), lambda layer, m: cheapest(mma_sync_candidates(layer, m, H200)))
+    lost = losses(readings("mma_sync"), lambda layer, m: cheapest(mma_sync_candidates(Problem(layer, m), H200)))
     assert sum(map(len, lost.values())) > 90
     assert statistics.mean(one for each in lost.values() for one in each) <= AVERAGE_LOSS
 
@@ -87,7 +88,7 @@ def test_predictions_are_near_the_measurements(kind: str) -> None:
     for layer, m, times in readings(kind):
         for key, us in times.items():
             spec = spec_of(key)
-            errors.append(abs(spec.cost(m, layer.n, layer.k, H200).us / us - 1))
+            errors.append(abs(spec.cost(Problem(layer, m), H200).us / us - 1))
     assert statistics.median(errors) < 0.05
     assert statistics.quantiles(errors, n=20)[-1] < 0.15
 
@@ -113,20 +114,20 @@ gpus = st.sampled_from((H200, imagined_gpu("sm_90a", 78), RTX5090, imagined_gpu(
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
-    spec = choose_by_cost(layer, m, card)
+    spec = choose_by_cost(Problem(layer, m), card)
     spec.check_target(get_target(card.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-    assert spec == choose_by_cost(layer, m, card)
+    assert spec == choose_by_cost(Problem(layer, m), card)
 
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
     layer: LinearShape, m: int, card: Gpu
 ) -> None:
-    found = list(ranked(candidates(layer, m, card)))
+    found = list(ranked(candidates(Problem(layer, m), card)))
     for spec, cost in found[:3]:
-        assert cost == spec.cost(m, layer.n, layer.k, card)
+        assert cost == spec.cost(Problem(layer, m), card)
         assert cost.us == pytest.approx(sum(getattr(cost, f.name) for f in fields(Cost)))
         assert getattr(cost, f"{cost.bound}_us") == max(getattr(cost, f.name) for f in fields(Cost))
     deep = [cost.us for spec, cost in found if spec.stages >= 3]
@@ -135,13 +136,13 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
 
 @given(problems, st.integers(1, 2000), gpus)
 def test_more_work_never_costs_less(layer: LinearShape, m: int, card: Gpu) -> None:
-    for spec, cost in list(ranked(candidates(layer, m, card)))[:2]:
-        more = spec.cost(2 * m, layer.n, layer.k, card)
+    for spec, cost in list(ranked(candidates(Problem(layer, m), card)))[:2]:
+        more = spec.cost(Problem(layer, 2 * m), card)
         # Whether tiles are divided among CTAs changes with their number.
         if isinstance(spec, SkinnySpec) or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
         slower = replace(card, sm_clock_mhz=card.sm_clock_mhz // 2)
-        assert spec.cost(m, layer.n, layer.k, slower).us > cost.us
+        assert spec.cost(Problem(layer, m), slower).us > cost.us
 
 
 def test_a_ring_that_is_too_short_comes_after_all_others() -> None:

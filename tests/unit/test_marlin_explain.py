@@ -14,12 +14,13 @@ import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
 from cudatma.kernels import tuning
+from cudatma.kernels.explain import Explanation
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import explain
-from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.explain import Explanation, marlin_explain
+from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
+from cudatma.kernels.marlin.explain import marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.table_text import plain_table, table_text
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
@@ -31,7 +32,7 @@ NARROW = LinearShape(8192, 1024, 128, False, "float16")
 
 
 def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
-    return marlin_explain(layer, m, **({"target": "sm_90a", "multiprocessors": 132} | options))
+    return marlin_explain(layer, m, **({"target": "sm_90a", "sm_count": 132} | options))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.spec == choose_by_cost(layer, m, imagined_gpu(target, 132))
+    assert said.spec == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
     why = f"the cheapest of {said.considered} candidates by the cost model, {said.prediction.us:.4g} us"
     assert said.decision.why == why
@@ -67,7 +68,7 @@ def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
 
 
 def test_one_of_a_thing_is_no_plural() -> None:
-    said = str(explained(LinearShape(64, 64, 64, False, "float16"), 1, multiprocessors=1))
+    said = str(explained(LinearShape(64, 64, 64, False, "float16"), 1, sm_count=1))
     assert "tiles of 1 stage on 1 CTA, 0 tiles divided" in said
     assert ", 1 SM, " in said
 
@@ -85,7 +86,7 @@ def test_clusters_are_told() -> None:
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path, spec = tmp_path / "tuned.json", SkinnySpec("float16", 128, False, 16, 1, 256, 4, 5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    store_entry(path, GpuClass.of(H200), Entry(LAYER, 16, spec, 5.5, 5.9))
+    store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
     tuning.forget()
     said = explained(LAYER, 13)
     tuning.forget()
@@ -154,10 +155,10 @@ def test_without_a_card_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> 
         raise DriverError("cuInit", None, "no driver")
 
     monkeypatch.setattr(explain.context, "current_device", none)
-    assert marlin_explain(LAYER, 1).card == H200
+    assert marlin_explain(LAYER, 1).gpu == H200
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
-    assert marlin_explain(LAYER, 1).card.target == "sm_120a"
-    assert marlin_explain(LAYER, 1, multiprocessors=20).card.multiprocessors == 20
+    assert marlin_explain(LAYER, 1).gpu.target == "sm_120a"
+    assert marlin_explain(LAYER, 1, sm_count=20).gpu.sm_count == 20
 
 
 def test_what_is_asked_for_wrongly() -> None:
@@ -168,8 +169,8 @@ def test_what_is_asked_for_wrongly() -> None:
         explained(np.ones((4, 4)))
     with pytest.raises(TargetError):
         explained(target="sm_75")
-    with pytest.raises(ArgumentError, match="multiprocessors"):
-        explained(multiprocessors=0)
+    with pytest.raises(ArgumentError, match="sm_count"):
+        explained(sm_count=0)
     with pytest.raises(ArgumentError, match=r"^device: "):
         explained(device=0)
     with pytest.raises((DriverError, LaunchError, TargetError)):

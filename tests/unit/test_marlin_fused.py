@@ -15,13 +15,14 @@ from test_marlin_gemm import close, make, values
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.launch import _scale_exponent
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.plan import scale_exponent_of
-from cudatma.kernels.marlin.problem import LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.specs import resolve_fused
+from cudatma.kernels.marlin.trial import random_weight
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
-from tools.tune_measure import random_weight
 
 STREAM = 5
 SM90A = get_target("sm_90a")
@@ -86,12 +87,12 @@ def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
 def test_a_call_takes_the_weights_form(card: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     w, dense = weight(form)
     x, out = gemm(card, w)
-    assert {made.spec.fused for made in w.attachments.values()} == {form}
+    assert {made.spec.fused for made in w.attachments["plans"].known.values()} == {form}
     assert close(out, x.astype(np.float64) @ dense)
     monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
     plain = replace(w)
     assert gemm(card, plain)[1].tobytes() == out.tobytes()
-    assert {made.spec.fused for made in plain.attachments.values()} == {"none"}
+    assert {made.spec.fused for made in plain.attachments["plans"].known.values()} == {"none"}
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
@@ -110,16 +111,14 @@ def test_warm_up_loads_that_kernel(card: FakeGpu, form: str) -> None:
 def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     w, _ = weight("shifted" if asked == "as_stored" else "as_stored")
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
-        scale_exponent_of(w, replace(BASE, group_size=32).in_form(asked))
+        _scale_exponent(w, replace(BASE, group_size=32).in_form(asked))
     assert caught.value.field == "spec.fused"
-    assert scale_exponent_of(w, replace(BASE, group_size=32)) == 0
+    assert _scale_exponent(w, replace(BASE, group_size=32)) == 0
 
 
 def test_explanations_show_it() -> None:
     w, _ = weight("shifted")
-    of_layer, of_weight = (
-        marlin_explain(what, 64, target="sm_90a", multiprocessors=132) for what in (LinearShape.of(w), w)
-    )
+    of_layer, of_weight = (marlin_explain(what, 64, target="sm_90a", sm_count=132) for what in (LinearShape.of(w), w))
     assert of_layer.spec == of_weight.spec.in_form("none")
     assert "_shifted_" in str(of_weight)
     assert "_shifted_" not in str(of_layer)

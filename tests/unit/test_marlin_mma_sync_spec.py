@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
-from cudatma.kernels.marlin.mma_sync import GROUP_SIZES, LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.problem import GROUP_SIZES
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 

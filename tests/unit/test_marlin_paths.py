@@ -90,7 +90,7 @@ def test_repeated_calls_write_the_new_addresses(card: FakeGpu, fast: None) -> No
         x = values((5, K), seed=seed)
         assert close(gemm(card, x, weight, backend=None), x.astype(np.float64) @ reference)
         assert entries(card) == [(True, False), (False, True)]
-    plans = {id(plan) for plan in weight.attachments.values()}
+    plans = {id(plan) for plan in weight.attachments["plans"].known.values()}
     assert len(plans) == 1
 
 
@@ -277,7 +277,7 @@ def test_a_weight_with_many_plans_keeps_its_copy(
 ) -> None:
     from cudatma.kernels.marlin import gemm as module
 
-    monkeypatch.setattr(module, "_MAX_PLANS", 2)
+    monkeypatch.setattr(module, "_MOST_PLANS", 2)
     weight, _ = make(K, N)
     gemm(card, values((8, K)), weight, dense_bytes=nbytes(weight))
     for tokens in (1, 2, 3):

@@ -15,11 +15,10 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.plan import dependent_smem_bytes
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.launch import _dependent_smem_bytes
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_tokens
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -193,9 +192,9 @@ def test_no_more_dependent_blocks_than_meant(name: str) -> None:
     """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
-        for chosen, _ in ranked(skinny_candidates(layer, 1, imagined_gpu(target, 132))):
+        for chosen, _ in ranked(skinny_candidates(Problem(layer, 1), imagined_gpu(target, 132))):
             spec = replace(chosen, stages=2)
-            asked = dependent_smem_bytes(spec, target)
+            asked = _dependent_smem_bytes(spec, target)
             assert spec.smem_bytes <= asked <= target.smem_per_block_bytes
             assert target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES) == spec.blocks_per_sm
 

@@ -14,11 +14,11 @@ import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import tuning
+from cudatma.kernels.former_names import KERNELS, SPEC_FIELDS
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.former_names import KERNELS, SPEC_FIELDS
+from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import (
@@ -45,30 +45,30 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped.json")
+    monkeypatch.setattr(tuning, "shipped", lambda family: tmp_path / "shipped.json")
     tuning.forget()
     yield path
     tuning.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
-    return Entry(LAYER, m, spec, us, 10.0)
+    return Entry(Problem(LAYER, m), spec, us, 10.0)
 
 
 def source(m: int) -> str:
-    return decide(LAYER, m, H200).source
+    return decide(Problem(LAYER, m), H200).source
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
     for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2, weight_policy="evict_normal"), MMA_SYNC):
-        one = Entry(LAYER, 64, spec, 8.5, 10.25)
-        assert parse_entry(json.loads(json.dumps(one.as_json())), SM90A) == one
+        one = Entry(Problem(LAYER, 64), spec, 8.5, 10.25)
+        assert parse_entry(json.loads(json.dumps(one.as_json(MARLIN))), MARLIN, SM90A) == one
 
 
 def test_storing_keeps_all_else_and_replaces_its_own(file: Path) -> None:
-    other = replace(GPU, multiprocessors=20)
+    other = replace(GPU, sm_count=20)
     for gpu, one in ((other, entry(64)), (GPU, entry(64)), (GPU, entry(128)), (GPU, entry(64, us=7.0))):
-        store_entry(file, gpu, one)
+        store_entry(file, gpu, MARLIN, one)
     sections = json.loads(file.read_text())["sections"]
     assert [section["gpu"] for section in sections] == [asdict(other), asdict(GPU)]
     assert [(raw["m"], raw["us"]) for raw in sections[1]["entries"]] == [(128, 8.0), (64, 7.0)]
@@ -78,19 +78,19 @@ def test_storing_keeps_all_else_and_replaces_its_own(file: Path) -> None:
 def test_many_writers_lose_nothing(file: Path) -> None:
     def write(first: int) -> None:
         for m in range(first, 40, 4):
-            store_entry(file, GPU, entry(m + 1))
+            store_entry(file, GPU, MARLIN, entry(m + 1))
 
     threads = [threading.Thread(target=write, args=(first,)) for first in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found, problems = usable_entries(file, H200, SM90A)
-    assert (sorted(one.m for one in found), problems) == (list(range(1, 41)), [])
+    found, problems = usable_entries(file, MARLIN, H200)
+    assert (sorted(one.problem.m for one in found), problems) == (list(range(1, 41)), [])
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store_entry(file, GPU, entry(64))
+    store_entry(file, GPU, MARLIN, entry(64))
     before = file.read_text()
 
     def full(descriptor: int) -> None:
@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(file: Path, monkeypatch: pytes
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store_entry(file, GPU, entry(128))
+        store_entry(file, GPU, MARLIN, entry(128))
     assert file.read_text() == before
     assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
 
@@ -123,18 +123,21 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("spec", [WGMMA, SKINNY, MMA_SYNC], ids=lambda spec: type(spec).__name__)
 def test_a_file_of_schema_2_is_read_under_the_names_of_today(file: Path, spec: Any) -> None:
-    store_entry(file, GPU, entry(64, spec))
+    store_entry(file, GPU, MARLIN, entry(64, spec))
     content = json.loads(file.read_text())
-    assert content["schema"] == 3
+    assert content["schema"] == 4
     former = {new: old for names in (KERNELS, SPEC_FIELDS) for old, new in names.items()}
     (stored,) = content["sections"][0]["entries"]
     stored["kernel"] = former.get(stored["kernel"], stored["kernel"])
     stored["spec"] = {former.get(name, name): value for name, value in stored["spec"].items()}
+    del stored["family"]
+    gpu = content["sections"][0]["gpu"]
+    gpu["multiprocessors"] = gpu.pop("sm_count")
     file.write_text(json.dumps(content | {"schema": 2}))
-    assert entries_for(file, H200) == [entry(64, spec).as_json()]
-    store_entry(file, GPU, entry(8))
-    assert json.loads(file.read_text())["schema"] == 3
-    assert [one.spec for one in usable_entries(file, H200, SM90A)[0]] == [spec, WGMMA]
+    assert entries_for(file, MARLIN, H200) == [entry(64, spec).as_json(MARLIN)]
+    store_entry(file, GPU, MARLIN, entry(8))
+    assert json.loads(file.read_text())["schema"] == 4
+    assert [one.spec for one in usable_entries(file, MARLIN, H200)[0]] == [spec, WGMMA]
 
 
 # ---- What is ignored, and said
@@ -166,7 +169,7 @@ COMMANDS = (
         ("{", "Expecting property name"),
         ("[]", "no file of tuning entries"),
         ('{"hello": 1}', "no file of tuning entries"),
-        ('{"schema": 4, "sections": []}', "schema is 4, and this version of cudatma reads 3"),
+        ('{"schema": 5, "sections": []}', "schema is 5, and this version of cudatma reads 4"),
         ('{"schema": 3}', "sections are damaged"),
         (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
         ('{"schema": 3, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
@@ -185,9 +188,9 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     with pytest.warns(TuneFileWarning, match=f"tuned.json: not used: .*{why}"):
         assert source(64) == "rule"
     assert file.read_text() == text, "a look changes nothing"
-    assert usable_entries(file, H200, SM90A)[1][0].startswith("the whole file: ")
+    assert usable_entries(file, MARLIN, H200)[1][0].startswith("the whole file: ")
     with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
-        store_entry(file, GPU, entry(64))
+        store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
     tuning.forget()
     assert source(64) == "tuned"
@@ -217,8 +220,8 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
 
 
 def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Path) -> None:
-    store_entry(file, GPU, entry(1, SKINNY))
-    store_entry(file, GPU, entry(64))
+    store_entry(file, GPU, MARLIN, entry(1, SKINNY))
+    store_entry(file, GPU, MARLIN, entry(64))
     older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
     file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
     command = "measure again with: cudatma tune --shape 4096x4096 --tokens 64"
@@ -228,7 +231,7 @@ def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Pat
 
 
 def broken(**change: Any) -> dict[str, Any]:
-    raw = json.loads(json.dumps(entry(64).as_json()))
+    raw = json.loads(json.dumps(entry(64).as_json(MARLIN)))
     spec = change.pop("spec", {})
     return raw | change | {"spec": {**raw["spec"], **spec}}
 
@@ -258,12 +261,12 @@ BROKEN = [
 
 @pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
 def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[str, Any]) -> None:
-    store_entry(file, GPU, entry(1, SKINNY))
+    store_entry(file, GPU, MARLIN, entry(1, SKINNY))
     content = json.loads(file.read_text())
     content["sections"][0]["entries"].append(raw)
     file.write_text(json.dumps(content))
-    found, problems = usable_entries(file, H200, SM90A)
-    assert [one.m for one in found] == [1]
+    found, problems = usable_entries(file, MARLIN, H200)
+    assert [one.problem.m for one in found] == [1]
     assert len(problems) == 1
     assert "0" * 99 not in problems[0]
     assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
@@ -273,7 +276,7 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
 
 @pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}, {"k": None, "n": 10**99}])
 def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
-    store_entry(file, GPU, entry(1, SKINNY))
+    store_entry(file, GPU, MARLIN, entry(1, SKINNY))
     content = json.loads(file.read_text())
     content["sections"][0]["entries"].append(broken(**sizes))
     file.write_text(json.dumps(content))
@@ -284,15 +287,15 @@ def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: d
 
 def test_what_a_launch_would_refuse_is_refused() -> None:
     """One box for whole blocks of 64 in K; a stage for each CTA of a cluster; a number that is none."""
-    deep = entry(8, replace(SKINNY, deep_box=True)).as_json()
+    deep = entry(8, replace(SKINNY, deep_box=True)).as_json(MARLIN)
     with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
-        parse_entry(deep | {"k": 4128}, SM90A)
+        parse_entry(deep | {"k": 4128}, MARLIN, SM90A)
     assert caught.value.field == "spec.deep_box"
-    assert parse_entry(entry(8, SKINNY).as_json() | {"k": 4128}, SM90A).layer.k == 4128
-    clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(), 2 * WGMMA.block_k
+    assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128
+    clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.block_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
-        parse_entry(clusters | {"k": two_stages}, SM90A)
+        parse_entry(clusters | {"k": two_stages}, MARLIN, SM90A)
     assert caught.value.field == "spec.cluster_k"
-    parse_entry(clusters | {"k": two_stages + 1}, SM90A)
+    parse_entry(clusters | {"k": two_stages + 1}, MARLIN, SM90A)
     with pytest.raises(ArgumentTypeError, match="m"):
-        parse_entry(broken(m=1.5), SM90A)
+        parse_entry(broken(m=1.5), MARLIN, SM90A)

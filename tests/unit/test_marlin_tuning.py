@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.kernels import tuning, tuning_file
+from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
-from cudatma.kernels.marlin.choose import choose_by_cost, decide
+from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
@@ -28,7 +29,14 @@ GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
 WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
 SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
-TABLE = tuning.SHIPPED
+TABLE = SHIPPED
+
+
+def shipped() -> Path:
+    """The table that a test sees."""
+    path = tuning.shipped(MARLIN)
+    assert path is not None
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -36,28 +44,28 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped.json")
+    monkeypatch.setattr(tuning, "shipped", lambda family: tmp_path / "shipped.json")
     tuning.forget()
     yield path
     tuning.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
-    return Entry(replace(LAYER, **layer), m, replace(spec, **layer), 8.0, 10.0)
+    return Entry(Problem(replace(LAYER, **layer), m), replace(spec, **layer), 8.0, 10.0)
 
 
 def decided(m: int, card: Gpu = H200, **layer: Any) -> tuple[str, Any]:
-    decision = decide(replace(LAYER, **layer), m, card)
+    decision = decide(Problem(replace(LAYER, **layer), m), card)
     return decision.source, decision.spec
 
 
 def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
-    assert decided(64) == ("rule", choose_by_cost(LAYER, 64, H200))
-    store_entry(file, GPU, entry(64))
+    assert decided(64) == ("rule", choose_by_cost(Problem(LAYER, 64), H200))
+    store_entry(file, GPU, MARLIN, entry(64))
     assert decided(64)[0] == "rule", "the file is read once a process"
     tuning.forget()
     assert decided(64) == ("tuned", WGMMA)
-    why = decide(LAYER, 64, H200).why
+    why = decide(Problem(LAYER, 64), H200).why
     assert f"{file} has this layer, measured at M = 64: 8 us, where the cost model's choice took 10" in why
     for other in ({"k": 8192}, {"n": 4160}):
         assert decided(64, **other)[0] == "rule"
@@ -65,7 +73,7 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
 
 def test_files_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first call of another layer, or with another M, reads nothing."""
-    store_entry(file, GPU, entry(64))
+    store_entry(file, GPU, MARLIN, entry(64))
     reads: list[Path] = []
 
     def read(path: Path) -> list[dict[str, Any]]:
@@ -76,21 +84,21 @@ def test_files_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for m in (64, 1, 64, 300):
         for k in (4096, 8192):
             decided(m, k=k)
-    assert reads == [file, tuning.SHIPPED]
+    assert reads == [file, shipped()]
 
 
 def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
-    store_entry(tuning.SHIPPED, GPU, entry(64, replace(WGMMA, stages=4)))
-    store_entry(tuning.SHIPPED, GPU, entry(1, SKINNY))
+    store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=4)))
+    store_entry(shipped(), GPU, MARLIN, entry(1, SKINNY))
     assert decided(64) == ("shipped", replace(WGMMA, stages=4))
-    store_entry(file, GPU, entry(64))
+    store_entry(file, GPU, MARLIN, entry(64))
     tuning.forget()
     assert decided(64) == ("tuned", WGMMA)
     assert decided(1) == ("shipped", SKINNY)
 
 
 def test_none_turns_the_table_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_entry(tuning.SHIPPED, GPU, entry(64))
+    store_entry(shipped(), GPU, MARLIN, entry(64))
     assert decided(64)[0] == "shipped"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     assert decided(64)[0] == "rule"
@@ -98,18 +106,18 @@ def test_none_turns_the_table_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"multiprocessors": 114}, {"sm_clock_mhz": 1700}, {"memory_clock_mhz": 2619}, {"target": "sm_90"}],
+    [{"sm_count": 114}, {"sm_clock_mhz": 1700}, {"memory_clock_mhz": 2619}, {"target": "sm_90"}],
     ids=lambda change: next(iter(change)),
 )
 def test_entries_of_another_gpu_are_passed_over_in_silence(file: Path, change: dict[str, Any]) -> None:
-    store_entry(file, replace(GPU, **change), entry(64))
+    store_entry(file, replace(GPU, **change), MARLIN, entry(64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decided(64)[0] == "rule"
 
 
 def test_a_gpu_of_the_same_class_is_the_same_gpu(file: Path) -> None:
-    store_entry(file, GpuClass.of(replace(H200, sm_clock_mhz=1965)), entry(64))
+    store_entry(file, GpuClass.of(replace(H200, sm_clock_mhz=1965)), MARLIN, entry(64))
     assert decided(64)[0] == "tuned"
 
 
@@ -131,30 +139,30 @@ def test_a_gpu_of_the_same_class_is_the_same_gpu(file: Path) -> None:
 def test_an_entry_serves_layers_alike_with_their_own_operands(
     file: Path, m: int, spec: Any, change: dict[str, Any]
 ) -> None:
-    store_entry(file, GPU, entry(m, spec))
+    store_entry(file, GPU, MARLIN, entry(m, spec))
     assert decided(m, **change) == ("tuned", replace(spec, **change))
-    said = decide(replace(LAYER, **change), m, H200).why
-    assert f"{file} has a layer of this K and N ({LAYER}), measured at M = {m}: 8 us" in said
-    assert "has this layer, measured" in decide(LAYER, m, H200).why
+    said = decide(Problem(replace(LAYER, **change), m), H200).why
+    assert f"{file} has a layer of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8 us" in said
+    assert "has this layer, measured" in decide(Problem(LAYER, m), H200).why
 
 
 def test_it_serves_the_same_m_alike(file: Path) -> None:
-    store_entry(file, GPU, entry(64))
+    store_entry(file, GPU, MARLIN, entry(64))
     assert [decided(m, dtype="bfloat16")[0] for m in (60, 40, 65)] == ["tuned", "rule", "rule"]
 
 
 def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shipped_one(file: Path) -> None:
-    store_entry(tuning.SHIPPED, GPU, entry(64, replace(WGMMA, stages=3)))
+    store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=3)))
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=3, has_zeros=True))
-    store_entry(file, GPU, entry(64, replace(WGMMA, stages=4)))
+    store_entry(file, GPU, MARLIN, entry(64, replace(WGMMA, stages=4)))
     tuning.forget()
     assert decided(64, has_zeros=True) == ("tuned", replace(WGMMA, stages=4, has_zeros=True))
-    store_entry(tuning.SHIPPED, GPU, entry(64, replace(WGMMA, stages=5), has_zeros=True))
+    store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=5), has_zeros=True))
     tuning.forget()
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=5, has_zeros=True)), "its own"
     assert decided(64) == ("tuned", replace(WGMMA, stages=4))
     # Its own entry is for another M: those of layers alike serve the rest.
-    store_entry(file, GPU, entry(256, replace(WGMMA, stages=2), dtype="bfloat16"))
+    store_entry(file, GPU, MARLIN, entry(256, replace(WGMMA, stages=2), dtype="bfloat16"))
     tuning.forget()
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
@@ -176,14 +184,14 @@ SCALED_SUMS = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on=
     ids=["shared memory", "two CTAs", "mma.sync"],
 )
 def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: Entry, change: dict[str, Any]) -> None:
-    m = measured.m
-    store_entry(file, GPU, measured)
+    m = measured.problem.m
+    store_entry(file, GPU, MARLIN, measured)
     assert decided(m)[0] == "tuned", "it is right for its own layer"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decided(m, **change)[0] == "rule"
     other = WGMMA if m == 64 else SKINNY
-    store_entry(file, GPU, entry(m, other, group_size=64))
+    store_entry(file, GPU, MARLIN, entry(m, other, group_size=64))
     tuning.forget()
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
 
@@ -216,7 +224,7 @@ def at(*sizes: int, block_m: int = 64) -> list[Entry]:
 )
 def test_which_entry_serves(tuned: tuple[int, ...], m: int, served_by: int | None) -> None:
     found = tuning.nearest(at(*tuned), m)
-    assert (None if found is None else found.m) == served_by
+    assert (None if found is None else found.problem.m) == served_by
 
 
 @given(st.lists(st.integers(1, 5000), max_size=6), st.integers(1, 5000), st.sampled_from((8, 16, 64, 256)))
@@ -224,24 +232,24 @@ def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: in
     found = tuning.nearest(at(*tuned, block_m=block_m), m)
     if m in tuned:
         assert found is not None
-        assert found.m == m
+        assert found.problem.m == m
     if found is not None:
-        tiles, theirs = ceil_div(m, block_m), ceil_div(found.m, block_m)
-        assert tiles == theirs or (min(tiles, theirs) >= 8 and found.m <= m < 2 * found.m)
-        assert m > found.m / 2
+        tiles, theirs = ceil_div(m, block_m), ceil_div(found.problem.m, block_m)
+        assert tiles == theirs or (min(tiles, theirs) >= 8 and found.problem.m <= m < 2 * found.problem.m)
+        assert m > found.problem.m / 2
 
 
 def test_a_pinned_configuration_is_for_its_thread_alone() -> None:
     others: list[Any] = []
-    with tuning.pinned(SKINNY):
+    with pinned(SKINNY):
         assert decided(500) == ("pinned", SKINNY)
         thread = threading.Thread(target=lambda: others.append(decided(500)))
         thread.start()
         thread.join()
-        with tuning.pinned(WGMMA):
+        with pinned(WGMMA):
             assert decided(500) == ("pinned", WGMMA)
         assert decided(500) == ("pinned", SKINNY)
-    assert others == [("rule", choose_by_cost(LAYER, 500, H200))] == [decided(500)]
+    assert others == [("rule", choose_by_cost(Problem(LAYER, 500), H200))] == [decided(500)]
 
 
 # ---- The table that ships
@@ -253,22 +261,22 @@ def test_every_entry_that_ships_can_be_used_and_pays() -> None:
     problems, entries = set(), []
     for section in read_sections(TABLE):
         for raw in section["entries"]:
-            found = parse_entry(raw, get_target(section["gpu"]["target"]))  # raises for another revision
-            entries.append((tuple(section["gpu"].values()), found.layer, found.m))
+            found = parse_entry(raw, MARLIN, get_target(section["gpu"]["target"]))  # raises for another revision
+            entries.append((tuple(section["gpu"].values()), found.problem.layer, found.problem.m))
             if found.rule_us < 1.02 * found.us:
-                problems.add(f"{found.layer}, M = {found.m}: gains less than 2 %")
+                problems.add(f"{found.problem}: gains less than 2 %")
             if getattr(found.spec, "fused", "none") != "none":
-                problems.add(f"{found.layer}, M = {found.m}: only a weight says whether its scales are fused")
+                problems.add(f"{found.problem}: only a weight says whether its scales are fused")
     assert not problems
     assert len(entries) == len(set(entries)) > 0, "one for each problem"
 
 
 def test_the_table_serves_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "SHIPPED", TABLE)
+    monkeypatch.setattr(tuning, "shipped", lambda family: TABLE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for section in read_sections(TABLE):
             if section["gpu"] == asdict(GPU):
                 for raw in section["entries"]:
-                    one = parse_entry(raw, get_target(GPU.target))
-                    assert decide(one.layer, one.m, H200).spec == one.spec
+                    one = parse_entry(raw, MARLIN, get_target(GPU.target))
+                    assert decide(one.problem, H200).spec == one.spec

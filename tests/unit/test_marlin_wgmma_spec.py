@@ -16,8 +16,7 @@ from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_candidates
-from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.kernels.schedule import ceil_div

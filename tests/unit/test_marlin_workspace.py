@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from marlin_card import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
-from cudatma.kernels import workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.mma_sync import GROUP_SIZES
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import schedule
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, schedule
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import check_workspace
 from cudatma.target import TARGETS, Target
@@ -150,8 +148,8 @@ def test_check_workspace(driver: Driver) -> None:
 def sizes() -> MarlinWorkspace:
     """One whose memory nobody asks for, of the size that a card of PROCESSORS multiprocessors gets."""
     space = object.__new__(MarlinWorkspace)
-    space.partials_bytes = PROCESSORS * workspace._PARTIALS_PER_SM_BYTES
-    space.flags_bytes = PROCESSORS * workspace._FLAGS_PER_SM_BYTES
+    space.partials_bytes = PROCESSORS * PARTIALS_PER_SM_BYTES
+    space.flags_bytes = PROCESSORS * FLAGS_PER_SM_BYTES
     return space
 
 
@@ -169,7 +167,7 @@ def sizes() -> MarlinWorkspace:
 )
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
     """So a workspace never grows, and a graph may hold one."""
-    spec = choose_by_cost(layer, m, imagined_gpu(target, PROCESSORS))
+    spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
     sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))
 
 

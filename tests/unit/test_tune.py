@@ -17,8 +17,8 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
 from cudatma.kernels import tuning
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.choose import MARLIN, decide
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.tuning_file import Entry, usable_entries
 from cudatma.target import get_target
@@ -44,9 +44,9 @@ def tuned(bench: FakeBench, *arguments: str) -> int:
 
 
 def entries(path: Path) -> dict[int, Entry]:
-    found, problems = usable_entries(path, H200, SM90A)
+    found, problems = usable_entries(path, MARLIN, H200)
     assert not problems
-    return {entry.m: entry for entry in found}
+    return {entry.problem.m: entry for entry in found}
 
 
 def task_of(m: int, candidates: int = 12, dtype: str = "float16") -> tune_plan.Task:
@@ -61,7 +61,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureF
     entry = entries(file)[64]
     assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
     tuning.forget()
-    decision = decide(LinearShape(4096, 4096, 128, False, "float16"), 64, H200)
+    decision = decide(Problem(LinearShape(4096, 4096, 128, False, "float16"), 64), H200)
     assert (decision.source, decision.spec) == ("tuned", wanted.spec)
     record = json.loads(capsys.readouterr().out)["cells"][1]
     assert len(record["times_us"]) == 12
@@ -108,7 +108,8 @@ def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:
     bench = FakeBench()
     tuned(bench, "--candidates", "3")
     assert [len(labels) for labels in bench.timed] == [3, 3]
-    assert bench.prepared == [(LinearShape(4096, 4096, 128, False, "float16"), m) for m in (1, 64)]
+    layer = LinearShape(4096, 4096, 128, False, "float16")
+    assert bench.prepared == [Problem(layer, m) for m in (1, 64)]
 
 
 def put(value: float, *at: int) -> Callable[[Any], Any]:
@@ -166,11 +167,11 @@ class _Stop:
     def __init__(self, bench: FakeBench, cell: int) -> None:
         self.bench, self.left, self.prepare = bench, cell, bench.prepare
 
-    def __call__(self, layer: LinearShape, m: int) -> None:
+    def __call__(self, problem: Problem) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
-        self.prepare(layer, m)
+        self.prepare(problem)
 
 
 def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +185,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     rule = task_of(64, 2).candidates[0]
     second = FakeBench(lambda one: 9.0 if one.label == rule.label else 5.0)
     assert tuned(second, "--json") == 0
-    assert [m for _, m in second.prepared] == [64]
+    assert [problem.m for problem in second.prepared] == [64]
     assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known", "tuned"]
     assert sorted(entries(file)) == [1, 64]
     third = FakeBench()
@@ -214,7 +215,7 @@ def test_a_lost_card_ends_the_run_and_names_the_candidate(file: Path) -> None:
                 raise RuntimeError("CUDA_ERROR_ILLEGAL_INSTRUCTION")
             return super().result(candidate)
 
-    with pytest.raises(tune_run.CardLostError, match=f"--skip '{bad}'"):
+    with pytest.raises(tune_run.GpuLostError, match=f"--skip '{bad}'"):
         tuned(Lost())
     assert list(entries(file)) == [1]
     again = Lost()
@@ -246,7 +247,7 @@ def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: 
     arguments = ["--model", "llama3-8b", "--tokens", "16", "--candidates", "4", "--dry-run", "--target", "sm_120a"]
     assert cli.main(["tune", *arguments, "--multiprocessors", "170"]) == 0
     shown = capsys.readouterr().out
-    assert "4 cells for sm_120a, 170 multiprocessors" in shown
+    assert "4 cells for sm_120a, 170 SMs" in shown
     assert "4096 x 28672, M = 16: 4 candidates" in shown
     assert cli.main(["tune", *SHAPE, "--dry-run", "--json", "--target", "sm_90a", "--zeros", "--group-size", "64"]) == 0
     plan = json.loads(capsys.readouterr().out)

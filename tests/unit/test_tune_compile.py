@@ -20,7 +20,9 @@ from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels import tuning
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.problem import resolve_fused
+from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.specs import resolve_fused
+from cudatma.kernels.marlin.trial import MarlinTrial
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of
@@ -81,9 +83,9 @@ def test_every_candidate_is_compiled_once_and_before_all_measuring(
     compiler: Compiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Late(FakeBench):
-        def prepare(self, *cell: Any) -> None:
+        def prepare(self, problem: Problem) -> None:
             assert len(compiler.calls) == 1
-            super().prepare(*cell)
+            super().prepare(problem)
 
     assert tuned(Late()) == 0
     wanted = [one.spec for task in tasks() for one in task.candidates]
@@ -139,7 +141,7 @@ def test_a_cell_whose_rules_choice_is_refused_fails(
     compiler.refuses = {rule}
     bench = FakeBench()
     assert tuned(bench) == 1
-    assert [m for _, m in bench.prepared] == [64]
+    assert [problem.m for problem in bench.prepared] == [64]
     assert f"4096 x 4096, M = 1: failed: {rule.entry} would be slow" in capsys.readouterr().err
 
 
@@ -183,7 +185,7 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(build, name, {})
     specs = specs_of(tasks(3))
     ticks: list[None] = []
-    kernels = compile_tasks(specs, "sm_90a", 2, lambda: ticks.append(None))
+    kernels = compile_tasks(specs, "sm_90a", 2, lambda: ticks.append(None), launched=MarlinTrial.launched)
     assert kernels.ready == len(ticks) == len(specs)
     compiled: list[Any] = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))

@@ -15,14 +15,15 @@ import pytest
 
 from cudatma.errors import LaunchError
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin import trial
+from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.trial import MarlinTrial, random_weight
 from cudatma.kernels.schedule import schedule
 from cudatma.kernels.shortlist import Listed, shortlist
 from cudatma.quantization import PackedWeight
-from tools import tune_measure
-from tools.tune_measure import CardBench, random_weight
+from tools.tune_measure import GpuBench
 
 LAYER = LinearShape(2048, 520, 128, True, "float16")
 
@@ -112,7 +113,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             assert not given["batch_invariant"]
             k, n = w.shape
             self.spec, self.copy, self.out = (
-                decide(LinearShape.of(w), x.rows, H200).spec,
+                decide(Problem.of(w, x.rows), H200).spec,
                 copies.index(w),
                 x.info.pointer,
             )
@@ -123,7 +124,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             def launch() -> None:
                 here.seen.append((self.spec.entry, self.copy))
                 stream.clock_us += here.us.get(self.spec.entry, 10.0)
-                bits = bench._out.view(np.uint16)
+                bits = bench._trial.out.view(np.uint16)
                 bits[...] = rng.integers(0, 9, bits.shape) if self.spec.entry in here.wrong else 5
 
             stream.enqueue(launch)
@@ -136,18 +137,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         return twin
 
     monkeypatch.setattr(PackedWeight, "to_device", to_device)
-    monkeypatch.setattr(tune_measure, "Plan", FakePlan)
-    monkeypatch.setattr(tune_measure, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
+    monkeypatch.setattr(trial, "Plan", FakePlan)
+    monkeypatch.setattr(trial, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
     space = SimpleNamespace(require_room=lambda spec, work: None)
-    monkeypatch.setattr(tune_measure, "stream_workspace", lambda device, handle: space)
-    bench = CardBench(0)
+    monkeypatch.setattr(trial, "stream_workspace", lambda device, handle: space)
+    bench = GpuBench(MarlinTrial(0))
     here.bench = bench  # type: ignore[attr-defined]
     with bench.opened():
         yield here
 
 
 def listed(m: int) -> list[Listed]:
-    return shortlist(LAYER, m, H200, 12)[:4]
+    return shortlist(MARLIN, Problem(LAYER, m), H200, 12)[:4]
 
 
 @pytest.mark.parametrize("m", [3, 300])
@@ -155,7 +156,7 @@ def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: W
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(m)
     world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
-    bench.prepare(LAYER, m)
+    bench.prepare(Problem(LAYER, m))
     assert bench.times(found, 0.2) == pytest.approx([20.0 + index for index in range(len(found))])
     assert len(world.stream.graphs) == len(found)
     assert world.stream.captured is None
@@ -171,14 +172,14 @@ def test_a_short_look_tells_them_apart(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(3)
     world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
-    bench.prepare(LAYER, 3)
+    bench.prepare(Problem(LAYER, 3))
     assert [bench.screen(one) for one in found] == pytest.approx([20.0 + index for index in range(len(found))])
 
 
 def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     first, second = listed(64)[:2]
-    bench.prepare(LAYER, 64)
+    bench.prepare(Problem(LAYER, 64))
     kept = bench.keep(bench.result(first))
     assert kept.shape == (64, 520)
     assert (kept.view(np.uint16) == 5).all()
@@ -191,21 +192,21 @@ def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
 
 def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    bench.prepare(LAYER, 1)
-    weights = bench._weights
-    bench.prepare(LAYER, 8)
-    assert bench._weights is weights
-    assert bench._x.shape == (8, 2048)
-    bench.prepare(LinearShape(2048, 520, 128, True, "bfloat16"), 8)
-    assert bench._weights is not weights
+    bench.prepare(Problem(LAYER, 1))
+    weights = bench._trial._weights
+    bench.prepare(Problem(LAYER, 8))
+    assert bench._trial._weights is weights
+    assert bench._trial._x.shape == (8, 2048)
+    bench.prepare(Problem(LinearShape(2048, 520, 128, True, "bfloat16"), 8))
+    assert bench._trial._weights is not weights
 
 
 def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    rule, *_, other = shortlist(LAYER, 9, H200, 12)
-    bench.prepare(LAYER, 9)
+    rule, *_, other = shortlist(MARLIN, Problem(LAYER, 9), H200, 12)
+    bench.prepare(Problem(LAYER, 9))
     bench.result(other)
-    monkeypatch.setattr(tune_measure, "pinned", lambda spec: nullcontext())
+    monkeypatch.setattr(trial, "pinned", lambda spec: nullcontext())
     bench.result(rule)
     with pytest.raises(LaunchError, match=f"what was asked for: {other.spec.entry}"):
         bench.result(other)
@@ -213,7 +214,7 @@ def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch:
 
 def test_a_capture_that_fails_leaves_the_stream_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
-    bench.prepare(LAYER, 4)
+    bench.prepare(Problem(LAYER, 4))
     enqueue = world.stream.enqueue
 
     def fail(what: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import Entry, GpuClass, read_sections, store_entry
@@ -28,7 +29,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(file: Path, m: int, spec: Any, us: float, rule_us: float = 10.0) -> Path:
-    store_entry(file, GPU, Entry(LAYER, m, spec, us, rule_us))
+    store_entry(file, GPU, MARLIN, Entry(Problem(LAYER, m), spec, us, rule_us))
     return file
 
 

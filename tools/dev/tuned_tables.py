@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Sequence
 
 from cudatma.errors import CudaTmaError
-from cudatma.kernels.tuning import SHIPPED
+from cudatma.kernels.marlin.choose import MARLIN, SHIPPED
 from cudatma.kernels.tuning_file import parse_entry, put_entry, read_sections, write_sections
 from cudatma.target import get_target
 
@@ -32,10 +32,10 @@ def add(files: Sequence[Path], table: Path) -> str:
     """
     given = [(section["gpu"], raw) for file in files for section in read_sections(file) for raw in section["entries"]]
     for gpu, raw in given:
-        parse_entry(raw, get_target(gpu["target"]))
+        parse_entry(raw, MARLIN, get_target(gpu["target"]))
     sections = read_sections(table) if table.exists() else []
     for gpu, raw in given:
-        put_entry(sections, gpu, raw)
+        put_entry(sections, gpu, raw, ("family", *_ORDER))
     for section in sections:
         kept = [raw for raw in section["entries"] if raw["rule_us"] >= LEAST_GAIN * raw["us"]]
         section["entries"] = sorted(kept, key=lambda raw: tuple(raw[name] for name in _ORDER))

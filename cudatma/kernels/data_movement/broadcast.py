@@ -10,11 +10,12 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described
+from cudatma.kernels.data_movement.place import Place, described
 from cudatma.kernels.data_movement.plans import run_plan
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
 
@@ -98,13 +99,13 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     return call.first(plan_broadcast(info, result, call.place))
 
 
-def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[CopyPlan]:
+def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Launch]:
     """A launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies cannot."""
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {src.pointer:#x} to {out.pointer:#x}"
         raise DescriptorError("src.address", got, "multiples of 16 bytes", "copy() takes any array")
-    plans: list[CopyPlan] = []
+    plans: list[Launch] = []
     first = 0
     while first < copies:
         count = next((size for size in SIZES if size <= copies - first), 1)
@@ -118,7 +119,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[CopyPla
         # More than fit at a time: how many do depends on how a card's multiprocessors are grouped, and one cluster left
         # over would run alone.
         clusters = min(max(1, _WAVES * place.blocks // count), -(-nbytes // spec.stage_bytes))
-        plans.append(CopyPlan(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
+        plans.append(Launch(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
     return plans
 
 

@@ -11,13 +11,16 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cudatma import context
 from cudatma.arrays import ArrayInfo, empty_like_library
 from cudatma.build.kernel import wants_debug
 from cudatma.errors import ArgumentError
 from cudatma.kernels.data_movement.known import CALLS, Known
-from cudatma.kernels.data_movement.launches import Launch, beside
-from cudatma.kernels.data_movement.place import CopyPlan, check_out, described, place_of
+from cudatma.kernels.data_movement.place import check_out, described, place_of
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.replay import EmulatedReplay, Replay, relative
 from cudatma.library_streams import stream_handle
+from cudatma.runtime.loading import refuse_capture
 from cudatma.runtime.streams import order_after_producers
 
 #: What TMA asks of addresses, and the most that any choice of a kernel depends on.
@@ -57,7 +60,7 @@ class Call:
             is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
             self.stream = stream_handle(stream, "torch" if is_torch else "cupy", self.place.device)
         self._key = self._key_of(function, options)
-        self._known = None if self._key is None else CALLS.get(self._key)
+        self._known = None if self._key is None else CALLS.known.get(self._key)
         if self._known is not None and not self._fits(self._known):
             self._known = None
 
@@ -103,35 +106,48 @@ class Call:
             raise ArgumentError("out", f"strides {self.out.strides_bytes}", "an array in C order without gaps")
         return self.out
 
-    def first(self, plans: Sequence[CopyPlan], *tables: ArrayInfo) -> Any:
+    def first(self, plans: Sequence[Launch], *tables: ArrayInfo) -> Any:
         """Launch what the function has planned, remember it, and return the result.
 
-        tables: further arrays that the plans reach. Raises as Launch.
+        tables: further arrays that the plans reach. Raises as Replay.
         """
         arrays = self._arrays(tables)
-        launches = tuple([Launch(planned, arrays, self.place, self.stream) for planned in plans])
+        launches = tuple([self._replay(planned, arrays) for planned in plans])
         self._run(launches, arrays)
         if self._key is not None:
             CALLS.put(self._key, self._known_by(launches))
         return self.result
 
-    def _known_by(self, launches: tuple[Launch, ...]) -> Known:
-        read = beside(self._read, self.src)
+    def _replay(self, launch: Launch, arrays: tuple[ArrayInfo, ...]) -> Replay | EmulatedReplay:
+        """A launch that has its kernel loaded. Raises LaunchError where that would be in the midst of a capture."""
+        launch.spec.check_target(self.place.target)
+        kernel = launch.kernel(self.place.target)
+        device = self.place.device
+        if device is None:
+            return EmulatedReplay(launch, kernel, arrays)
+        if not kernel.is_loaded(device):
+            with context.using(device) as driver:
+                refuse_capture(driver, self.stream, kernel.entry, device)
+        return Replay(launch, kernel, device, [array.pointer for array in arrays], launch.moving)
+
+    def _known_by(self, launches: tuple[Replay | EmulatedReplay, ...]) -> Known:
+        read = relative(self._read, self.src)
         if self.out is None:
             return Known(launches, read, None, None)
         makes = (self.out.shape, self.out.pointer % _ALIGNMENT) if self._makes else None
-        return Known(launches, read, (*read.extent, *beside(self.out, self.out).extent), makes)
+        return Known(launches, read, (*read.extent, *relative(self.out, self.out).extent), makes)
 
     def again(self, *tables: ArrayInfo) -> Any:
-        """Launch what is known for these arrays, and return the result. Raises as Launch.run()."""
+        """Launch what is known for these arrays, and return the result. Raises as Replay.run()."""
         self._run(self._known.launches if self._known is not None else (), self._arrays(tables))
         return self.result
 
-    def _run(self, launches: tuple[Launch, ...], arrays: tuple[ArrayInfo, ...]) -> None:
+    def _run(self, launches: tuple[Replay | EmulatedReplay, ...], arrays: tuple[ArrayInfo, ...]) -> None:
         if self.place.device is not None:
             order_after_producers(self.stream, self.place.device, *arrays)
+        addresses = [array.pointer for array in arrays]
         for launch in launches:
-            launch.run(arrays, self.stream)
+            launch.run(addresses, self.stream)
 
     def _arrays(self, tables: tuple[ArrayInfo, ...]) -> tuple[ArrayInfo, ...]:
         return (self.src, *tables) if self.out is None else (self.src, self.out, *tables)

@@ -14,11 +14,12 @@ from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described
+from cudatma.kernels.data_movement.place import Place, described
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
@@ -81,7 +82,7 @@ def plan_copy(
     fill: TmaType | None = None,
     cache: str = "",
     via: str = "auto",
-) -> CopyPlan:
+) -> Launch:
     """The launch for a window that begins at ``starts`` and has out's shape. fill: the type whose NaN is filled in."""
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)

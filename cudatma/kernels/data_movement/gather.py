@@ -16,11 +16,12 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, slot_bytes, stages_for
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 from cudatma.target import Target
 
 TEMPLATE = "kernels/gather_boxes.cu.j2"
@@ -189,7 +190,7 @@ def plan_boxes(
     *,
     table: ArrayInfo | None = None,
     grid: Sequence[tuple[int, int, int]] = (),
-) -> CopyPlan:
+) -> Launch:
     """The launch for boxes at the places of a table, or of a grid of (start, step, tiles) by axis, NumPy order.
 
     Raises DescriptorError where TMA cannot, ArgumentError for a box that leaves no room for a second one.
@@ -213,7 +214,7 @@ def plan_boxes(
         places, touched = (table,), (src, out, table)
     else:
         places, touched = tuple(value for axis in reversed(grid) for value in axis), (src, out)  # type: ignore[assignment]
-    return CopyPlan(TEMPLATE, spec, min(place.blocks, boxes), (load, out, *places, box_bytes, boxes), touched)
+    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, out, *places, box_bytes, boxes), touched)
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:

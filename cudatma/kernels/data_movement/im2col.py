@@ -19,11 +19,12 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import whole_numbers
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 from cudatma.target import Target
 
 TEMPLATE = "kernels/im2col.cu.j2"
@@ -144,7 +145,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
     return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
 
 
-def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> CopyPlan:
+def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Launch:
     """The launch. slot: the most bytes of a piece. Raises DescriptorError where TMA cannot."""
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
@@ -170,7 +171,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_blocks, taps, pixel_box, pixel_box * channel_box * itemsize, pieces)
-    return CopyPlan(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
+    return Launch(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:

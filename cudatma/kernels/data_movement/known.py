@@ -1,15 +1,12 @@
-"""What calls of the operations leave behind: launches without arrays, by what decides them, those used last."""
+"""What calls of the operations leave behind: launches without arrays, by what decides them."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, overlaps
-from cudatma.kernels.data_movement.launches import Launch
+from cudatma.kernels.replay import EmulatedReplay, PlanCache, Replay
 
 #: Calls that are remembered, some 6 KB each.
 MOST_CALLS = 1024
@@ -25,7 +22,7 @@ class Known:
     given.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[Replay | EmulatedReplay, ...]
     read: ArrayInfo
     reach: tuple[int, int, int, int] | None
     makes: tuple[tuple[int, ...], int] | None
@@ -35,45 +32,12 @@ class Known:
         if self.reach is None:
             return True
         low, end, first, last = self.reach
-        # Most arrays lie one behind the other; overlaps() also knows windows of one buffer that lie side by side.
+        # Most arrays lie one after the other; overlaps() also knows windows of one buffer that lie side by side.
         if src.pointer + end <= out.pointer + first or out.pointer + last <= src.pointer + low:
             return True
         return not overlaps(replace(self.read, pointer=src.pointer + self.read.pointer), out)
 
 
-class Calls:
-    """What is known of the calls that were used last, at most so many. Safe from many threads; empty after a fork."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._renew()
-        context.after_fork(self, Calls._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], Known] = OrderedDict()
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        with self._lock:
-            self._known.clear()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, key: tuple[Any, ...]) -> Known | None:
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-            return known
-
-    def put(self, key: tuple[Any, ...], known: Known) -> None:
-        with self._lock:
-            self._known[key] = known
-            self._known.move_to_end(key)
-            while len(self._known) > self.most:
-                self._known.popitem(last=False)
-
-
-CALLS = Calls(MOST_CALLS)
+#: Empty after a fork, whose launches may be in the midst of something.
+CALLS: PlanCache[Known] = PlanCache(MOST_CALLS)
+context.after_fork(CALLS, PlanCache.clear)

@@ -1,25 +1,20 @@
-"""Where an operation runs, and what is launched: the same arguments for a card and for the emulator."""
+"""Where an operation runs, and what its arrays must be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
-from cudatma.build.kernel import default_target, load_kernel, wants_debug
+from cudatma.build.kernel import default_target
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-from cudatma.kernels.host import host_bytes
-from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
 
 #: Blocks of a launch on the emulator: enough that they share the work, few enough that rings wrap.
 _EMULATED_BLOCKS = 4
@@ -90,44 +85,6 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
         raise ArgumentError(field, f"strides {out.strides_bytes}", "an array whose elements lie apart")
     if overlaps(source, out):
         raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """One launch. template, spec: of its kernel; the spec has ``entry``, ``threads`` and ``smem_bytes``.
-
-    args: numbers, tensor maps and, for pointers, ArrayInfo whose ``pointer`` is passed. touched: arrays that the kernel
-    reaches, one for each tensor map or pointer among args, in that order. grid: blocks. cluster: blocks of a cluster, 1
-    for none.
-    """
-
-    template: str
-    spec: Any
-    grid: int
-    args: tuple[Any, ...]
-    touched: tuple[ArrayInfo, ...]
-    cluster: int = 1
-
-    def kernel(self, target: Target) -> Kernel:
-        return _kernel(self.template, self.spec, target, wants_debug(None))
-
-    def emulate(self, target: Target, **options: Any) -> Report:
-        """Run it on the emulator; options of ``EmulatedModule.launch``."""
-        return self.kernel(target).emulate(
-            self.grid,
-            self.spec.threads,
-            [value.pointer if isinstance(value, ArrayInfo) else value for value in self.args],
-            cluster=self.cluster if self.cluster > 1 else None,
-            shared_bytes=self.spec.smem_bytes,
-            arrays=tuple(host_bytes(info) for info in self.touched if info.size_elems),
-            **options,
-        )
-
-
-@lru_cache(maxsize=256)
-def _kernel(template: str, spec: Any, target: Target, debug: bool) -> Kernel:
-    """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
-    return load_kernel(template, spec, target, debug=debug)
 
 
 def tensor_map(info: ArrayInfo, box: Sequence[int], place: Place, **options: Any) -> TensorMap:

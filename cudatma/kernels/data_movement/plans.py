@@ -12,11 +12,12 @@ from cudatma.descriptor import OobFill, check_load, check_reduce, check_store
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.kernels.data_movement import settings
-from cudatma.kernels.data_movement.place import CopyPlan, Place, tensor_map
+from cudatma.kernels.data_movement.place import Place, tensor_map
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
+from cudatma.kernels.launch import Launch
 
 _MOST_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
@@ -30,7 +31,7 @@ def run_plan(
     kind: str = "b8",
     cache: str = "",
     setting: Setting | None = None,
-) -> CopyPlan:
+) -> Launch:
     """One run of bytes (window.is_one_run) by bulk copies. setting: of the ring, None for what was measured.
 
     Raises DescriptorError where the two addresses differ by something other than whole 16-byte chunks; of a reduction,
@@ -54,7 +55,7 @@ def run_plan(
     )
     edges = (head, tail) if op == "copy" else ()
     grid = max(1, min(blocks, -(-whole // stage)))
-    return CopyPlan(RUN, spec, grid, (source, destination, whole, *edges), arrays)
+    return Launch(RUN, spec, grid, (source, destination, whole, *edges), arrays)
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
@@ -76,7 +77,7 @@ def window_plan(
     cache: str = "",
     setting: Setting | None = None,
     slot: int = 0,
-) -> CopyPlan:
+) -> Launch:
     """Boxes of two tensor maps. kind: the element type, by default unsigned integers of the window's itemsize. setting:
     of the ring, None for what was measured. slot: the most bytes of a box, 0 for the setting's.
 
@@ -122,7 +123,7 @@ def window_plan(
     if boxes >= _MOST_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return CopyPlan(WINDOW, spec, min(ring.blocks(place.blocks), boxes), (load, store, *axes, box_bytes, boxes), arrays)
+    return Launch(WINDOW, spec, min(ring.blocks(place.blocks), boxes), (load, store, *axes, box_bytes, boxes), arrays)
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
@@ -131,7 +132,7 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
     return load, store if op == "copy" else ""
 
 
-def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> CopyPlan:
+def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Launch:
     """Any window, element by element. fill: the bits of what stands outside of the source.
 
     Elements that are not aligned to their size, or have none of the hardware's, are copied in smaller parts; then only
@@ -159,4 +160,4 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     elements = prod(axis.extent for axis in axes)
     spec = PlainSpec(width, len(axes), 32 if elements < 1 << 31 else 64)
     blocks = min(place.blocks * _PLAIN_BLOCKS, -(-elements // spec.threads))
-    return CopyPlan(PLAIN, spec, blocks, (source, destination, packed, elements, fill), arrays)
+    return Launch(PLAIN, spec, blocks, (source, destination, packed, elements, fill), arrays)

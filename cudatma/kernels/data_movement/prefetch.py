@@ -13,10 +13,11 @@ from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import check_window, part_of
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.data_movement.specs import coordinates
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
+from cudatma.kernels.launch import Launch
 from cudatma.target import Target
 
 TEMPLATE = "kernels/prefetch.cu.j2"
@@ -85,7 +86,7 @@ def prefetch(
         call.first([planned])
 
 
-def plan_prefetch(src: ArrayInfo, place: Place) -> CopyPlan | None:
+def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
     """The launch, None for a run that has no whole chunk. Raises DescriptorError where TMA cannot."""
     axes = tuple(Axis(0, n, n, s, s) for n, s in zip(src.shape, src.strides_bytes, strict=True))
     window = simplify(Window(src.pointer, src.pointer, src.dtype.itemsize, axes))
@@ -95,7 +96,7 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> CopyPlan | None:
         if nbytes <= 0:
             return None
         grid = min(place.blocks, -(-nbytes // SLOT_BYTES))
-        return CopyPlan(TEMPLATE, PrefetchSpec(0), grid, (replace(src, pointer=first), nbytes), (src,))
+        return Launch(TEMPLATE, PrefetchSpec(0), grid, (replace(src, pointer=first), nbytes), (src,))
     window = carried(window) if window.is_dense else window
     extents = tuple(axis.extent for axis in window.axes)
     box = choose_box(extents, window.itemsize, SLOT_BYTES)
@@ -110,7 +111,7 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> CopyPlan | None:
     places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
     grid = min(place.blocks, prod(tiles))
     load = tensor_map(source, box, place)
-    return CopyPlan(TEMPLATE, PrefetchSpec(len(box)), grid, (load, *places, prod(tiles)), (src,))
+    return Launch(TEMPLATE, PrefetchSpec(len(box)), grid, (load, *places, prod(tiles)), (src,))
 
 
 def dump_specs(target: Target) -> list[PrefetchSpec]:

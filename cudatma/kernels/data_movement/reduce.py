@@ -13,11 +13,12 @@ from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import part_of, whole_numbers
-from cudatma.kernels.data_movement.place import CopyPlan, Place, check_written, described
+from cudatma.kernels.data_movement.place import Place, check_written, described
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 
 OPS = tuple(REDUCE_TYPES)
 _BITWISE = ("and", "or", "xor")
@@ -104,7 +105,7 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
     return part, target
 
 
-def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> CopyPlan:
+def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> Launch:
     """The launch for two arrays of one shape. slot: the most bytes of a box, 0 for the usual.
 
     Raises DescriptorError where TMA cannot.

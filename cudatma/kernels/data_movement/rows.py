@@ -15,12 +15,13 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import CopyPlan, Place, check_written, described, tensor_map
+from cudatma.kernels.data_movement.place import Place, check_written, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 from cudatma.pipeline import align_up
 from cudatma.target import Target
 
@@ -127,7 +128,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: Place) -> CopyPlan:
+def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: Place) -> Launch:
     """The launch. Raises DescriptorError where TMA cannot."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -151,7 +152,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
     stages = stages_for(place.target, SLOT_BYTES)
     spec = RowsSpec(op, SLOT_BYTES, stages, stages // 2)
     sizes = (count, outside, width, column_blocks, 4 * width * itemsize, pieces)
-    return CopyPlan(TEMPLATE, spec, min(place.blocks, pieces), (load, store, index, *sizes), (src, dst, index))
+    return Launch(TEMPLATE, spec, min(place.blocks, pieces), (load, store, index, *sizes), (src, dst, index))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:

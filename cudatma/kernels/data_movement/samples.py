@@ -13,10 +13,11 @@ from cudatma.kernels.data_movement.broadcast import plan_broadcast
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.place import CopyPlan, Place
+from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.settings import BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
+from cudatma.kernels.launch import Launch
 from cudatma.kernels.sample import Sample
 from cudatma.target import Target
 
@@ -109,8 +110,8 @@ def _place(target: Target, blocks: int) -> Place:
     return Place("emulator", None, target, blocks)
 
 
-def _sample(title: str, target: Target, planned: CopyPlan, result: Array, wanted: Array) -> Sample:
+def _sample(title: str, target: Target, planned: Launch, result: Array, wanted: Array) -> Sample:
     planned.spec.check_target(target)
     run: Callable[..., Any] = lambda **options: planned.emulate(target, **options)  # noqa: E731
-    shown = f"{title}, {counted(planned.grid, 'block')} of {planned.spec.threads} threads"
+    shown = f"{title}, {counted(int(np.prod(planned.grid)), 'block')} of {planned.spec.threads} threads"
     return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

@@ -13,11 +13,12 @@ from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
-from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
+from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch import Launch
 from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
@@ -181,7 +182,7 @@ def exchanged(info: ArrayInfo) -> ArrayInfo:
     return replace(info, shape=(*shape, columns, rows), strides_bytes=(*strides, step, pitch))
 
 
-def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> CopyPlan:
+def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> Launch:
     """The launch; errors as transpose()."""
     if via != "plain":
         try:
@@ -192,7 +193,7 @@ def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "aut
     return plan_copy(exchanged(src), out, (0,) * len(src.shape), place, via=via)
 
 
-def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> CopyPlan:
+def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> Launch:
     """Tiles by tensor maps. Raises DescriptorError where TMA cannot."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
@@ -209,7 +210,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     # place_of() of the template multiplies a row of tiles with a raster group.
     if max(tiles, tiles_x * spec.raster_group) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
-    return CopyPlan(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
+    return Launch(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
 
 
 def _tile_map(

@@ -7,11 +7,11 @@ runs. It is the GEMM that aligned activations get, and so are the bits of its re
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 from cudatma import context
 from cudatma.errors import ArgumentError, LaunchError
+from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
@@ -23,6 +23,7 @@ from cudatma.kernels.marlin.permute_columns import (
     result_pitch_bytes,
 )
 from cudatma.kernels.marlin.plan import Plan, loaded
+from cudatma.kernels.replay import Replay
 from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.launch import Kernel
@@ -82,7 +83,7 @@ class ArrangedPlan(Plan):
     Made for x with rows that all lie on 16 bytes, or for any; the one for any serves all.
     """
 
-    __slots__ = ("_arrange", "_arrange_lock", "_result", "_rows_bytes", "_source")
+    __slots__ = ("_arrange", "_rows_bytes")
 
     def __init__(
         self,
@@ -104,16 +105,11 @@ class ArrangedPlan(Plan):
         super().__init__(w, rows, out, True, batch_invariant, stream)
         self.needs_workspace = True
         self.x_extent = x.info.extent[1] - x.info.pointer
-        self._arrange = kernel.plan(
-            grid,
-            spec.threads,
-            permute_arguments(x.info.pointer, w.perm, rows.info.pointer, x.rows, k, x.pitch_bytes),
-            shared_bytes=spec.smem_bytes,
-            programmatic=programmatic,
-            device=device,
-        )
-        self._source, self._result = self._arrange.arguments[spec.has_permutation :][:2]
-        self._arrange_lock = threading.Lock()
+        bases = x.info.pointer, rows.info.pointer
+        args = permute_arguments(bases[0], w.perm, bases[1], x.rows, k, x.pitch_bytes)
+        launch = Launch(TEMPLATE, spec, grid, args, (), programmatic=programmatic)
+        first = int(spec.has_permutation)
+        self._arrange = Replay(launch, kernel, device, bases, (first, first + 1))
 
     def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:
         """As Plan.run(), in two launches. DriverError where the workspace has no memory to grow."""
@@ -121,7 +117,5 @@ class ArrangedPlan(Plan):
             raise LaunchError("workspace", "None", "a workspace, which holds the copied activations")
         with workspace.rows.lock:
             rows = workspace.rows.room(self._rows_bytes)
-            with self._arrange_lock:
-                self._source.value, self._result.value = x, rows
-                self._arrange.launch(stream)
+            self._arrange.run((x, rows), stream)
             super().run(rows, out, bias, workspace, stream)

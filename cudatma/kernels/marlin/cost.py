@@ -23,9 +23,9 @@ _SUSTAINED_FROM = 256
 _WEIGHT_BYTES = 0.516
 
 
-def _memory_us(k: int, n: int, card: Gpu) -> float:
+def _memory_us(k: int, n: int, gpu: Gpu) -> float:
     """Of reading the weight once."""
-    return _WEIGHT_BYTES * k * n / card.memory_bytes_per_us
+    return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
 
 
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
@@ -51,13 +51,13 @@ _SKINNY_MEMORY = 0.475
 _MMA_N = 8
 
 
-def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Gpu) -> Cost:
+def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the skinny GEMM."""
-    columns, clock = max(_MMA_N, tile.block_m), card.sm_clock_mhz
+    columns, clock = max(_MMA_N, tile.block_m), gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.cluster_k
-    steps = ceil_div(ctas, card.multiprocessors) * ceil_div(ceil_div(k, tile.block_k), tile.cluster_k) * tile.block_k
+    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, tile.block_k), tile.cluster_k) * tile.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
-    mma = max(_SKINNY_MMA, 2 * 32 / card.mma_sync_flops)
+    mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     exchanged = 0.0
     if tile.cluster_k > 1:
         sums = (tile.cluster_k - 1) * ceil_div(tile.n_tiles, tile.cluster_k) * columns / _MMA_N
@@ -66,7 +66,7 @@ def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, card: Gpu) -> Cost:
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
         sm_us=steps * tile.n_tiles * (_SKINNY_N32 + mma * columns) / clock,
         reduction_us=exchanged,
-        memory_us=_SKINNY_MEMORY * _memory_us(k, n, card),
+        memory_us=_SKINNY_MEMORY * _memory_us(k, n, gpu),
         tensor_us=0.0,
     )
 
@@ -125,7 +125,7 @@ def division_clocks(tile: WgmmaTile, others: int = 1) -> float:
     return _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
 
 
-def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Gpu) -> Cost:
+def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k`` CTAs for
     each tile, all at once."""
     depth, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
@@ -135,7 +135,7 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Gpu) -> Cost:
         exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
         loop, ends = ceil_div(depth, tile.cluster_k) * stage, _result_clocks(own)
     else:
-        resident = max(1, card.multiprocessors // tile.cluster)
+        resident = max(1, gpu.sm_count // tile.cluster)
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
         longest = longest_share(tiles, resident, depth)
         # Divided or not, the longest work range stores as many results.
@@ -145,14 +145,14 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, card: Gpu) -> Cost:
         divided = (longest.before + longest.divided * DIVIDED_STAGE) * stage
         if divided + division_clocks(tile, longest.others) < loop:
             loop, exchanged = divided, division_clocks(tile, longest.others)
-    clock_us = _WGMMA_SM / card.sm_clock_mhz
+    clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
         sm_us=loop * clock_us,
         reduction_us=exchanged * clock_us,
-        memory_us=_WGMMA_MEMORY * _memory_us(k, n, card),
-        tensor_us=tensor * m * n * k / (_WGMMA_MACS * card.multiprocessors * card.sm_clock_mhz),
+        memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
+        tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),
     )
 
 
@@ -185,29 +185,29 @@ _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 
 
-def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, card: Gpu) -> Cost:
+def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the mma.sync kernel."""
     depth = ceil_div(k, tile.block_k)
     tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
-    longest = longest_share(tiles, card.multiprocessors, depth)
+    longest = longest_share(tiles, gpu.sm_count, depth)
     partial_bytes = 4 * tile.block_m * tile.block_n
     weights, mmas = tile.block_n * tile.block_k, tile.block_n * tile.block_m * tile.block_k / (16 * 8 * 16)
     ldmatrix = tile.warps_n * tile.block_m / 8 * tile.block_k / 32
     issued = weights / 32 * (_SCALED_WEIGHT_INSTRUCTIONS if tile.scales_weight else _WEIGHT_INSTRUCTIONS)
     issued += mmas * (1 if tile.scales_weight else _SCALED_SUMS) + ldmatrix
     loaded = weights / 2 + 2 * tile.block_m * tile.block_k
-    stage = _MMA_PRODUCTS * 2 * tile.block_m * weights / card.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
-    stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / card.sm_clock_mhz
+    stage = _MMA_PRODUCTS * 2 * tile.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
+    stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
     # schedule() divides tiles by the same comparison (StagedTile.division()).
     once = partial_bytes // int(loaded)
     divides = longest.whole > longest.before + longest.divided + once
     stages = longest.before + longest.divided if divides else longest.whole
     pieces = max(2, ceil_div(depth, longest.divided)) if divides else 0
-    flops = 2 * m * n * k / (card.mma_sync_flops * card.multiprocessors * card.sm_clock_mhz)
+    flops = 2 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
-        launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, card.multiprocessors),
+        launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, gpu.sm_count),
         sm_us=stages * stage,
         reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * pieces * partial_bytes if divides else 0.0,
-        memory_us=_MMA_MEMORY * _memory_us(k, n, card),
+        memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops if m >= _SUSTAINED_FROM else 0.0,
     )

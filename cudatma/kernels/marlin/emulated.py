@@ -1,4 +1,4 @@
-"""marlin_gemm on the emulator: the kernel that a card would run, on NumPy arrays, its hazards raised as errors."""
+"""marlin_gemm on the emulator: the kernel that a GPU would run, on NumPy arrays, its hazards raised as errors."""
 
 from __future__ import annotations
 
@@ -8,55 +8,40 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.build.kernel import default_target, load_kernel
-from cudatma.emulator import EmulatedModule, Report
+from cudatma.build.kernel import default_target
+from cudatma.emulator import Report
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
 from cudatma.kernels.marlin.dequantize import check_dense, dense_pitch_bytes, emulate
+from cudatma.kernels.marlin.launch import gemm_launch
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
-from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight
-from cudatma.runtime.hang.emulated import ListeningModule
 from cudatma.target import Target
 
-#: The card that is imagined: an H200's multiprocessors, so that tiles are divided as they would be there.
-_PROCESSORS = 132
+#: Of the GPU that is imagined: an H200's, so that tiles are divided as they would be there.
+_SM_COUNT = 132
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatedLaunch:
-    """The kernel's launch on host arrays. arrays: the memory behind the pointers; flags: all zero before and after.
+class HostWorkspace:
+    """Partial sums and flags in host memory, for one launch. flags: all zero before and after it."""
 
-    workspace: what owns that memory; the launch itself knows addresses alone.
-    """
-
-    spec: AnyMarlinSpec
-    work: Schedule
-    arguments: tuple[Any, ...]
-    arrays: tuple[Any, ...]
+    partials: np.ndarray[Any, np.dtype[np.uint8]]
     flags: np.ndarray[Any, np.dtype[np.uint32]]
-    workspace: tuple[Any, ...]
 
-    def run(self, module: EmulatedModule | ListeningModule, **options: Any) -> Report:
-        """Launch it; options as for ``EmulatedModule.launch``."""
-        report: Report = module.launch(
-            self.spec.entry,
-            self.work.blocks,
-            self.spec.threads,
-            self.arguments,
-            cluster=self.spec.launch_cluster if self.spec.launch_cluster > 1 else None,
-            shared_bytes=self.spec.smem_bytes,
-            arrays=self.arrays,
-            **options,
-        )
-        return report
+    @classmethod
+    def of(cls, spec: AnyMarlinSpec, work: Schedule) -> HostWorkspace:
+        """As large as a launch needs it; partial sums that nobody wrote are large numbers."""
+        slots = max(1, work.partial_blocks)
+        return cls(np.full(slots * spec.partial_bytes, 0x7F, np.uint8), np.zeros(slots * spec.warp_tiles, np.uint32))
 
 
 def prepare(
@@ -68,35 +53,16 @@ def prepare(
     work: Schedule,
     target: Target,
     *,
+    workspace: HostWorkspace | None = None,
     programmatic: bool = False,
-) -> EmulatedLaunch:
-    """The arguments that the GPU's plan would pass, with a workspace of this launch's own. All arrays on the host.
+) -> Launch:
+    """The launch that the GPU's plan would make, with a workspace of its own unless given. All arrays on the host.
 
-    programmatic: as for a dependent launch, in which the kernel asks for weights before it waits for activations.
+    programmatic: as for a dependent launch, in which the kernel loads weights before it waits for activations.
     """
-    k, n = w.shape
-    problem = ProblemStruct()
-    exponent = scale_exponent_of(w, spec)
-    fill_problem(problem, spec, work, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent)
-    problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
-    problem.output_vectors = int(out.is_vectorised and out.info.pointer % 16 == 0)
-    slots = max(1, work.partial_blocks)
-    partials = np.full(slots * spec.partial_bytes, 0x7F, np.uint8)
-    flags = np.zeros(slots * spec.warp_tiles, np.uint32)
-    memory = {
-        "weight": describe(w.qweight),
-        "scales": describe(w.scales),
-        "zeros": None if w.zeros is None else describe(w.zeros),
-        "activations": x.info,
-        "bias": bias,
-        "output": out.info,
-        "partials": describe(partials),
-        "flags": describe(flags),
-    }
-    pointers = {name: 0 if info is None else info.pointer for name, info in memory.items()}
-    arguments = bound(spec, {**tensor_maps(w, x, spec, target), **pointers, "problem": bytes(problem)})
-    arrays = tuple(host_bytes(info) for info in memory.values() if info is not None)
-    return EmulatedLaunch(spec, work, tuple(arguments), arrays, flags, (partials, x, w, out, bias))
+    space = HostWorkspace.of(spec, work) if workspace is None else workspace
+    partials, flags = describe(space.partials), describe(space.flags)
+    return gemm_launch(x, w, out, bias, spec, work, target, partials=partials, flags=flags, programmatic=programmatic)
 
 
 def emulated_gemm(
@@ -125,37 +91,25 @@ def emulated_gemm(
     arranged = needs_arranging(w, x)
     if arranged:
         x = _arranged(x, w, target, schedules)
-    card = imagined_gpu(target, _PROCESSORS)
-    decision = decide(LinearShape.of(w), x.rows, card, batch_invariant=batch_invariant)
-    spec = resolve_fused(decision.spec, w.scale_fit.form)
-    work = schedule(spec, x.rows, n, k, _PROCESSORS * spec.blocks_per_sm, divide=decision.divide)
+    problem = Problem.of(w, x.rows, batch_invariant=batch_invariant)
+    spec = resolve_fused(decide(problem, imagined_gpu(target, _SM_COUNT)).spec, w.scale_fit.form)
+    work = schedule(spec, x.rows, n, k, _SM_COUNT * spec.blocks_per_sm, divide=not batch_invariant)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
-    # Behind the kernel that arranges them it is a dependent launch, which has to wait for them.
+    # After the kernel that arranges them it is a dependent launch, which has to wait for them.
     previous = (host_bytes(x.info),) if arranged else ()
-    return launch.run(
-        load_kernel(spec.template, spec, target).emulated,
-        schedules=schedules,
-        target=target,
-        produced_by_previous=previous,
-        **options,
-    )
+    return launch.emulate(target, schedules=schedules, produced_by_previous=previous, **options)
 
 
 def _arranged(x: Rows, w: PackedWeight, target: Target, schedules: int) -> Rows:
     """The rows that the copying kernel leaves; as in a dependent launch, it waits for who writes the activations."""
     k = w.shape[0]
-    spec = choose_arrangement(w, x.rows, x.is_aligned, target, _PROCESSORS)
+    spec = choose_arrangement(w, x.rows, x.is_aligned, target, _SM_COUNT)
     result = np.full((x.rows, result_pitch_bytes(k) // 2), np.nan).astype(x.info.dtype)
     source, order = host_bytes(x.info), None if w.perm is None else describe(w.perm).pointer
-    load_kernel(TEMPLATE, spec, target).emulate(
-        permute_grid(spec, x.rows, k, _PROCESSORS),
-        spec.threads,
-        permute_arguments(x.info.pointer, order, result.ctypes.data, x.rows, k, x.pitch_bytes),
-        shared_bytes=spec.smem_bytes,
-        schedules=schedules,
-        arrays=[source, result] if order is None else [source, result, w.perm],
-        produced_by_previous=(source,),
-    )
+    args = permute_arguments(x.info.pointer, order, result.ctypes.data, x.rows, k, x.pitch_bytes)
+    touched = (x.info, describe(result)) if w.perm is None else (x.info, describe(result), describe(w.perm))
+    launch = Launch(TEMPLATE, spec, permute_grid(spec, x.rows, k, _SM_COUNT), args, touched)
+    launch.emulate(target, schedules=schedules, produced_by_previous=(source,))
     return arranged_rows(x, result.ctypes.data, result)
 
 

@@ -11,22 +11,23 @@ from cudatma.arrays import empty_like_library
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import debug_scope, debugging, wants_debug
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
 from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, library_of_tensor, new_result, run_again
+from cudatma.kernels.replay import PlanCache
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.tuning import pinned_scope
 from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
-#: Plans that a weight keeps: decoding meets a few hundred batch sizes, each plan takes some 5 KB.
-_MAX_PLANS = 2048
+#: A weight's attachment: its PlanCache. Decoding meets a few hundred batch sizes, each plan takes some 5 KB.
+_PLANS, _MOST_PLANS = "plans", 2048
 
 
 def marlin_gemm(
@@ -80,7 +81,8 @@ def marlin_gemm(
         if out is None:
             out = new_result(library, x, w.shape[1], stream)
         key = call_key(library, x, out, bias, demands)
-        plan = None if key is None else w.attachments.get(key)
+        known = w.attachments.get(_PLANS)
+        plan = None if known is None else known.known.get(key)
         if plan is not None and run_again(plan, w, library, x, out, bias, stream):
             return out
     return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
@@ -135,7 +137,7 @@ def _first(
     if library and rows.info.pointer % 16 == 0 and debug_scope.get() is None and pinned_scope.get() is None:
         key = call_key(library, x, out, bias, (programmatic, dense_bytes, batch_invariant))
         if key is not None:
-            _keep(w, key, plan)
+            _plans(w).put(key, plan)
     return out
 
 
@@ -150,22 +152,21 @@ def _plan(
 ) -> Plan:
     layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
     key = (*layout, programmatic, batch_invariant, wants_debug(None), pinned_scope.get())
-    plan = w.attachments.get(key)
+    plan = _plans(w).known.get(key)
     if plan is None:
         if needs_arranging(w, x):
             room = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
             plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, room)
         else:
             plan = Plan(w, x, out, programmatic, batch_invariant, handle)
-        _keep(w, key, plan)
+        _plans(w).put(key, plan)
     return plan
 
 
-def _keep(w: PackedWeight, key: tuple[Any, ...], plan: Plan) -> None:
-    if len(w.attachments) >= _MAX_PLANS:
-        for known in [known for known, kept in list(w.attachments.items()) if isinstance(kept, Plan)]:
-            w.attachments.pop(known, None)
-    w.attachments[key] = plan
+def _plans(w: PackedWeight) -> PlanCache[Plan]:
+    """The plans of calls with this weight; they go with it."""
+    plans: PlanCache[Plan] = w.attachments.setdefault(_PLANS, PlanCache(_MOST_PLANS))
+    return plans
 
 
 def _on_host(

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, weight_policy
+from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
+from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -24,22 +25,22 @@ _MAX_STAGES = 12
 Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
 
 
-def choose_invariant(layer: LinearShape, m: int, card: Gpu) -> AnyMarlinSpec:
-    """The spec for M rows of x, to be scheduled without division. Deterministic; looks at no device."""
-    target = get_target(card.target)
+def choose_invariant(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
+    """The spec for a problem, to be scheduled without division. Deterministic; looks at no device."""
+    target, layer, m = get_target(gpu.target), problem.layer, problem.m
     spec: AnyMarlinSpec
     if target.has_wgmma and target.has_setmaxnreg:
-        spec = _wgmma(layer, m, target, card.multiprocessors)
+        spec = _wgmma(layer, m, target, gpu.sm_count)
     else:
-        spec = _mma_sync(layer, m, target, card.multiprocessors)
+        spec = _mma_sync(layer, m, target, gpu.sm_count)
     spec.check_target(target)
     return spec
 
 
-def _wgmma(layer: LinearShape, m: int, target: Target, multiprocessors: int) -> WgmmaSpec:
+def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSpec:
     block_m = next((size for size in _WGMMA_TOKENS if size >= m), _WGMMA_TOKENS[-1])
     block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
-    warpgroups = 2 if _fills(m, block_m, layer.n, 128, multiprocessors) else 1
+    warpgroups = 2 if _fills(m, block_m, layer.n, 128, sm_count) else 1
     spec = WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -57,9 +58,9 @@ def _wgmma(layer: LinearShape, m: int, target: Target, multiprocessors: int) -> 
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _mma_sync(layer: LinearShape, m: int, target: Target, multiprocessors: int) -> MmaSyncSpec:
+def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaSyncSpec:
     block_m = next((size for size in _MMA_SYNC_TOKENS if size >= m), _MMA_SYNC_TOKENS[-1])
-    wide = _fills(m, block_m, layer.n, 128, multiprocessors)
+    wide = _fills(m, block_m, layer.n, 128, sm_count)
     spec = MmaSyncSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -76,9 +77,9 @@ def _mma_sync(layer: LinearShape, m: int, target: Target, multiprocessors: int) 
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _fills(m: int, block_m: int, n: int, block_n: int, multiprocessors: int) -> bool:
+def _fills(m: int, block_m: int, n: int, block_n: int, sm_count: int) -> bool:
     """Whether tiles of so many channels give every multiprocessor one."""
-    return ceil_div(m, block_m) * ceil_div(n, block_n) >= multiprocessors
+    return ceil_div(m, block_m) * ceil_div(n, block_n) >= sm_count
 
 
 def _deepest(spec: Spec, smem_bytes: int) -> Spec:

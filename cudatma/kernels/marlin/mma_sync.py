@@ -14,13 +14,21 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, StagedTile
+from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
+from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.target import Target
-
-__all__ = ["GROUP_SIZES", "LOAD_PATHS", "MmaSyncSpec"]
 
 #: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures what the others cost.
 LOAD_PATHS = ("tma", "cp_async")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPaths:
+    """Load path of each operand of the mma.sync kernel, ``"tma"`` or ``"cp_async"``; the other kernels take TMA."""
+
+    weight: str = "tma"
+    scale: str = "tma"
+    activation: str = "tma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +215,12 @@ class MmaSyncSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
-    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
-        """Predicted time of an (m, n, k) problem."""
+    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
+        """Predicted time."""
         tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
-        return mma_sync_cost(MmaSyncTile(*tile), m, n, k, card)
+        return mma_sync_cost(MmaSyncTile(*tile), problem.m, problem.n, problem.k, gpu)
 
-    def with_weights(self, dtype: str, group_size: int, has_zeros: bool) -> None:
+    def adapted(self, problem: Problem) -> None:
         """None: where its sums are scaled goes with the groups."""
 
     @property

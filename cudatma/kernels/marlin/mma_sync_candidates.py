@@ -13,8 +13,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.candidates import Candidate, cheapest
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
+from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.target import KIB, Target, get_target
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
@@ -54,10 +54,10 @@ _FORMS = (
 
 
 def mma_sync_candidates(
-    layer: LinearShape, m: int, card: Gpu, load_paths: LoadPaths = _BY_TMA
+    problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA
 ) -> Iterator[Candidate[MmaSyncSpec]]:
     """Each tile that is no taller than the fewest tiles for M need."""
-    target = get_target(card.target)
+    target, layer, m = get_target(gpu.target), problem.layer, problem.m
     if not target.has("mma_sync") or not target.has("tma"):
         return
     tallest = next((form.m for form in _FORMS if form.m >= m), _FORMS[-1].m)
@@ -65,15 +65,15 @@ def mma_sync_candidates(
         if form.m <= tallest and (not form.registers or target.has_setmaxnreg):
             scales_weight = layer.group_size != -1 and form.m > _SCALED_SUMS_COLUMNS
             tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.slice_k, scales_weight)
-            cost = mma_sync_cost(tile, m, layer.n, layer.k, card)
+            cost = mma_sync_cost(tile, m, layer.n, layer.k, gpu)
             yield Candidate(cost, partial(_built, form, layer, target, load_paths))
 
 
-def choose_mma_sync(layer: LinearShape, m: int, card: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
+def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
-    spec = cheapest(mma_sync_candidates(layer, m, card, load_paths))
+    spec = cheapest(mma_sync_candidates(problem, gpu, load_paths))
     if spec is None:
-        raise ArgumentError("target", card.target, "a target with TMA, mma.sync, and shared memory for a ring")
+        raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
     return spec
 
 
@@ -109,7 +109,7 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has("mma_sync") or not target.has("tma"):
         return []
-    card = imagined_gpu(target, H200.multiprocessors)
+    gpu = imagined_gpu(target, H200.sm_count)
     built = (
         _built(form, large, target, LoadPaths(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg
     )
@@ -122,5 +122,5 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
         (large, 1024, LoadPaths("cp_async", "cp_async", "cp_async")),
         (small, 16, LoadPaths(scale="cp_async")),
     ]
-    specs += [choose_mma_sync(layer, m, card, load_paths) for layer, m, load_paths in cases]
+    specs += [choose_mma_sync(Problem(layer, m), gpu, load_paths) for layer, m, load_paths in cases]
     return list(dict.fromkeys(specs))

@@ -1,36 +1,27 @@
-"""What a choice of configuration starts from: the layer, and the load paths."""
+"""What a caller of marlin_gemm asks for: the layer, M, and whether a row's bits may depend on M. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.mma_sync import GROUP_SIZES, MmaSyncSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import PackedWeight
 
-#: Any of the kernels' specs; StagedTile holds what they have in common.
-AnyMarlinSpec: TypeAlias = MmaSyncSpec | SkinnySpec | WgmmaSpec
+#: Elements of K that share a scale; -1: one scale for each column of N.
+GROUP_SIZES = (32, 64, 128, -1)
 _MAX_EXTENT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPaths:
-    """Load path of each operand of the mma.sync kernel, ``"tma"`` or ``"cp_async"``; the other kernels take TMA."""
-
-    weight: str = "tma"
-    scale: str = "tma"
-    activation: str = "tma"
-
-
-@dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What the kernel must know of a weight, besides M. k, n: elements. Others as in MmaSyncSpec.
+    """What a kernel must know of a weight.
 
-    Raises ArgumentError, ArgumentTypeError.
+    k, n: elements. group_size: elements of K that share a scale; -1: one scale for each column of N. has_zeros: whether
+    the weight has zero points. dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results. Raises
+    ArgumentError, ArgumentTypeError.
     """
 
     k: int
@@ -59,17 +50,67 @@ class LinearShape:
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
-#: Former name of LinearShape, for one release.
-Layer = LinearShape
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One GEMM: M rows of x times a layer's weight.
+
+    batch_invariant: the bits of a row must not depend on M (invariant.py).
+    """
+
+    layer: LinearShape
+    m: int
+    batch_invariant: bool = False
+
+    @classmethod
+    def of(cls, w: PackedWeight, m: int, *, batch_invariant: bool = False) -> Problem:
+        """M rows of x times a weight."""
+        return cls(LinearShape.of(w), m, batch_invariant)
+
+    @property
+    def n(self) -> int:
+        return self.layer.n
+
+    @property
+    def k(self) -> int:
+        return self.layer.k
+
+    @property
+    def fixed(self) -> tuple[LinearShape, bool]:
+        """All but M: what stays from call to call."""
+        return self.layer, self.batch_invariant
+
+    @property
+    def constraint(self) -> str:
+        """Why only some configurations may serve, in words; empty where all may."""
+        return "batch invariance: one order of additions, whatever M is" if self.batch_invariant else ""
+
+    @property
+    def description(self) -> str:
+        """In words, for people."""
+        layer = self.layer
+        scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
+        points = "zero points" if layer.has_zeros else "symmetric"
+        return f"M = {self.m}, K = {self.k}, N = {self.n}, int4 weights, {layer.dtype}, {scales}, {points}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As a tuning entry keeps it."""
+        return asdict(self.layer) | {"m": self.m}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Problem:
+        """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
+        m = raw["m"]
+        if type(m) is not int:
+            raise ArgumentTypeError("m", type(m).__name__, "int")
+        if m < 1:
+            raise ArgumentError("m", m, "1 and more")
+        return cls(layer, m)
+
+    def __str__(self) -> str:
+        return f"{self.k} x {self.n}, M = {self.m}"
 
 
 def weight_policy(m: int, block_m: int) -> str:
-    """L2 policy of the weights' loads: those that several token tiles read should stay there."""
+    """L2 policy of the weights' loads: weights that several tiles of M read should stay in L2."""
     return "evict_first" if m <= block_m else "evict_normal"
-
-
-def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
-    """The spec, with scale and offset in one multiply-add where it can be, in the form that the weight's scales allow
-    (``scale_fit.form``). The bits of a result do not depend on it, so that choices are made and kept without."""
-    found: AnyMarlinSpec = spec.in_form(form)
-    return found

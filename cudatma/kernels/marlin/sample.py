@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-from cudatma.build.kernel import load_kernel
 from cudatma.dtypes import activation_type
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.candidates import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
+from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
+from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
 from cudatma.kernels.sample import Sample
 from cudatma.kernels.schedule import schedule
@@ -78,7 +80,7 @@ def skinny_sample(
 
 def _sample(
     target: Target,
-    candidates: Callable[[LinearShape, int, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
+    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
     m: int,
     n: int,
     k: int,
@@ -100,17 +102,17 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    chosen = cheapest(candidates(LinearShape.of(weight), m, imagined_gpu(target, processors)))
+    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, processors)))
     if chosen is None:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
-    launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
-    kernel = load_kernel(spec.template, spec, target)
+    launch: Launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
+    kernel = launch.kernel(target)
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
-    def run(**options: object) -> Report:
-        return launch.run(kernel.emulated, **({"target": target} | options))
+    def run(**options: Any) -> Report:
+        return launch.emulate(target, **options)
 
     def error() -> float:
         return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))

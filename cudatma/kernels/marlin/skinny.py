@@ -16,7 +16,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
+from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
+from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
@@ -192,15 +193,17 @@ class SkinnySpec(StagedTile):
             ("cluster_barrier", barrier),
         )
 
-    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
-        """Predicted time of an (m, n, k) problem."""
-        return skinny_cost(SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k), m, n, k, card)
+    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
+        """Predicted time."""
+        tile = SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k)
+        return skinny_cost(tile, problem.m, problem.n, problem.k, gpu)
 
-    def check_layer(self, k: int) -> None:
+    def check_k(self, k: int) -> None:
         if self.deep_box and k % 64:
             raise ArgumentError("spec.deep_box", True, f"false: k = {k} is no multiple of 64")
 
-    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
+        k = problem.k
         if k % 64 == 0:
             yield {"deep_box": not self.deep_box}
         # A ring that comes round at least once; more weights under way delay the first stage.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cudatma.kernels.candidates import LEAST_STAGES, Candidate, cheapest
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.problem import LinearShape, weight_policy
+from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
 from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
@@ -36,14 +36,14 @@ _WHOLE_DEPTH_TOKENS, _WHOLE_DEPTH_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-def skinny_candidates(layer: LinearShape, m: int, card: Gpu) -> Iterator[Candidate[SkinnySpec]]:
+def skinny_candidates(problem: Problem, gpu: Gpu) -> Iterator[Candidate[SkinnySpec]]:
     """For each number of CTAs that may divide K the best division of a stage; none for many rows of x."""
-    target = get_target(card.target)
+    target, layer, m = get_target(gpu.target), problem.layer, problem.m
     if m > _MOST_TOKENS or not target.has("mma_sync") or not target.has("tma"):
         return
-    for way in _ways(layer.n, target, card.multiprocessors):
+    for way in _ways(layer.n, target, gpu.sm_count):
         if (spec := _fitting(way, layer, m, target)) is not None:
-            yield Candidate(spec.cost(m, layer.n, layer.k, card), _Always(spec))
+            yield Candidate(spec.cost(problem, gpu), _Always(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class _Way:
     waves: int
 
 
-def _ways(n: int, target: Target, multiprocessors: int) -> Iterator[_Way]:
+def _ways(n: int, target: Target, sm_count: int) -> Iterator[_Way]:
     """As few N tiles a block as its limit allows: for the whole depth, and for each number of blocks that divide it."""
     n_tiles = ceil_div(n, N_TILE)
-    waves = ceil_div(n_tiles, multiprocessors * MAX_N_TILES)
-    yield _Way(ceil_div(n_tiles, multiprocessors * waves), 1, waves)
+    waves = ceil_div(n_tiles, sm_count * MAX_N_TILES)
+    yield _Way(ceil_div(n_tiles, sm_count * waves), 1, waves)
     for cluster_k in CLUSTER_K[1:] if target.has("cluster") else ():
         # Clusters that have to wait for others take twice as long.
-        at_once = clusters_at_once(cluster_k, multiprocessors)
+        at_once = clusters_at_once(cluster_k, sm_count)
         if at_once and (each := ceil_div(n_tiles, at_once)) <= MAX_N_TILES:
             yield _Way(each, cluster_k, 1)
 
@@ -159,6 +159,6 @@ def dump_specs(target: Target) -> list[SkinnySpec]:
         (replace(small, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(small, k=8192, n=1280, has_zeros=True), 32),
     ]
-    card = imagined_gpu(target, H200.multiprocessors)
-    specs = (cheapest(skinny_candidates(layer, m, card)) for layer, m in cases)
+    gpu = imagined_gpu(target, H200.sm_count)
+    specs = (cheapest(skinny_candidates(Problem(layer, m), gpu)) for layer, m in cases)
     return list(dict.fromkeys(spec for spec in specs if spec is not None))

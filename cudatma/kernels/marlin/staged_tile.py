@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.schedule import ceil_div, fits_workspace
 from cudatma.target import KIB, Target
 
-GROUP_SIZES = (32, 64, 128, -1)
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
 MAX_BOX = 256
 #: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
@@ -98,14 +99,32 @@ class StagedTile:
         """The spec with that ``scale_form`` where the kernel has it, else with "none"."""
         return self
 
-    def with_weights(self, dtype: str, group_size: int, has_zeros: bool) -> Any:
-        """The same tile for weights of another kind; None where a tile says nothing of those."""
-        return replace(self, dtype=dtype, group_size=group_size, has_zeros=has_zeros)  # type: ignore[type-var]
+    def adapted(self, problem: Problem) -> Any:
+        """The same tile for weights of another dtype, with other groups or zero points; None where a tile says nothing
+        of those."""
+        layer = problem.layer
+        return replace(self, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros)  # type: ignore[type-var]
 
-    def check_layer(self, k: int) -> None:
-        """Raises ArgumentError for a layer that the kernel cannot run."""
+    def check_k(self, k: int) -> None:
+        """Raises ArgumentError for a K that the kernel cannot run."""
 
-    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raise ArgumentError or TargetError unless the kernel can run the problem on the target, with
+        ``blocks_per_sm`` CTAs on an SM and a workspace that holds their partial sums."""
+        self.check_k(problem.k)
+        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+            raise ArgumentError("spec.cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+        if not fits_workspace(self, self.blocks_per_sm):
+            raise ArgumentError("spec.blocks_per_sm", self.blocks_per_sm, "CTAs whose partial sums fit the workspace")
+        self.check_target(target)
+        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
+        raise NotImplementedError
+
+    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
         """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings are as deep
         as can be."""
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))

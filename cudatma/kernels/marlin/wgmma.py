@@ -15,7 +15,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import DIVIDED_STAGE, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
-from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
+from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
+from cudatma.kernels.marlin.staged_tile import LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 
@@ -182,12 +183,12 @@ class WgmmaSpec(StagedTile):
     def scale_form(self) -> str:
         return self.fused
 
-    def variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
         yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
         for side, deep in _WARPGROUPS:
             if self.block_n % (64 * side) == 0:
                 yield {"warpgroups": side, "stack": self.block_n // (64 * side), "warpgroups_k": deep}
-        yield from StagedTile.variants(self, k)
+        yield from StagedTile.variants(self, problem)
 
     def in_form(self, fused: str) -> WgmmaSpec:
         """The spec with ``fused`` where that may be set, else with ``"none"``."""
@@ -335,9 +336,9 @@ class WgmmaSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 64 // self.accumulators)
 
-    def cost(self, m: int, n: int, k: int, card: Gpu) -> Cost:
-        """Predicted time of an (m, n, k) problem."""
-        return wgmma_cost(self.tile, m, n, k, card)
+    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
+        """Predicted time."""
+        return wgmma_cost(self.tile, problem.m, problem.n, problem.k, gpu)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a block's shared memory fits."""

@@ -13,7 +13,7 @@ from cudatma.kernels.candidates import Candidate, cheapest
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
-from cudatma.kernels.marlin.problem import LinearShape, weight_policy
+from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -88,28 +88,28 @@ _FORMS = (
 )
 
 
-def wgmma_candidates(layer: LinearShape, m: int, card: Gpu) -> Iterator[Candidate[WgmmaSpec]]:
+def wgmma_candidates(problem: Problem, gpu: Gpu) -> Iterator[Candidate[WgmmaSpec]]:
     """Each form with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
-    target = get_target(card.target)
+    target, layer, m = get_target(gpu.target), problem.layer, problem.m
     if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
         return
     for form in _FORMS:
         warpgroups = (form.warpgroups, form.warpgroups_k)
         for block_m in form.sizes(m):
-            for cluster_k in _divisions(form, block_m, m, layer, card):
+            for cluster_k in _divisions(form, block_m, m, layer, gpu):
                 tile = WgmmaTile(block_m, form.block_n, form.block_k, *warpgroups, form.cluster, cluster_k)
-                cost = wgmma_cost(tile, m, layer.n, layer.k, card)
+                cost = wgmma_cost(tile, m, layer.n, layer.k, gpu)
                 yield Candidate(cost, partial(_built, form, block_m, cluster_k, layer, m, target))
 
 
-def _divisions(form: _Form, block_m: int, m: int, layer: LinearShape, card: Gpu) -> Iterator[int]:
+def _divisions(form: _Form, block_m: int, m: int, layer: LinearShape, gpu: Gpu) -> Iterator[int]:
     """Numbers of CTAs that may divide K. Clusters that wait for others take twice as long; and each CTA has a stage."""
     yield 1
     if form.cluster > 1:
         return
     tiles = ceil_div(m, block_m) * ceil_div(layer.n, form.block_n)
     for cluster_k in CLUSTER_K[1:]:
-        if tiles <= clusters_at_once(cluster_k, card.multiprocessors) and layer.k > form.block_k * (cluster_k - 1):
+        if tiles <= clusters_at_once(cluster_k, gpu.sm_count) and layer.k > form.block_k * (cluster_k - 1):
             yield cluster_k
 
 
@@ -166,7 +166,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has_wgmma:
         return []
-    card = imagined_gpu(target, H200.multiprocessors)
+    gpu = imagined_gpu(target, H200.sm_count)
     sizes = ((form, size) for form in _FORMS for size in dict.fromkeys((max(form.least, _DUMPED_TOKENS), form.most)))
     specs = [_fitting(_spec(form, size, large, size), target) for form, size in sizes]
     cases = [
@@ -179,7 +179,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         (replace(small, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     cases += [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
-    chosen = (cheapest(wgmma_candidates(layer, m, card)) for layer, m in cases)
+    chosen = (cheapest(wgmma_candidates(Problem(layer, m), gpu)) for layer, m in cases)
     specs += [spec for spec in chosen if spec is not None]
     # Most weights have the one form; the others with tiles that differ most.
     others = [specs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]

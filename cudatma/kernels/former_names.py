@@ -1,4 +1,4 @@
-"""Names that recorded data still has: tuning files of schema 2, and benchmarks/results/."""
+"""Names that recorded data still has: tuning files of schemas 2 and 3, and benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ def renamed(fields: dict[str, Any], names: dict[str, str] = SPEC_FIELDS) -> dict
 
 
 def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A tuning entry of schema 2 in the words of schema 3. What is damaged stays as it is: the reader says why."""
+    """A tuning entry of schema 2 or 3 in the words of today. What is damaged stays as it is: the reader says why."""
     kernel, spec = entry.get("kernel"), entry.get("spec")
-    found = dict(entry)
+    found = {"family": "marlin"} | entry
     if isinstance(kernel, str):
         found["kernel"] = KERNELS.get(kernel, kernel)
     if isinstance(spec, dict):
         found["spec"] = renamed(spec)
     return found
+
+
+def renamed_section(section: dict[str, Any]) -> dict[str, Any]:
+    """A section of a tuning file of schema 2 or 3, its GPU and entries in the words of today."""
+    gpu = renamed(section["gpu"], {"multiprocessors": "sm_count"})
+    return section | {"gpu": gpu, "entries": [renamed_entry(raw) for raw in section["entries"]]}

@@ -1,0 +1,70 @@
+"""Which configuration serves a problem: a pinned one, else a measured exception, else the cheapest candidate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.family import Family, P, S
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.tuning import lookup
+
+#: What pinned() holds.
+pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[S]):
+    """A configuration; where it comes from (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``); why, in words."""
+
+    spec: S
+    source: str
+    why: str
+
+
+@contextlib.contextmanager
+def pinned(spec: object) -> Iterator[None]:
+    """Inside, every choice of this thread for the spec's family is this one: the tuner launches each candidate as a
+    call would."""
+    token = pinned_scope.set(spec)
+    try:
+        yield
+    finally:
+        pinned_scope.reset(token)
+
+
+def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
+    """The configuration for a problem on a GPU, and the reason; the same for as long as a process lives.
+
+    A problem with a constraint gets the cheapest candidate. Else what is pinned; else a tuning entry of the user's file
+    or of the table that ships; else the cheapest candidate.
+    """
+    if not problem.constraint:
+        spec = pinned_scope.get()
+        if spec is not None and type(spec) in family.kernels.values():
+            return Decision(spec, "pinned", "pinned by the caller")
+        if (found := lookup(family, problem, gpu)) is not None:
+            entry, source = found.entry, "shipped" if found.shipped else "tuned"
+            gain = f"{entry.us:.4g} us, where the cost model's choice took {entry.rule_us:.4g}"
+            which = "this layer" if found.exact else f"a layer of this K and N ({entry.problem.description})"
+            return Decision(entry.spec, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+    spec, cost, considered = cheapest_of(family, problem, gpu)
+    why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
+    return Decision(spec, "rule", problem.constraint or why)
+
+
+def cheapest_of(family: Family[P, S], problem: P, gpu: Gpu) -> tuple[S, Cost, int]:
+    """(the cheapest candidate, its cost, how many there are). Deterministic; looks at no device and no file.
+
+    Raises ArgumentError where none fits the target.
+    """
+    listed = family.candidates(problem, gpu)
+    for spec, cost in ranked(listed):
+        return spec, cost, len(listed)
+    raise ArgumentError("target", gpu.target, f"a target whose shared memory holds a ring of a {family.name} kernel")

@@ -1,0 +1,119 @@
+"""Why a problem gets the configuration that it gets: an explanation for people and for programs, of any family."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cudatma.deprecation import warn_deprecated
+from cudatma.errors import counted
+from cudatma.kernels.choosing import Decision
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.family import Family
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import Schedule
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.table_text import table_text
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a problem runs as it does. ``str()`` is for people, as_dict() for programs.
+
+    family, problem: what is asked for. gpu: what it runs on, or is imagined to. decision: the configuration, where it
+    comes from and why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the
+    cheapest of all, and the configuration itself. considered: how many candidates there were.
+    """
+
+    family: Family[Any, Any]
+    problem: Any
+    gpu: Gpu
+    decision: Decision[Any]
+    schedule: Schedule
+    prediction: Cost
+    candidates: tuple[Listed[Any], ...]
+    considered: int
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name in its family: for Marlin ``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
+        return self.family.kernel_name(self.spec)
+
+    @property
+    def spec(self) -> Any:
+        """The configuration."""
+        return self.decision.spec
+
+    @property
+    def m(self) -> int:
+        """Rows of x."""
+        return int(self.problem.m)
+
+    @property
+    def layer(self) -> Any:
+        """The problem without M."""
+        return self.problem.layer
+
+    @property
+    def card(self) -> Gpu:
+        """Former name of ``gpu``, for one release."""
+        warn_deprecated("cudatma: Explanation.card is now called Explanation.gpu")
+        return self.gpu
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
+            "m": self.m,
+            "gpu": asdict(self.gpu),
+            "card": asdict(self.gpu),  # former name of "gpu", for one release
+            "kernel": self.kernel,
+            "entry": self.spec.entry,
+            "spec": asdict(self.spec),
+            "blocks_per_sm": self.spec.blocks_per_sm,
+            "source": self.decision.source,
+            "why": self.decision.why,
+            "schedule": asdict(self.schedule),
+            "prediction": self.prediction.as_dict(),
+            "considered": self.considered,
+            "candidates": [
+                {
+                    "kernel": self.family.kernel_name(one.spec),
+                    "label": one.label,
+                    "us": one.cost.us,
+                    "bound": one.cost.bound,
+                    "chosen": one.spec == self.spec,
+                }
+                for one in self.candidates
+            ],
+        }
+
+    def __str__(self) -> str:
+        gpu, cost, work = self.gpu, self.prediction, self.schedule
+        divided = f"{counted(work.stream_tiles, 'tile')} divided"
+        if self.spec.cluster_k > 1:
+            divided = f"the K of each tile divided by a cluster of {self.spec.cluster_k}"
+        shown = [
+            self.problem.description,
+            f"on {gpu.target}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
+            f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
+            f"kernel     {self.kernel}: {self.spec.entry}",
+            f"why        {self.decision.source}: {self.decision.why}",
+            f"work       {work.tiles_m} x {work.tiles_n} tiles of {counted(work.k_iterations, 'stage')} "
+            f"on {counted(work.blocks, 'CTA')}, {divided}",
+            f"predicted  {cost.us:.4g} us: launch {cost.launch_us:.3g}, main loop of the busiest SM {cost.sm_us:.3g}, "
+            f"partial sums {cost.reduction_us:.3g}, memory {cost.memory_us:.3g}, tensor cores {cost.tensor_us:.3g}",
+            "",
+        ]
+        rows = [
+            (
+                "->" if one.spec == self.spec else "",
+                f"{one.cost.us:.4g}",
+                one.cost.bound,
+                self.family.kernel_name(one.spec),
+                one.label,
+            )
+            for one in self.candidates
+        ]
+        title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
+        return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)

@@ -1,0 +1,99 @@
+"""What a kernel family is: the protocols that the shared parts of kernels/ are written over.
+
+A family says what a caller asks for (a Problem), which configurations may serve it (specs, as candidates with their
+predicted costs), and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written
+once and ask no spec which family it belongs to. docs/adding_a_kernel.md walks through a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+from cudatma.kernels.candidates import Candidate
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.target import Target
+
+
+@runtime_checkable
+class KernelSpec(Protocol):
+    """What every kernel's spec has. A spec is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
+
+    A spec may also offer, and reports show:
+    ``threads`` (int: threads of one CTA), ``smem_bytes`` (int: dynamic shared memory of one CTA),
+    ``smem_layout()`` -> list of (name, offset_bytes, size_bytes): what stands where in dynamic shared memory,
+    ``stage_layout()`` -> list of (what, size_bytes): what one pipeline stage holds,
+    ``check_target(target)``: raises where the target cannot run it.
+    """
+
+    @property
+    def entry(self) -> str: ...
+
+
+class Problem(Protocol):
+    """What a caller asks for: a frozen dataclass.
+
+    m: the size that changes from call to call. fixed: everything else. constraint: why only some configurations may
+    serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
+    """
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def fixed(self) -> Hashable: ...
+    @property
+    def constraint(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class TunedSpec(KernelSpec, Protocol):
+    """A spec that may be chosen, measured and kept in a tuning table.
+
+    template: of its kernel. revision: raised whenever the kernel's timing changes. block_m: rows of M of a tile.
+    blocks_per_sm: CTAs that share an SM.
+    cost(problem, gpu): predicted time. check_problem(problem): raises ArgumentError for one that the kernel cannot run.
+    adapted(problem): the same tile for another problem's fixed part, None where a tile says nothing of it.
+    variants(problem): changes of fields that are worth measuring for the same tile.
+    """
+
+    revision: ClassVar[int]
+
+    @property
+    def template(self) -> str: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def blocks_per_sm(self) -> int: ...
+    def cost(self, problem: Any, gpu: Gpu) -> Cost: ...
+    def check(self, problem: Any, target: Target) -> None: ...
+    def adapted(self, problem: Any) -> Any: ...
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]: ...
+
+
+P = TypeVar("P", bound=Problem)
+S = TypeVar("S", bound=TunedSpec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family(Generic[P, S]):
+    """name: of the family. kernels: its specs' classes by the kernels' names. read_problem(raw): a problem from a
+    tuning entry. candidates(problem, gpu): the configurations that may serve. index: fields of a tuning entry that must
+    be a problem's for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured
+    exceptions that ship; None for none."""
+
+    name: str
+    kernels: Mapping[str, type[S]]
+    read_problem: Callable[[Mapping[str, Any]], P]
+    candidates: Callable[[P, Gpu], Sequence[Candidate[S]]]
+    index: tuple[str, ...] = ()
+    spec_fields: tuple[str, ...] = ()
+    table: Path | None = None
+
+    def kernel_name(self, spec: object) -> str:
+        """The name of a spec's kernel."""
+        return next(name for name, kind in self.kernels.items() if type(spec) is kind)

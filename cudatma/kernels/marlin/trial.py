@@ -1,0 +1,108 @@
+"""Random operands of a Marlin GEMM on a GPU, in so many copies that weights are cold: what the tuner launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudatma.dtypes import activation_type
+from cudatma.errors import LaunchError
+from cudatma.kernels.choosing import pinned
+from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.quantization import PackedWeight
+
+#: All copies of a weight together, several times any L2; while one is read, it pushes another out. Of a weight that is
+#: tiny not even the most are, but with it nobody waits for memory.
+_ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
+#: Random values are taken in turn from so many, a prime: no two rows or columns are equal.
+_POOL = 1_048_573
+
+
+class MarlinTrial:
+    """One problem's operands on a device, and launches of candidates as marlin_gemm would make them.
+
+    out: (M, N), which every launch writes. copies: of the weight. Raises ArgumentTypeError for bf16 where CuPy has
+    none, DriverError without CuPy or a GPU.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.out: Any = None
+        self._layer: LinearShape | None = None
+        self._weights: list[PackedWeight] = []
+        self._x: Any = None
+
+    @property
+    def copies(self) -> int:
+        return len(self._weights)
+
+    def prepare(self, problem: Problem) -> None:
+        """Random weights, unless they are there, and M rows of x."""
+        import cupy
+
+        layer, m = problem.layer, problem.m
+        if layer != self._layer:
+            self._layer, self._weights = None, []
+            cupy.get_default_memory_pool().free_all_blocks()
+            host = random_weight(layer)
+            copies = min(_MOST_COPIES, max(_LEAST_COPIES, _ROTATION_BYTES // host.nbytes + 1))
+            self._weights = [host.to_device(self.device) for _ in range(copies)]
+            self._layer = layer
+        kind = activation_type(layer.dtype).numpy
+        bits = np.random.default_rng(m).standard_normal(_POOL, dtype=np.float32).astype(kind).view(np.uint16)
+        # TMA takes rows that begin at multiples of 16 bytes; marlin_gemm would copy others by a kernel of its own.
+        self._x = cupy.asarray(np.resize(bits, (m, -(-layer.k // 8) * 8))).view(kind)[:, : layer.k]
+        self.out = cupy.empty((m, layer.n), np.uint16).view(kind)
+
+    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Callable[[int], None]:
+        """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
+
+        Raises LaunchError if it would not be launched as it says, and what a launch raises.
+        """
+        space = stream_workspace(self.device, stream)
+        x = check_input(self._x, self._weights[0])
+        out = check_output(self.out, x, self._weights[0])
+        with pinned(candidate.spec):
+            plans = [
+                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=stream)
+                for weight in self._weights[:copies]
+            ]
+        spec, work = plans[0].spec, plans[0].schedule
+        if resolve_fused(spec, "none") != candidate.spec:
+            raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
+        space.require_room(spec, work)
+
+        def launch(index: int) -> None:
+            plans[index % len(plans)].run(x.info.pointer, out.info.pointer, 0, space, stream)
+
+        return launch
+
+    @staticmethod
+    def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
+        """The spec that launcher() launches for a candidate's: in the form that random_weight()'s scales allow."""
+        return resolve_fused(spec, "as_stored")
+
+
+def random_weight(layer: LinearShape) -> PackedWeight:
+    """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
+    rng = np.random.default_rng((layer.k, layer.n))
+    k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
+    groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)
+    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (4.8 * layer.k**0.5)
+    zeros = rng.integers(0, 16, (groups, 64 * n64), dtype=np.uint8) if layer.has_zeros else None
+    return PackedWeight(
+        qweight=rng.integers(0, 256, (n64 * k64, 2048), dtype=np.uint8),
+        scales=scales.astype(activation_type(layer.dtype).numpy),
+        zeros=zeros,
+        perm=None,
+        shape=(layer.k, layer.n),
+        group_size=layer.group_size,
+        dtype=layer.dtype,
+    )
