@@ -183,7 +183,7 @@ def summary_table(cells: Sequence[Cell]) -> Table:
     note = (
         "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
         "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
-        "the card rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
+        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
         "the time to merely stream the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in tokens)), tuple(rows), note)

@@ -1,6 +1,6 @@
 """Energy of one launch: our GEMM and cuBLAS, each by itself for a second, by NVML's counter of joules.
 
-From some tokens on the card is at its power limit; then energy decides how long a kernel takes, not its pipes.
+From some tokens on the GPU is at its power limit; then energy decides how long a kernel takes, not its pipes.
 Source: NVML API reference, nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was loaded).
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness import Contender, capture, measuring_stream, require_card
-from benchmarks.power import PowerLog, card_bus_id, find_reader
+from benchmarks.power import PowerLog, find_reader, gpu_bus_id
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 from benchmarks.shapes import parse_shape, parse_tokens
 
@@ -35,15 +35,15 @@ def energy_counter(bus_id: str | None) -> Callable[[], float] | None:
         import pynvml as nvml  # nvidia-ml-py
 
         nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
-        nvml.nvmlDeviceGetTotalEnergyConsumption(card)
-    except Exception:  # not installed, no driver, a card without the counter
+        gpu = nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
+        nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    except Exception:  # not installed, no driver, a GPU without the counter
         return None
-    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1e3
+    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)) / 1e3
 
 
 def run_for(replay: Callable[[], float], seconds: float) -> tuple[int, float]:
-    """(replays, seconds on the card) until so many seconds are over. replay: one replay; returns its seconds."""
+    """(replays, seconds on the GPU) until so many seconds are over. replay: one replay; returns its seconds."""
     count, spent, begun = 0, 0.0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         spent += replay()
@@ -98,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     options = parser.parse_args(argv)
     require_card(parser)
-    read = energy_counter(card_bus_id())
+    read = energy_counter(gpu_bus_id())
     if read is None:
-        parser.exit(2, f"{parser.prog}: NVML does not count this card's energy\n")
+        parser.exit(2, f"{parser.prog}: NVML does not count this GPU's energy\n")
     import torch  # noqa: F401  # before the stream is made, which is to be torch's as well
 
     from benchmarks.layer import make_layer, ours

@@ -1,4 +1,4 @@
-"""The first call in a fresh process: cold cache, warm cache, compile time. Without a card it stops at the cubin."""
+"""The first call in a fresh process: cold cache, warm cache, compile time. Without a GPU it stops at the cubin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LABELS = {
 def child(m: int, target_name: str | None) -> dict[str, Any]:
     """In a fresh process: milliseconds of each step, imports and the weight excluded; compile seconds of the artifact.
 
-    With a target named, nothing touches a card.
+    With a target named, nothing touches a GPU.
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -55,9 +55,9 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
-    card = imagined_gpu(target, H200.multiprocessors) if call is None else gpu_of(device)
+    gpu = imagined_gpu(target, H200.multiprocessors) if call is None else gpu_of(device)
     # As the weight of _prepared() has it, whose scales differ by little.
-    spec = resolve_fused(decide(layer, m, card).spec, "as_stored")
+    spec = resolve_fused(decide(layer, m, gpu).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench first_call", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
-    add("--target", metavar="NAME", help="compile for this architecture and use no card (default without one: sm_90a)")
+    add("--target", metavar="NAME", help="compile for this architecture and use no GPU (default without one: sm_90a)")
     add("--m", type=int, action="append", metavar="M", help="tokens, repeatable (default: 1 and 1024)")
     add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
     add("--check", action="store_true", help="exit status 1 if compiling or a warm load takes too long")
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(child(options.child, options.target)))
         return 0
     target = options.target or (None if selected_backend() == "cuda" else "sm_90a")
-    result = Result({"target": target or "the card's", "k": K, "n": N}, first_call_table, options.json)
+    result = Result({"target": target or "the GPU's", "k": K, "n": N}, first_call_table, options.json)
     for m in options.m or TOKENS:
         cell = measure(m, target, options.warm_runs)
         warm = cell.get("warm_ms", {}).get("load")

@@ -22,7 +22,7 @@ from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 
 PAIRS = 64
 CALLS = 10_000
-#: Calls between two waits for the card, so that a full launch queue is never what is measured.
+#: Calls between two waits for the GPU, so that a full launch queue is never what is measured.
 DRAIN_EVERY = 500
 BAR_US = 10.0
 _WARM_UP = 200
@@ -43,7 +43,7 @@ def time_calls(
     calls: int = CALLS,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> list[int]:
-    """Nanoseconds of each ``call(i)``; ``drain()`` waits for the card every DRAIN_EVERY calls, outside the timing."""
+    """Nanoseconds of each ``call(i)``; ``drain()`` waits for the GPU every DRAIN_EVERY calls, outside the timing."""
     samples = [0] * calls
     for index in range(calls):
         if index % DRAIN_EVERY == 0:

@@ -1,4 +1,4 @@
-"""One layer's operands on the card, and our GEMM on them as a contender."""
+"""One layer's operands on the GPU, and our GEMM on them as a contender."""
 
 from __future__ import annotations
 

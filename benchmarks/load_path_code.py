@@ -1,4 +1,4 @@
-"""What a load path's code (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no card."""
+"""What a load path's code (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no GPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
 
-#: Multiprocessors of an H200: which tile is chosen depends on them.
-MULTIPROCESSORS = 132
+#: SMs of an H200: which tile is chosen depends on their number.
+SM_COUNT = 132
 #: One batch size for each tile that the kernel has for a large layer.
 TOKENS = (1, 16, 64, 1024)
 _PIECE_BYTES = 16
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     k, n = options.shape
     layer = LinearShape(k, n, 128, False, "float16")
-    settings = {"target": options.target.name, "multiprocessors": MULTIPROCESSORS, "k": layer.k, "n": layer.n}
+    settings = {"target": options.target.name, "multiprocessors": SM_COUNT, "k": layer.k, "n": layer.n}
     result = Result(settings, code_table, options.json)
     for m in options.m or TOKENS:
         for name in LOAD_PATHS:

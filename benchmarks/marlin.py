@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.bars import verdicts
 from benchmarks.cells import detail_table, key_of, summary_table
 from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_card
-from benchmarks.marlin_bench import CardBench, run
+from benchmarks.marlin_bench import GpuBench, run
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import CellKey, Costs, all_cells, choose, described
 from benchmarks.plot import write_picture
@@ -51,7 +51,7 @@ def parse_rivals(text: str) -> tuple[str, ...]:
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
     """The measured cells of an earlier run that this one goes on with; none where there is no such file.
 
-    Raises ArgumentError where the file is no result, or was measured with other settings or on another card.
+    Raises ArgumentError where the file is no result, or was measured with other settings or on another GPU.
     """
     if not path.is_file():
         return []
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: float | None) -> list[CellKey]:
-    """Measure on the card; returns the cells there was no time for."""
+    """Measure on the GPU; returns the cells there was no time for."""
     began = time.monotonic()
     torch_error = ""
     try:
@@ -140,7 +140,7 @@ def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: f
         reader = find_reader()
         if reader is None:
             result.say("clocks and watts cannot be read: neither NVML nor nvidia-smi answers")
-        bench = CardBench(stream, str(result.settings["dtype"]), costs, floor_bench, reader, result.say)
+        bench = GpuBench(stream, str(result.settings["dtype"]), costs, floor_bench, reader, result.say)
         spent = time.monotonic() - began
         left_out = run(bench, keys, costs, None if budget_s is None else budget_s - spent, result)
     result.say(f"{time.monotonic() - began:.0f} s")
@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")
-    add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no card")
+    add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no GPU")
     add("--check", action="store_true", help="exit status 1 unless every bar is met")
     return parser
 

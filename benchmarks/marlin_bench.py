@@ -1,4 +1,4 @@
-"""Measuring cells of the Marlin benchmark on the card, layer by layer, within a budget."""
+"""Measuring cells of the Marlin benchmark on the GPU, layer by layer, within a budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FINALISTS = 3
 class LayerBench(Protocol):
     """What run() needs: one layer's operands made, its cells measured, its memory given back.
 
-    is_alive: whether the card still computes; after a trap nothing does in this process.
+    is_alive: whether the GPU still computes; after a trap nothing does in this process.
     """
 
     def open(self, shape: Shape, tokens: Sequence[int]) -> None: ...
@@ -60,7 +60,7 @@ class Floors:
     errors: dict[str, str]
 
 
-class CardBench:
+class GpuBench:
     """LayerBench on the current device. say: prints a line. reader: of clock and watts, or None."""
 
     def __init__(
@@ -149,7 +149,7 @@ class CardBench:
         return True
 
     def close(self) -> None:
-        """Give the layer's memory back to the card: the next one's operands are of other sizes."""
+        """Give the layer's memory back to the GPU: the next one's operands are of other sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors(None, None, {})
         gc.collect()
         with contextlib.suppress(Exception):  # after a trap not even memory can be given back
@@ -172,7 +172,7 @@ def run(
     """Measure the cells that fit into the budget (None: all), adding each to ``result``; returns those left out.
 
     Whenever it comes to another layer it chooses again, by how much faster or slower than estimated it has been. It
-    ends early where a trap has made the card useless to this process.
+    ends early where a trap has made the GPU useless to this process.
     """
     began, estimated_s = clock(), 0.0
     waiting, left_out = list(keys), list[CellKey]()
@@ -205,7 +205,7 @@ def run(
             estimated_s += 0.0 if why else costs.cell_s(key)
             result.add(cell, line_of(cell))
             if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
-                result.say(f"{key}: the card no longer computes for this process; go on with --resume, fewer --rivals")
+                result.say(f"{key}: the GPU no longer computes for this process; go on with --resume, fewer --rivals")
                 done = {key_of(each) for each in result.cells}
                 return [each for each in keys if each not in done]
         bench.close()

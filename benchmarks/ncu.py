@@ -50,7 +50,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], float]] = {
     ),
     "registers": (("launch__registers_per_thread",), 1),
 }
-#: The tensor pipe, whose columns are named after a card's kinds of instructions: cycles, or else instructions.
+#: The tensor pipe, whose columns are named after a GPU's kinds of instructions: cycles, or else instructions.
 _TENSOR = (
     re.compile(r"sm__pipe_tensor\w*cycles_active\.avg\.pct_of_peak_sustained_active"),
     re.compile(r"sm__inst_executed_pipe_tensor\w*\.avg\.pct_of_peak_sustained_active"),
@@ -71,7 +71,7 @@ class ProfilerError(RuntimeError):
 def command_of(ncu: str, child: Sequence[str], log: Path, *, extra: bool) -> list[str]:
     """The command line that profiles the Marlin kernels of a child process into a CSV file.
 
-    The clocks stay as they are: a lent card's settings are not ours to change.
+    The clocks stay as they are: the benchmark does not change the settings of a GPU.
     """
     metrics = ["--metrics", ",".join(EXTRA_METRICS)] if extra else []
     how = ["--page", "raw", "--csv", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
@@ -94,7 +94,7 @@ def number(text: str | None) -> float | None:
 
 
 def figures(row: Mapping[str, str]) -> dict[str, Any]:
-    """What is kept of one kernel. A figure whose columns this ncu or card does not have is None."""
+    """What is kept of one kernel. A figure whose columns this ncu or GPU does not have is None."""
     found: dict[str, Any] = {"kernel": row.get("Kernel Name", "")}
     for name, (columns, divisor) in FIGURES.items():
         value = next((value for column in columns if (value := number(row.get(column))) is not None), None)

@@ -1,6 +1,6 @@
 """Which cells of the Marlin benchmark to measure in the time there is: an estimate of each, the important ones first.
 
-A card is lent for minutes. The estimates are rough; the run keeps to its budget by the clock, and chooses again among
+A GPU is lent for minutes. The estimates are rough; the run keeps to its budget by the clock, and chooses again among
 what is left whenever it comes to another layer.
 """
 
@@ -21,7 +21,7 @@ PROGRAMMATIC_UP_TO = 16
 #: Tokens and layers by importance: those that the bars ask for at one place each come first.
 _TOKEN_TIERS = ((1, 16, 64, 256, 1024), (32, 128, 512, 4096), (2048, 8192))
 _SHAPE_TIERS = ((*FIVE, *LARGE), (*model_shapes("llama3-70b"), *model_shapes("llama3-8b")))
-#: What a card of the H200's kind does: bytes and floating-point operations in a microsecond.
+#: What a GPU of the H200's kind does: bytes and floating-point operations in a microsecond.
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 #: Seconds for a layer's operands and its F; for what a rival compiles; for a cell's captures and checks.
 _SHAPE_S, _RIVAL_S, _CELL_S = 3.0, {"cublas": 0.5, "humming": 15.0, "tinygemm": 1.0}, 0.4

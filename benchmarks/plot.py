@@ -288,9 +288,9 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
         raise ValueError("the results are of different GPUs or drivers")
-    (card, driver) = machines.pop()
+    (gpu, driver) = machines.pop()
     settings = results[0].get("settings", {})
-    where = f"{card}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
+    where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
     commits: dict[str, list[str]] = {}
     for number, result in enumerate(results):
         if number == 0:

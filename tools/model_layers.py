@@ -75,15 +75,15 @@ MODELS: dict[str, Model] = BENCHMARKED | {
 _BY_DEPTH = ("o", "down")
 
 
-def model_shapes(name: str, cards: int = 1) -> tuple[Shape, ...]:
-    """The distinct (K, N) of a model's projections, of one of so many cards that share it by tensor parallelism.
+def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
+    """The distinct (K, N) of a model's projections, of one of so many GPUs that share it by tensor parallelism.
 
-    Raises ArgumentError where they cannot be divided by ``cards``.
+    Raises ArgumentError where they cannot be divided by ``gpus``.
     """
     shapes = []
     for part, (k, n) in MODELS[name].projections.items():
         divided = k if part in _BY_DEPTH else n
-        if divided % cards:
-            raise ArgumentError("cards", cards, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
-        shapes.append((k // cards, n) if part in _BY_DEPTH else (k, n // cards))
+        if divided % gpus:
+            raise ArgumentError("gpus", gpus, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
+        shapes.append((k // gpus, n) if part in _BY_DEPTH else (k, n // gpus))
     return tuple(dict.fromkeys(shapes))

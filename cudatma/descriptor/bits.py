@@ -1,6 +1,6 @@
 """Every one of the 1024 bits by name, and how well each is known: measured on an H200, documented, or not known.
 
-codec.py holds the places. This page of facts says where they come from, and what is known of other cards and drivers.
+codec.py holds the places. This page of facts says where they come from, and what is known of other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from cudatma.descriptor.codec import DERIVED, DESCRIPTOR_BYTES, FIELDS, read_fie
 from cudatma.dtypes import TMA_TYPES
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Set by drivers for cards of sm_100 and up. NVIDIA asks to clear it where the allocation behind the tensor is small
-#: and the tensor not dense; what it tells the card is not published. [NVIDIA driver 595.71.05, release notes]
+#: Set by drivers for GPUs of sm_100 and up. NVIDIA asks to clear it where the allocation behind the tensor is small
+#: and the tensor not dense; what it tells the GPU is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
@@ -98,7 +98,7 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that may differ from card to card or driver to driver.
+    """Something that may differ from GPU to GPU or driver to driver.
 
     what: in a few words. h200: as verified there (driver 580.159). others: what is known of sm_100a and sm_120a, from
     documents. source: which ones.
@@ -133,7 +133,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bits 83-84, `swizzle_atomicity`",
-        "the driver refuses the ATOM swizzles; the card does not look at the bits",
+        "the driver refuses the ATOM swizzles; the GPU does not look at the bits",
         "the four 128B swizzles",
         "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
     ),
@@ -159,7 +159,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "largest box, `smem_bytes`",
         "228 KiB accepted, 235008 bytes refused",
-        "inferred: the shared memory of a multiprocessor, 228 KiB on sm_100a, 100 KiB on sm_120a",
+        "inferred: the shared memory of an SM, 228 KiB on sm_100a, 100 KiB on sm_120a",
         "`descriptor.access.check_described_bytes`",
     ),
 )

@@ -62,12 +62,12 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
     A cluster of more than one block needs the target feature ``cluster``, has at most ``target.max_cluster_blocks``
     blocks, and divides the grid in every dimension. Raises LaunchError, TargetError.
     """
-    blocks, shape, card = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
+    blocks, shape, gpu = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
     size = prod(shape)
     if size > 1:
-        card.require("cluster", f"a cluster of {size} blocks")
-    if size > card.max_cluster_blocks:
-        raise LaunchError("cluster", shape, f"at most {card.max_cluster_blocks} blocks on {card.name}")
+        gpu.require("cluster", f"a cluster of {size} blocks")
+    if size > gpu.max_cluster_blocks:
+        raise LaunchError("cluster", shape, f"at most {gpu.max_cluster_blocks} blocks on {gpu.name}")
     for index, (whole, part) in enumerate(zip(blocks, shape, strict=True)):
         if whole % part:
             raise LaunchError(

@@ -133,7 +133,7 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _evidence(spec: AnySpec) -> Iterator[Finding]:
-    """What was verified on no card."""
+    """What was verified on no GPU."""
     parts = []
     if isinstance(spec, Im2colWideSpec):
         parts.append("im2col wide")
@@ -146,8 +146,8 @@ def _evidence(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "documents-only",
             "note",
-            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no card",
+            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no GPU",
             "what is shown of it follows the CUDA driver API and the PTX ISA",
             "CUDA driver API, cuTensorMapEncode*; PTX ISA 5.5",
-            "compare with the driver on such a card: TensorMap.compare()",
+            "compare with the driver on such a GPU: TensorMap.compare()",
         )

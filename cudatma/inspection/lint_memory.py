@@ -152,7 +152,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"version is {decoded.version}; an H200's driver writes 0",
             "other drivers may write others; on an H200 it changes nothing",
             "measured on an H200",
-            "make the map with the driver of the card that it is for",
+            "make the map with the driver of the GPU that it is for",
         )
     expected = decode(encode(spec))
     if (decoded.smem_bytes, decoded.smem_pattern) != (expected.smem_bytes, expected.smem_pattern):
@@ -163,7 +163,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"{expected.smem_bytes} and {expected.smem_pattern}",
             "tensormap.replace leaves them as they are; loads do not look at them",
             "measured on an H200",
-            "nothing, where the map was edited on the card",
+            "nothing, where the map was edited on the GPU",
         )
 
 

@@ -106,7 +106,7 @@ def size(spec: AnySpec) -> Iterator[Finding]:
             "note",
             f"one copy moves {spec.expected_bytes} bytes",
             "a thread issues one copy at a time: 4 KiB copies reach about half of the bandwidth of 32 KiB ones",
-            "measured on an H200, one block on each multiprocessor",
+            "measured on an H200, one thread block per SM",
             "enlarge the box, or let more blocks or threads issue copies",
         )
     if not isinstance(spec, TiledSpec):

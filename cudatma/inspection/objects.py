@@ -1,6 +1,6 @@
-"""128 bytes, or a spec, out of a Python object: a TensorMap, bytes, an array on the host or on a card, a pointer.
+"""128 bytes, or a spec, out of a Python object: a TensorMap, bytes, an array on the host or on a GPU, a pointer.
 
-What lies on a card is copied to the host once; the card's work is waited for first. Nothing is imported that the object
+What lies on a GPU is copied to the host once; the GPU's work is waited for first. Nothing is imported that the object
 does not bring along.
 """
 
@@ -100,7 +100,7 @@ def _of_array(source: object) -> bytes:
 
 
 def _at_pointer(pointer: int, device: int | None) -> bytes:
-    """128 bytes of a card's memory. [CUDA driver API, cuMemcpyDtoH]"""
+    """128 bytes of a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
         raise ArgumentError("device", None, "the CUDA ordinal of the memory that the pointer is in")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:

@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: No block of any card has more shared memory; larger boxes are not laid out.
+#: No block of any GPU has more shared memory; larger boxes are not laid out.
 MOST_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 

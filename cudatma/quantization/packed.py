@@ -116,7 +116,7 @@ class PackedWeight(_Referable):
         """This weight with CuPy arrays on ``device`` (an ordinal; None is CuPy's current one). Itself if already there.
 
         Raises ArgumentTypeError for what is no ordinal, and where the installed CuPy has no bf16 and the scales are
-        bf16; DriverError without CuPy, driver or such a card.
+        bf16; DriverError without CuPy, driver or such a GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
             raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
@@ -125,7 +125,7 @@ class PackedWeight(_Referable):
             ordinal = cupy.cuda.Device().id if device is None else device
             if self.device == ordinal:
                 return self
-            host = self.to_host()  # from another device by way of the host: cards need not be peers
+            host = self.to_host()  # from another device by way of the host: GPUs need not be peers
             with cupy.cuda.Device(ordinal):
                 return host._moved(upload)
 

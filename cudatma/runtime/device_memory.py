@@ -1,4 +1,4 @@
-"""A piece of a device's memory that lives as long as its object; for what a plan keeps on the card beside arrays."""
+"""A piece of a device's memory that lives as long as its object; for what a plan keeps on the GPU beside arrays."""
 
 from __future__ import annotations
 

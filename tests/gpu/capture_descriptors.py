@@ -1,4 +1,4 @@
-"""Captures tensor maps from a card's driver and compares them with the codec and the rules.
+"""Captures tensor maps from a GPU's driver and compares them with the codec and the rules.
 
     python tests/gpu/capture_descriptors.py --count 20000 --out FILE.jsonl.gz [--lines 20000] [--invalid 0.25]
 

@@ -1,4 +1,4 @@
-"""The Marlin GEMM's cases on a card: the matrix of all shapes and options, run against float64.
+"""The Marlin GEMM's cases on a GPU: the matrix of all shapes and options, run against float64.
 
 As a script it runs the whole matrix and prints a summary: ``python tests/gpu/marlin_cases.py --json FILE``.
 """
@@ -149,7 +149,7 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], card: Gpu) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
     found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
@@ -158,7 +158,7 @@ def specs_of(jobs: Iterable[Job], card: Gpu) -> list[AnyMarlinSpec]:
         for load_path, m in itertools.product(job.load_paths, job.tokens):
             if m:
                 by_tma = load_path == "tma"
-                spec = decide(layer, m, card).spec if by_tma else choose_mma_sync(layer, m, card, LOAD_PATHS[load_path])
+                spec = decide(layer, m, gpu).spec if by_tma else choose_mma_sync(layer, m, gpu, LOAD_PATHS[load_path])
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 

@@ -1,4 +1,4 @@
-"""Operands and references of the Marlin GEMM on a card: weights of known integers, poison, float64, comparison."""
+"""Operands and references of the Marlin GEMM on a GPU: weights of known integers, poison, float64, comparison."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """packed: on the card. dense: the same values as float64 (K, N) in the order of the activations' columns, computed
+    """packed: on the GPU. dense: the same values as float64 (K, N) in the order of the activations' columns, computed
     from the integers that were packed and not from the packed layout."""
 
     packed: PackedWeight
@@ -93,7 +93,7 @@ class Outcome:
 
 @lru_cache(maxsize=4)
 def _pool(kind: str) -> Any:
-    """On the card: "values": uint8 0..15; a dtype's name: the bits of normal values of that type."""
+    """On the GPU: "values": uint8 0..15; a dtype's name: the bits of normal values of that type."""
     import cupy
 
     rng = np.random.default_rng(20)
@@ -111,7 +111,7 @@ def _drawn(kind: str, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
-    """Normal values on the card."""
+    """Normal values on the GPU."""
     return _drawn(dtype, shape, seed).view(activation_type(dtype).numpy)
 
 
@@ -149,7 +149,7 @@ def bits(array: Any) -> Any:
 
 
 def to_float64(array: Any) -> Any:
-    """fp16 or bf16 on the card as float64; bf16 by way of its bits, whatever CuPy can do with it."""
+    """fp16 or bf16 on the GPU as float64; bf16 by way of its bits, whatever CuPy can do with it."""
     if array.dtype == np.float16:
         return array.astype(np.float64)
     return (bits(array).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -167,7 +167,7 @@ def is_poison(array: Any) -> bool:
 
 
 def compare(out: Any, reference: Any, untouched: bool = True) -> Outcome:
-    """out (fp16 or bf16) against float64, both on the card. Synchronises."""
+    """out (fp16 or bf16) against float64, both on the GPU. Synchronises."""
     import cupy
 
     if out.size == 0:

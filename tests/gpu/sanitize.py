@@ -86,9 +86,9 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
         reference += bias.astype(np.float64)
     out = upload(np.full((m, n), POISON, np.uint16).view(x.dtype))
     device_bias = None if bias is None else upload(bias)
-    on_card = weight.to_device()
-    with use_load_path(on_card, m, options.load_path):
-        marlin_gemm(upload(x), on_card, out, device_bias, workspace=space)
+    on_gpu = weight.to_device()
+    with use_load_path(on_gpu, m, options.load_path):
+        marlin_gemm(upload(x), on_gpu, out, device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"

@@ -1,7 +1,7 @@
 """Wrong calls with real arrays: each is answered by its typed error, writes nothing, and leaves the context usable.
 
 A GEMM of the same shapes has run before, so that the repeated call's short way is refused as well as the first call's.
-tests/unit/test_bad_input.py has the table of what needs no card.
+tests/unit/test_bad_input.py has the table of what needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies on a card with other rings than the usual ones, by their plans; windows as elements of every width."""
+"""Copies on a GPU with other rings than the usual ones, by their plans; windows as elements of every width."""
 
 from __future__ import annotations
 

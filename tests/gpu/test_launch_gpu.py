@@ -1,4 +1,4 @@
-"""Launching on a real card: arguments of every kind, streams, graphs, clusters, devices, forks. Needs CuPy."""
+"""Launching on a real GPU: arguments of every kind, streams, graphs, clusters, devices, forks. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_wrong_arguments_reach_no_kernel(add: Kernel) -> None:
     assert float(x.sum()) == 0
 
 
-def test_a_cubin_of_another_card_is_refused() -> None:
+def test_a_cubin_of_another_gpu_is_refused() -> None:
     name = "sm_120a" if TARGET.compute_capability < (10, 0) else "sm_90a"
     kernel = build.compile(ADD, target=get_target(name))
     with pytest.raises(LaunchError, match=name):

@@ -1,4 +1,4 @@
-"""Clusters that divide the depth, on a card: right, the same bits a thousand times, nothing written outside, in chains
+"""Clusters that divide the depth, on a GPU: right, the same bits a thousand times, nothing written outside, in chains
 of dependent launches too."""
 
 from __future__ import annotations

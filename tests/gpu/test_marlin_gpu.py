@@ -1,4 +1,4 @@
-"""The Marlin GEMM's results on a card, for every shape, option, layout and array library. Needs CuPy."""
+"""The Marlin GEMM's results on a GPU, for every shape, option, layout and array library. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ except (DriverError, TargetError, ImportError) as reason:
 cupy = pytest.importorskip("cupy")
 
 JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
-#: For the kernels of a card with less shared memory: each tile of its table, and each option once.
+#: For the kernels of a GPU with less shared memory: each tile of its table, and each option once.
 SM120_JOBS = [
     Job(2048, 2048, Options(), ("tma",), (1, 16, 17, 64, 128, 333)),
     Job(8192, 12288, Options(), ("tma",), (32, 64, 333)),
@@ -137,7 +137,7 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
 
 @pytest.mark.parametrize("spec", SKINNY_SPECS, ids=lambda spec: spec.entry)
 def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> None:
-    """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
+    """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the GPU holds."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, tokens in (
@@ -170,12 +170,12 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k
 
 
 @pytest.mark.parametrize("job", SM120_JOBS, ids=str)
-def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    """Configuration and source are sm_120a's; only the compiler is told this card's name."""
+def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """Configuration and source are sm_120a's; only the compiler is told this GPU's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def as_sm120(layer: Any, m: int, card: Gpu, **options: Any) -> Decision:
-        return decide(layer, m, imagined_gpu(sm120, card.multiprocessors), **options)
+    def as_sm120(layer: Any, m: int, gpu: Gpu, **options: Any) -> Decision:
+        return decide(layer, m, imagined_gpu(sm120, gpu.multiprocessors), **options)
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
@@ -183,7 +183,7 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
 
     monkeypatch.setattr(plan, "decide", as_sm120)
     monkeypatch.setattr(plan, "load_kernel", load_kernel)
-    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this card's form of the same spec
+    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
     check_job(job)
     assert rendered
 

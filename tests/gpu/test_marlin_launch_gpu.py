@@ -56,7 +56,7 @@ def flags(space: MarlinWorkspace) -> Any:
 
 
 def differences(out: Any, wanted: Any) -> Any:
-    """Elements whose bits differ, counted on the card."""
+    """Elements whose bits differ, counted on the GPU."""
     return (bits(out) != bits(wanted)).sum()
 
 

@@ -1,4 +1,4 @@
-"""marlin_gemm's ways to a result on a card: activations that are arranged first, weights made dense. Needs CuPy.
+"""marlin_gemm's ways to a result on a GPU: activations that are arranged first, weights made dense. Needs CuPy.
 
 The kernels by themselves against NumPy, bit for bit; the calls against float64 and against the direct path.
 """

@@ -1,5 +1,5 @@
-"""What a card's mbarriers really hold. A failure's text is the table to correct cudatma/mbarrier_bits.py by; once it
-passes, the compute capability of the card goes into VERIFIED_ON there."""
+"""What a GPU's mbarriers really hold. A failure's text is the table to correct cudatma/mbarrier_bits.py by; once it
+passes, the compute capability of the GPU goes into VERIFIED_ON there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 cupy = pytest.importorskip("cupy")
 WORKER = Path(__file__).with_name("after_inval_worker.py")
-#: Seconds: compilation, start, and some tenths of a second on the card.
+#: Seconds: compilation, start, and some tenths of a second on the GPU.
 PATIENCE = 120
 
 
@@ -35,7 +35,7 @@ def answers(count: int, size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("count", "size"), [*CASES, *(case for case in H200 if case not in CASES)])
-def test_the_layout_is_the_cards(count: int, size: int) -> None:
+def test_the_layout_is_the_gpus(count: int, size: int) -> None:
     lines, wrong = [], False
     for step, (_, raw), state in zip(STEPS, answers(count, size), states(count, size), strict=True):
         wrong |= raw != encode(state)

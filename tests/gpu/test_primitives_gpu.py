@@ -1,4 +1,4 @@
-"""The primitives on a card, against NumPy: what arrives in shared memory, what is written, what waits for what."""
+"""The primitives on a GPU, against NumPy: what arrives in shared memory, what is written, what waits for what."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kernel(name: str, spec: Any, target: Target) -> Kernel:
 
 
 def upload(array: Array) -> Any:
-    """A copy on the card with the same dtype; bf16 goes through CuPy's own."""
+    """A copy on the GPU with the same dtype; bf16 goes through CuPy's own."""
     import cupy
 
     return cupy.asarray(array)
@@ -393,7 +393,7 @@ def test_elect_named_barrier_and_register_exchange(target: Target, programmatic:
     assert (download(out) == values[::-1]).all()
 
 
-def test_a_tensor_map_edited_on_the_card_is_used_after_the_fence(target: Target) -> None:
+def test_a_tensor_map_edited_on_the_gpu_is_used_after_the_fence(target: Target) -> None:
     if not target.has("tensormap_replace"):
         pytest.skip(f"{target.name} has no tensormap.replace")
     first, second = numbers((8, 32), np.float32, 1), numbers((8, 32), np.float32, 2)

@@ -1,4 +1,4 @@
-"""Runs TMA cases on a card and prints one answer a line; ends at the first trap, which loses the context.
+"""Runs TMA cases on a GPU and prints one answer a line; ends at the first trap, which loses the context.
 
 python tests/gpu/tma_worker.py CUBIN CASES.json < numbers of the cases, as JSON
 """
@@ -33,7 +33,7 @@ MAX_WINDOW = 208 << 10
 EDITED, REQUEST, IMAGE, REPORT, GMEM = 0, 4096, 1 << 16, 1 << 20, 32 << 20
 
 
-class Card:
+class Gpu:
     """The kernel loaded in a context of its own, and an arena of device memory."""
 
     def __init__(self, cubin: bytes) -> None:
@@ -121,10 +121,10 @@ class Card:
 
 
 def main() -> None:
-    card = Card(Path(sys.argv[1]).read_bytes())
+    gpu = Gpu(Path(sys.argv[1]).read_bytes())
     cases = json.loads(Path(sys.argv[2]).read_text())
     for number in json.loads(sys.stdin.read()):
-        print(json.dumps(card.run(cases[number])), flush=True)
+        print(json.dumps(gpu.run(cases[number])), flush=True)
 
 
 if __name__ == "__main__":

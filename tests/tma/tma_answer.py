@@ -1,4 +1,4 @@
-"""What an operation did, as a JSON-able record, the same from a card and from the emulator."""
+"""What an operation did, as a JSON-able record, the same from a GPU and from the emulator."""
 
 from __future__ import annotations
 

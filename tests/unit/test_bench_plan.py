@@ -169,7 +169,7 @@ def test_a_failure_is_a_cell_and_the_run_goes_on() -> None:
     assert bench.log.count("close") == 2
 
 
-def test_a_run_ends_when_the_card_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_when_the_gpu_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     keys = plan.all_cells(((64, 64), (64, 192), (64, 256)), (1, 16))
     bench, to = FakeBench(no_cell=CellKey(64, 192, 1)), result()
     left_out = marlin_bench.run(bench, keys, COSTS, None, to, lambda: bench.now)
@@ -205,12 +205,12 @@ def test_a_run_goes_on_with_the_cells_that_were_measured(tmp_path: Path) -> None
         ({"cells": None, "settings": None}, "result"),
     ],
 )
-def test_cells_of_two_cards_do_not_stand_in_one_file(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
+def test_cells_of_two_gpus_do_not_stand_in_one_file(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
     with pytest.raises(ArgumentError, match=word):
         marlin.cells_of(stored(tmp_path / "a.json", **changed), SETTINGS, MACHINE)
 
 
-def test_the_plan_needs_no_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--plan", "--shapes", "all", "--budget-minutes", "9"]
     assert marlin.main(arguments) == 0
     said = capsys.readouterr().out

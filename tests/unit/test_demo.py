@@ -65,7 +65,7 @@ def test_relative_error() -> None:
     assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)
 
 
-def test_without_a_card_the_emulator_runs_the_kernel_and_draws_its_pipeline(
+def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)

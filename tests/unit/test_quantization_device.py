@@ -1,4 +1,4 @@
-"""Quantization on a card: the same integers as on the host, and weights there and back."""
+"""Quantization on a GPU: the same integers as on the host, and weights there and back."""
 
 from __future__ import annotations
 

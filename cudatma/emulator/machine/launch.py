@@ -19,7 +19,7 @@ from cudatma.emulator.machine.scheduler import Scheduler
 from cudatma.emulator.machine.state import Block, Cluster, Split
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
-#: Shared memory that a card keeps for the system in each block.
+#: Shared memory that a GPU keeps for the system in each block.
 RESERVED_BYTES = 1024
 #: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
 MOST_LIVE_BYTES = 2 << 30

@@ -11,8 +11,8 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Multiprocessors of the imagined card.
-_PROCESSORS = 132
+#: SMs of the imagined GPU.
+_SM_COUNT = 132
 _LANE = np.arange(LANES, dtype=np.uint64)
 _BIT = np.uint64(1) << _LANE
 
@@ -38,8 +38,8 @@ _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
 #: Registers that a block's threads agree on.
 _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "nwarpid": lambda block: block.warp_count,
-    "smid": lambda block: block.index[0] % _PROCESSORS,
-    "nsmid": lambda block: _PROCESSORS,
+    "smid": lambda block: block.index[0] % _SM_COUNT,
+    "nsmid": lambda block: _SM_COUNT,
     "gridid": lambda block: 1,
     "cluster_ctarank": lambda block: block.rank,
     "cluster_nctarank": lambda block: len(block.cluster.blocks),

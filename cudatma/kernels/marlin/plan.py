@@ -57,7 +57,7 @@ def configure(
     decision = decide(LinearShape.of(w), m, gpu_of(device), batch_invariant=batch_invariant)
     spec = resolve_fused(decision.spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
-    blocks = context.device(device).multiprocessors * min(spec.blocks_per_sm, resident)
+    blocks = context.device(device).sm_count * min(spec.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, n, k, blocks, divide=decision.divide)
 
 

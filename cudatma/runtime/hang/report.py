@@ -38,7 +38,7 @@ class StuckWait:
     lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
     arrivals: what mbarrier_init was told, or how many threads a named barrier waits for; 0 where it is not known.
     raw: the mbarrier's 8 bytes once the kernel was quiet; bits: decoded, None where there are none. verified: whether
-    that decoding has been checked on such a card. line, text: of the generated source.
+    that decoding has been checked on such a GPU. line, text: of the generated source.
     """
 
     state: str
@@ -107,7 +107,7 @@ def hang_of(
 ) -> PipelineHang | None:
     """The error that the records of a launch stand for, None where there are none.
 
-    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that card. where: the card's name, or
+    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that GPU. where: the GPU's name, or
     the emulator. taken: how many records there would be if all had been kept.
     """
     states = shared.states(records)
@@ -178,7 +178,7 @@ def _group(waits: Sequence[StuckWait]) -> list[str]:
     lines = [f"  {first.state}: {first.barrier}{asked}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
         told = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
-        sure = "" if first.verified else " (not verified on this card)"
+        sure = "" if first.verified else " (not verified on this GPU)"
         bits = first.bits
         pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
         state = f"{pending}, parity {bits.parity}"

@@ -119,7 +119,7 @@ DESCRIPTORS = [
     Case("cluster a number", LaunchError, "grid", "sequence", lambda b: c.check_cluster(4, (2,), target="sm_90a")),
     Case("cluster that does not divide", LaunchError, "grid[0]", "multiples of 2",
          lambda b: c.check_cluster((3,), (2,), target="sm_90a")),
-    Case("cluster on a consumer card", TargetError, "target", "cluster",
+    Case("cluster on a consumer GPU", TargetError, "target", "cluster",
          lambda b: c.check_cluster((4,), (2,), target="sm_120a")),
 ]
 
@@ -165,7 +165,7 @@ LAUNCHES = [
     Case("shared memory a float", LaunchError, "shared_bytes", "an int", lambda b: launch(shared_bytes=1024.0)),
     Case("a cluster of 16", LaunchError, "cluster", "8 blocks", lambda b: launch(grid=16, cluster=16)),
     Case("a cluster beside the grid", LaunchError, "grid.x", "cluster.x = 2", lambda b: launch(grid=3, cluster=2)),
-    Case("a cluster on a consumer card", LaunchError, "cluster", "sm_120a",
+    Case("a cluster on a consumer GPU", LaunchError, "cluster", "sm_120a",
          lambda b: launch(grid=2, cluster=2, target="sm_120a")),
     Case("a stream by name", ArgumentTypeError, "stream", "str", lambda b: launch(stream="mine")),
     Case("a plan for another device", LaunchError, "device", "where the arguments live",

@@ -1,4 +1,4 @@
-"""A debug kernel on a card: the panel is set before each launch, the records are read after it.
+"""A debug kernel on a GPU: the panel is set before each launch, the records are read after it.
 
 The records lie in pinned host memory, so that they can be read even if the context is lost; everything else lies on the
 device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
