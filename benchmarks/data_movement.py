@@ -1,7 +1,7 @@
-"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, beside CuPy in the same run,
+"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, and of CuPy in the same run,
 and what a call costs on the host.
 
-Both are timed as a graph of launches and as calls that the host makes one by one. Of each the better way counts: what
+Both are timed as a graph of launches and as calls that the host makes one by one. The better of the two counts: what
 the driver does for a copy on a stream need not be what it does for a node of a graph.
 """
 
@@ -222,7 +222,7 @@ def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[s
 
 
 def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
-    """Of microseconds by way and contender: all, and for each contender the least, ``us``, and its ``way``."""
+    """From microseconds by variant and contender: all, and for each contender the least, ``us``, and its ``way``."""
     us: dict[str, float | None] = {}
     way: dict[str, str | None] = {}
     for name in (OURS, CUPY):
@@ -325,7 +325,7 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]
     note = (
-        "Microseconds, and terabytes per second read and written, medians, each by the better way of two: a graph, or "
+        "Microseconds, and terabytes per second read and written, medians, each the better of two: a graph, or "
         "calls. Host us: of a call on the host, nothing synchronised. The bar is a multiple of CuPy's speed; "
         "reduce_into's, of the bytes per second of CuPy's contiguous copy."
     )

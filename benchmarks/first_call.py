@@ -22,7 +22,7 @@ from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, s
 from cudatma.backend import selected_backend
 
 K, N = 8192, 28672
-TOKENS = (1, 1024)
+M_VALUES = (1, 1024)
 WARM_RUNS = 5
 BARS_MS = {"compile": 2000.0, "load, warm cache": 10.0}
 _TIMEOUT_S = 120
@@ -130,11 +130,11 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         if cell.get("error"):
             continue
-        tokens = f"M = {cell['m']}"
-        rows.append((f"{tokens}: NVRTC alone", "", shown(cell["compile_ms"], 0), ""))
+        m_values = f"M = {cell['m']}"
+        rows.append((f"{m_values}: NVRTC alone", "", shown(cell["compile_ms"], 0), ""))
         for step, label in _LABELS.items():
             if step in cell["cold_ms"]:
-                rows.append((tokens, label, shown(cell["cold_ms"][step]), shown(cell["warm_ms"][step])))
+                rows.append((m_values, label, shown(cell["cold_ms"][step]), shown(cell["warm_ms"][step])))
     note = "Milliseconds in a fresh process, imports done, in this order; warm: the artifact is on disk (median)."
     return Table(("kernel", "step", "cold cache", "warm cache"), tuple(rows), note)
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--target", metavar="NAME", help="compile for this architecture and use no GPU (default without one: sm_90a)")
-    add("--m", type=int, action="append", metavar="M", help="tokens, repeatable (default: 1 and 1024)")
+    add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: 1 and 1024)")
     add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
     add("--check", action="store_true", help="exit status 1 if compiling or a warm load takes too long")
     add("--child", type=int, metavar="M", help=argparse.SUPPRESS)
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     target = options.target or (None if selected_backend() == "cuda" else "sm_90a")
     result = Result({"target": target or "the GPU's", "k": K, "n": N}, first_call_table, options.json)
-    for m in options.m or TOKENS:
+    for m in options.m or M_VALUES:
         cell = measure(m, target, options.warm_runs)
         warm = cell.get("warm_ms", {}).get("load")
         result.add(cell, f"M = {m}: compile {shown(cell.get('compile_ms'), 0)} ms, warm load {shown(warm)} ms")

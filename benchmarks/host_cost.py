@@ -1,4 +1,4 @@
-"""Host cost of marlin_gemm(x, w, out=out), with x and out changing every call; torch.mm beside it."""
+"""Host cost of marlin_gemm(x, w, out=out), with x and out changing every call, and of torch.mm."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--calls", type=int, default=CALLS, help=f"timed calls a case (default: {CALLS})")
-    add("--m", type=int, default=1, help="tokens (default: 1)")
+    add("--m", type=int, default=1, help="rows of x (default: 1)")
     add("--check", action="store_true", help="exit status 1 if the CuPy case's median is over 10 us")
     options = parser.parse_args(argv)
     require_card(parser)

@@ -26,11 +26,11 @@ from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure, machine_facts, print_table
 from benchmarks.rivals import RIVALS
-from benchmarks.shapes import FIVE, TOKENS, parse_shapes, parse_tokens
+from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError
 
-QUICK_SHAPES, QUICK_TOKENS, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
-#: What of two runs' settings and machines must agree for their cells to stand in one file.
+QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
+#: Settings and facts of the machine that must agree for the cells of two runs to be in one file.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric"), ("card", "driver")
 EXAMPLES = """examples:
   cudatma bench marlin --plan --shapes all --budget-minutes 9
@@ -148,7 +148,7 @@ def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: f
 
 
 def _more(cells: Sequence[Cell], left_out: Sequence[CellKey]) -> dict[str, Any]:
-    """What the file holds beside cells and table: how the bars stand, and what there was no time for."""
+    """What the file holds besides cells and table: which bars are met, and what there was no time for."""
     return {"bars": [each.as_json() for each in verdicts(cells)], "left_out": [str(key) for key in left_out]}
 
 
@@ -174,7 +174,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     if options.resume and options.json is None:
         parser.error("--resume goes on with a file: name it with --json")
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
-    options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
+    options.tokens = options.tokens or (QUICK_M_VALUES if options.quick else M_VALUES)
     if options.rivals is None:
         options.rivals = tuple(name for name in RIVALS if name != "tinygemm" or options.dtype == "bfloat16")
     if options.quick:
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
     )
-    add("--tokens", type=parse_tokens, metavar="M,..", help="batch sizes (default: 1 to 8192)")
+    add("--tokens", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help="of cublas, humming, tinygemm (bf16 only); none")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")

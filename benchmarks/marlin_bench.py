@@ -32,7 +32,7 @@ from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals import Field, make_field
 from tools.model_layers import Shape
 
-#: Of cuBLAS' ways, so many take part in the turns of a cell.
+#: How many variants of cuBLAS take part in the turns of a cell.
 FINALISTS = 3
 
 
@@ -42,7 +42,7 @@ class LayerBench(Protocol):
     is_alive: whether the GPU still computes; after a trap nothing does in this process.
     """
 
-    def open(self, shape: Shape, tokens: Sequence[int]) -> None: ...
+    def open(self, shape: Shape, m_values: Sequence[int]) -> None: ...
 
     def cell(self, key: CellKey) -> Cell: ...
 
@@ -77,15 +77,15 @@ class GpuBench:
         self.layer: Layer | None = None
         self.field, self.floors = Field(), Floors(None, None, {})
 
-    def open(self, shape: Shape, tokens: Sequence[int]) -> None:
+    def open(self, shape: Shape, m_values: Sequence[int]) -> None:
         """Operands, F and rivals of a layer. Raises what keeps its operands from being made."""
         k, n = shape
-        few = min(tokens, default=1) < SUSTAINED_FROM
-        self.floors = self._floors(k, n, min(tokens)) if few else Floors(None, None, {})
+        few = min(m_values, default=1) < SUSTAINED_FROM
+        self.floors = self._floors(k, n, min(m_values)) if few else Floors(None, None, {})
         rivals = self.costs.rivals
-        self.layer = make_layer(k, n, self.dtype, max(tokens), with_dense="cublas" in rivals)
+        self.layer = make_layer(k, n, self.dtype, max(m_values), with_dense="cublas" in rivals)
         began = time.monotonic()
-        self.field = make_field(rivals, self.layer, tokens)
+        self.field = make_field(rivals, self.layer, m_values)
         self.say(f"{k} x {n}: rivals ready in {time.monotonic() - began:.1f} s")
         for name, why in self.field.errors.items():
             self.say(f"{k} x {n}: {name}: {why}")
@@ -212,10 +212,10 @@ def run(
     return left_out + waiting
 
 
-def _opened(bench: LayerBench, shape: Shape, tokens: Sequence[int]) -> str:
+def _opened(bench: LayerBench, shape: Shape, m_values: Sequence[int]) -> str:
     """Open a layer; what kept it from being opened, empty if nothing did."""
     try:
-        bench.open(shape, tokens)
+        bench.open(shape, m_values)
     except Exception as error:
         return failure(error)
     return ""

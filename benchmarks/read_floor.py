@@ -67,10 +67,10 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
     griddepcontrol_launch_dependents();   // in a chain: the next kernel may fill its ring
 
     const u32 copies = (u32)((bytes + copy_bytes - 1) / copy_bytes);
-    const u32 share = (copies + gridDim.x - 1) / gridDim.x;
-    const u32 begin = interleaved ? blockIdx.x : blockIdx.x * share;
+    const u32 range = (copies + gridDim.x - 1) / gridDim.x;
+    const u32 begin = interleaved ? blockIdx.x : blockIdx.x * range;
     const u32 step = interleaved ? gridDim.x : 1;
-    const u32 end = interleaved ? copies : min(copies, begin + share);
+    const u32 end = interleaved ? copies : min(copies, begin + range);
     u32 stage = 0, phase = 0, sum = 0;
     if (threadIdx.x == CONSUMERS) {
         const u64 policy = createpolicy_evict_first();
@@ -88,8 +88,8 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
             const u32 size = (u32)min((u64)copy_bytes, bytes - (u64)copy * copy_bytes);
             mbarrier_wait_parity(full + 8 * stage, phase);
             for (u32 at = threadIdx.x * 16; at < size; at += CONSUMERS * 16) {
-                const uint4 piece = *(const uint4*)(ring + stage * copy_bytes + at);
-                sum ^= piece.x ^ piece.y ^ piece.z ^ piece.w;
+                const uint4 chunk = *(const uint4*)(ring + stage * copy_bytes + at);
+                sum ^= chunk.x ^ chunk.y ^ chunk.z ^ chunk.w;
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * stage);

@@ -46,7 +46,7 @@ def backend_for(function: str, explicit: str | None) -> str:
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
     """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no GPU for it.
-    device: "" where the array lies on one, and the backend is to blame."""
+    device: "" where the array is on one and the backend is wrong."""
     if device is not None:
         return ""
     return (

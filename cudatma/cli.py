@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of the GEMM on this GPU, and keep them for marlin_gemm"),
     "targets": ("targets", "the architectures and what each can do"),
-    "cache": ("artifacts", "where the compiled kernels are, how much room they take, and clearing them"),
+    "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
     "version": ("version", "versions of cudatma and of what it uses"),
 }
 
@@ -43,7 +43,7 @@ EXAMPLES = """examples:
 
 
 def tools_package() -> ModuleType:
-    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ beside the
+    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ next to the
     package gets that name."""
     try:
         return importlib.import_module("cudatma.tools")

@@ -1,4 +1,4 @@
-"""Streams of CuPy, torch and others by their handles: the one that a library works on now, and work on another one."""
+"""Streams of CuPy, torch and other libraries by their handles: the current stream of a library, and work on another."""
 
 from __future__ import annotations
 

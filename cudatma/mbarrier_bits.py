@@ -7,7 +7,7 @@ arrivals from ``2**20 - count``, bytes from minus what was announced. A phase wh
 are pending has 0 in their field, and its parity as before.
 
 The state is not in memory while the barrier lives. On the H200 a plain load, and a bulk copy out of shared memory, saw
-what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; behind ``mbarrier.inval`` a
+what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; after ``mbarrier.inval`` a
 plain load sees the state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` asks a GPU that way, and
 ``tests/gpu/test_mbarrier_bits_gpu.py`` compares its answers with encode(); ``tests/barrier_states.py`` has the H200's.
 """
@@ -56,7 +56,7 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """The state that 8 bytes, as a little-endian integer, stand for. Any 64 bits decode to something.
+    """The state that 8 bytes, as a little-endian integer, encode. Any 64 bits decode to something.
 
     Raises ArgumentError for what is no 64-bit number.
     """

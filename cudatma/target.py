@@ -24,7 +24,7 @@ FEATURES: dict[str, tuple[tuple[int, int], str]] = {
     "mma_sync": ((7, 0), "mma.sync.m16n8k16 for f16 and bf16"),
     "stmatrix": ((7, 8), "stmatrix.sync.aligned"),
     "griddepcontrol": ((7, 8), "griddepcontrol.wait, griddepcontrol.launch_dependents"),
-    "cluster": ((7, 8), "thread block clusters of more than one block"),
+    "cluster": ((7, 8), "thread block clusters of more than one CTA"),
     "multicast": ((8, 0), "cp.async.bulk*.multicast::cluster"),
     "wgmma": ((8, 0), "wgmma.mma_async"),
     "setmaxnreg": ((8, 0), "setmaxnreg.inc/dec"),
@@ -49,7 +49,7 @@ class Target:
     max_cluster_blocks: largest portable cluster, in CTAs; 1 where clusters are to be treated as absent.
     features: names out of FEATURES.
     runs_here: whether cudatma launches on it; sm_100 is compiled and described only.
-    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation behind its address, so that a
+    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation at its address, so that a
     new address is the driver's business (cuTensorMapReplaceAddress); elsewhere it is the first eight bytes.
     """
 

@@ -189,7 +189,7 @@ def check_driver(machine: Machine) -> list[Check]:
     try:
         version = machine.cuda_version()
     except (DriverError, ImportError) as error:
-        # Somebody who asks for the GPU by name wants to hear that it is not there.
+        # A user who asks for the GPU by name needs to know that it is not there.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
         remedy = (
             "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for arguments that nobody knows, neither this parser nor the others."""
+        """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
         meant = similar(rest[0].partition("=")[0], known)

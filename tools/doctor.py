@@ -39,7 +39,7 @@ _NEEDS = {
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
-    """What works on this machine: ability -> (works, the first check that stands in its way, or "").
+    """What works on this machine: ability -> (works, the first check that prevents it, or "").
 
     Of several checks with one name (GPUs) one that found something is enough.
     """

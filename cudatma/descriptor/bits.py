@@ -13,7 +13,7 @@ from cudatma.descriptor.codec import DERIVED, DESCRIPTOR_BYTES, FIELDS, read_fie
 from cudatma.dtypes import TMA_TYPES
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Set by drivers for GPUs of sm_100 and up. NVIDIA asks to clear it where the allocation behind the tensor is small
+#: Set by drivers for GPUs of sm_100 and up. NVIDIA asks to clear it where the tensor's allocation is small
 #: and the tensor not dense; what it tells the GPU is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
@@ -30,7 +30,7 @@ class Evidence(Enum):
 class BitRange:
     """A field of a tensor map, or a run of bits that belongs to none.
 
-    name: of codec.FIELDS, or ``"unknown"``. first, bits: its place. value: what stands there. evidence: how its meaning
+    name: of codec.FIELDS, or ``"unknown"``. first, bits: its position. value: what it holds. evidence: how its meaning
     is known. note: what else there is to say; empty for most.
     """
 
@@ -50,8 +50,8 @@ class BitRange:
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
     """All 1024 bits of a map in order, without gaps, whether or not the map is valid.
 
-    Bits of no field are runs named ``"unknown"`` with what stands in them, zero or not. wide: the map is an im2col wide
-    one, which no published bit tells from others: only the fields that all kinds share are named, at the places that
+    Bits of no field are runs named ``"unknown"`` with their contents, zero or not. wide: the map is an im2col wide
+    one, which no published bit distinguishes: only the fields that all kinds share are named, at the places that
     they are assumed to have. Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
@@ -72,7 +72,7 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Bits of no field; the allocation bit stands alone."""
+    """Bits of no field; the allocation bit is separate."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
@@ -120,7 +120,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bit 85",
-        "0, whatever memory stands behind the address",
+        "0 for any kind of memory at the address",
         "set by drivers; to be cleared where the allocation is below 128 KiB and the tensor is not dense",
         "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 names "
         "13.2 and 13.3 as well",
@@ -146,7 +146,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "im2col wide",
         "documented for compute capability 10.0 and up only",
-        "cuTensorMapEncodeIm2colWide makes the bytes; where its corners, pixels and mode stand is not published, so "
+        "cuTensorMapEncodeIm2colWide makes the bytes; the places of its corners, pixels and mode are not published, so "
         "that they are shown raw",
         "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
     ),

@@ -23,7 +23,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
-    """What a map holds beside its spec: derived fields and unknown bits."""
+    """What a map holds besides its spec: derived fields and unknown bits."""
     return {
         "version": decoded.version,
         "smem_bytes": decoded.smem_bytes,

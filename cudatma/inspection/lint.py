@@ -1,7 +1,7 @@
 """Risks of a tensor map, by severity: each with its rule, where the rule comes from, and what to do.
 
 An error is a map that no access survives, or that the target cannot use; a warning is likely to be a mistake; a note is
-worth knowing. The rules themselves stand in descriptor.rules and descriptor.access; here they are asked.
+worth knowing. The rules themselves are in descriptor.rules and descriptor.access; this module calls them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lint:
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Everything that is worth saying about a map.
 
-    decoded: what its bytes hold beside the spec, where there are bytes. target: the architecture to judge it for; by
+    decoded: what its bytes hold besides the spec, where there are bytes. target: the architecture to judge it for; by
     default a map is an error only where no target can use it.
     """
     found: list[Finding] = []

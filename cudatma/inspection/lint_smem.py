@@ -32,7 +32,7 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Where the box may begin, and whether boxes behind each other keep it."""
+    """Where the box may begin, and whether boxes one after another keep it."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(
@@ -44,8 +44,8 @@ def alignment(spec: AnySpec) -> Iterator[Finding]:
             f"declare the buffer __align__({need}), or round the dynamic shared memory's address up",
         )
     for step, severity, why in (
-        (_TMA_ALIGNMENT, "warning", "a box right behind it traps with a misaligned address"),
-        (need, "warning", "a box right behind it has its pattern shifted"),
+        (_TMA_ALIGNMENT, "warning", "a box right after it traps with a misaligned address"),
+        (need, "warning", "a box right after it has its pattern shifted"),
     ):
         if spec.footprint_bytes % step:
             yield Finding(

@@ -1,8 +1,8 @@
 """A compiled kernel: what it is made of, loading it onto a device, launching it.
 
 Everything is checked before the driver is called. After the first launch on a device a launch allocates nothing,
-synchronises nothing and compiles nothing, so it can be captured into a CUDA graph; loading cannot be part of a capture,
-so call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
+synchronizes nothing and compiles nothing; it can be captured into a CUDA graph; loading cannot be part of a capture:
+call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
 """
 
 from __future__ import annotations

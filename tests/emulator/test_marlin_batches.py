@@ -14,7 +14,7 @@ from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
 #: Each tile of either kernel, tails in M, and several tiles a block.
-TOKENS = (1, 11, 30, 50, 100, 280)
+M_VALUES = (1, 11, 30, 50, 100, 280)
 
 
 @pytest.mark.sweep(1)
@@ -25,10 +25,10 @@ TOKENS = (1, 11, 30, 50, 100, 280)
 def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: int, symmetric: bool) -> None:
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(K, N)) * 0.05, dtype=dtype, group_size=group, symmetric=symmetric)
-    x = rng.normal(size=(max(TOKENS), K)).astype(np.dtype(w.scales.dtype))
+    x = rng.normal(size=(max(M_VALUES), K)).astype(np.dtype(w.scales.dtype))
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
-    for m in TOKENS:
+    for m in M_VALUES:
         spec = choose_invariant(layer, m, imagined_gpu(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(

@@ -44,7 +44,7 @@ from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
+M_VALUES = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
 #: (K, N). Odd ones, tails of every tile, one value, a last one that is large enough for every tile of the table.
 SHAPES = (
     *((10944, 2048), (4096, 7392), (333, 77), (64, 64), (1000, 136), (96, 40), (1, 1), (127, 65)),
@@ -62,7 +62,7 @@ class Job:
     n: int
     options: Options
     load_paths: tuple[str, ...]
-    tokens: tuple[int, ...] = TOKENS
+    m_values: tuple[int, ...] = M_VALUES
 
     def __str__(self) -> str:
         o = self.options
@@ -87,12 +87,12 @@ def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
     """Every case of a job as (load path, M, outcome). The rows of a smaller batch are the first of a larger one."""
     options = job.options
     weight = make_weight(job.k, job.n, options)
-    x = activations((max(job.tokens), job.k), options.dtype)
+    x = activations((max(job.m_values), job.k), options.dtype)
     reference = to_float64(x) @ weight.dense
     bias = make_bias(job.n, options.dtype) if options.bias else None
     if bias is not None:
         reference += to_float64(bias)
-    for load_path, m in itertools.product(job.load_paths, job.tokens):
+    for load_path, m in itertools.product(job.load_paths, job.m_values):
         yield load_path, m, run(weight, x[:m], reference[:m], load_path, bias)
 
 
@@ -155,7 +155,7 @@ def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
     for job in jobs:
         o = job.options
         layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
-        for load_path, m in itertools.product(job.load_paths, job.tokens):
+        for load_path, m in itertools.product(job.load_paths, job.m_values):
             if m:
                 by_tma = load_path == "tma"
                 spec = decide(layer, m, gpu).spec if by_tma else choose_mma_sync(layer, m, gpu, LOAD_PATHS[load_path])

@@ -32,7 +32,7 @@ from cudatma.quantization import pack
 
 #: (K, N): tails in every dimension; tiles that several blocks share, both small.
 SHAPES = ((333, 77), (1000, 192))
-TOKENS = (1, 17, 100)
+M_VALUES = (1, 17, 100)
 FP16 = ("float16", 128, False)
 CASES = (
     *(Options(load_path=load_path) for load_path in LOAD_PATHS),
@@ -117,7 +117,7 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     named: dict[str, Callable[[], str]] = {
         f"M={m} K={k} N={n} {options}": functools.partial(run_case, k, n, m, options, space)
         for k, n in SHAPES
-        for m in TOKENS
+        for m in M_VALUES
         for options in CASES
     }
     named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}

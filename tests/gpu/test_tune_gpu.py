@@ -24,7 +24,7 @@ from tools.tune_measure import CardBench, random_weight
 pytestmark = pytest.mark.gpu
 #: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
 LAYER = LinearShape(1024, 1544, 128, False, "float16")
-TOKENS = (5, 64, 300)
+M_VALUES = (5, 64, 300)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_gpu_tells_its_clocks_and_bus() -> None:
 def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 
-    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, TOKENS))]
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, M_VALUES))]
     assert tune.main([*shape, "--candidates", "6", "--seconds", "0.5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["cells"]
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
@@ -55,7 +55,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     gpu, target = gpu_of(0), cudatma.detect(0)
     entries, problems = usable_entries(file, gpu, target)
     assert not problems
-    assert {entry.m for entry in entries} == set(TOKENS)
+    assert {entry.m for entry in entries} == set(M_VALUES)
     assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
     tuning.forget()
@@ -73,7 +73,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
         assert difference(wanted, out, LAYER.dtype) == ""
 
     assert tune.main([*shape, "--json"]) == 0
-    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known"] * len(TOKENS)
+    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known"] * len(M_VALUES)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

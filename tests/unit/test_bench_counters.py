@@ -246,4 +246,4 @@ def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "does not count" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         energy.main(["--tokens", "1,x"])
-    assert "write tokens with commas" in capsys.readouterr().err
+    assert "write values of M with commas" in capsys.readouterr().err

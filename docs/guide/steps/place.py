@@ -23,7 +23,7 @@ def library() -> Any:
 
 
 def target() -> str | None:
-    """What kernels are compiled for: None is the GPU of this machine; without one, the architecture that is emulated."""
+    """What kernels are compiled for: None: the GPU of this machine. Without one: what is emulated."""
     return "sm_90a" if library() is np else None
 
 
