@@ -1,4 +1,4 @@
-"""A kernel that goes on using mbarriers behind mbarrier.inval, which the PTX ISA leaves undefined; for a GPU, and with
+"""A kernel that goes on using mbarriers after mbarrier.inval, which the PTX ISA leaves undefined; for a GPU, and with
 ``ends`` = 0, where nothing is invalidated, for the emulator."""
 
 from __future__ import annotations

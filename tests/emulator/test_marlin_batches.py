@@ -1,4 +1,4 @@
-"""A row's bits do not depend on the rows beside it where that is asked for: the emulator runs each instance."""
+"""A row's bits do not depend on the rows next to it where that is asked for: the emulator runs each instance."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
 
 
 def test_the_fastest_instances_do_differ() -> None:
-    """What batch invariance is for: the usual choice divides the depth where tiles are few."""
+    """What batch invariance is for: the usual choice divides K where tiles are few."""
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(2048, N)) * 0.05, dtype="float16")
     x = rng.normal(size=(100, 2048)).astype(np.float16)

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The checkout's package and the files beside this one, wherever it is started from.
+# The checkout's package and the files next to this one, wherever it is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

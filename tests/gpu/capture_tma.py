@@ -5,7 +5,7 @@
 
 tma_h200.jsonl.gz in the folder has one case a line with its ``answer`` (tests/tma/tma_answer.py): hashes of shared and
 global memory afterwards (with what changed, where that is small), what the barrier counted, or the trap or refusal. The
-cases run in child processes; one that traps ends its child, and a new one goes on behind it.
+cases run in child processes; one that traps ends its child, and a new one goes on after it.
 """
 
 from __future__ import annotations

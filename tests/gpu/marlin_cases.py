@@ -56,7 +56,7 @@ GUARD_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One weight, its load paths and its numbers of tokens, each with each. ``options.load_path`` is not looked at."""
+    """One weight, its load paths and its values of M, each with each. ``options.load_path`` is ignored."""
 
     k: int
     n: int
@@ -119,7 +119,7 @@ def _gain(row: Mapping[str, Any], names: Sequence[str], missing: Mapping[Any, No
 
 
 def rotated_jobs() -> list[Job]:
-    """Every shape with every number of tokens, by TMA and another load path; the options rotate over the shapes."""
+    """Every shape with every M, by TMA and another load path; the options rotate over the shapes."""
     turns = itertools.product((True, False), GROUP_SIZES, DTYPES)
     others = itertools.cycle([load_path for load_path in LOAD_PATHS if load_path != "tma"])
     return [
@@ -129,7 +129,7 @@ def rotated_jobs() -> list[Job]:
 
 
 def pairwise_jobs() -> list[Job]:
-    """Any two options together, act-order and bias among them, at two shapes and two numbers of tokens."""
+    """Any two options together, act-order and bias among them, at two shapes and two values of M."""
     factors = {
         "group_size": GROUP_SIZES,
         "load_path": tuple(LOAD_PATHS),

@@ -43,7 +43,7 @@ _TINY = 1e-200
 
 @contextmanager
 def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None]:
-    """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
+    """Inside, a GEMM with M = ``m`` runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
@@ -75,7 +75,7 @@ class Weight:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """error: relative, in norm. element: the worst element's error as a part of what is allowed. untouched: whether the
-    rows behind the result kept their poison."""
+    rows after the result kept their poison."""
 
     error: float
     element: float

@@ -30,7 +30,7 @@ from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning import pinned
 from cudatma.quantization import pack
 
-#: (K, N): tails in every dimension; tiles that several blocks share, both small.
+#: (K, N): tails in every dimension; tiles that several CTAs share, both small.
 SHAPES = ((333, 77), (1000, 192))
 M_VALUES = (1, 17, 100)
 FP16 = ("float16", 128, False)
@@ -42,19 +42,19 @@ CASES = (
 )
 #: What the cost model chooses for other layers only: spec, M, K, N.
 SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
-    "skinny, one token": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
-    "skinny, three blocks divide the depth": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
+    "skinny, M = 1": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
+    "skinny, three CTAs divide K": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
     "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
     "multicast": (
         WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
         *(200, 712, 400),
     ),
-    "multicast, 256 tokens": (
+    "multicast, M = 256": (
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
     "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
     "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
-    "depth divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
+    "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 RNG = np.random.default_rng(4)
 

@@ -30,7 +30,7 @@ def on_gpu(array: Any) -> Any:
 
 
 def ragged() -> dict[str, bool]:
-    """ARRAYS arrays of random shapes through one launch, REPEATS times; with a gap behind some rows."""
+    """ARRAYS arrays of random shapes through one launch, REPEATS times; with a gap after some rows."""
     sources, buffers, results = [], [], []
     for _ in range(ARRAYS):
         rows, columns, gap = int(RNG.integers(0, 40)), 4 * int(RNG.integers(1, 24)), 4 * int(RNG.integers(0, 3))

@@ -66,7 +66,7 @@ class Bench:
         return as_type(cupy.ones(shape or (M, K), cupy.float32), dtype)
 
     def poison(self, *shape: int, offset: int = 0) -> Any:
-        """A poisoned fp16 array, (M, N) unless a shape is named, ``offset`` elements behind an aligned address."""
+        """A poisoned fp16 array, (M, N) unless a shape is named, ``offset`` elements after an aligned address."""
         shape = shape or (M, N)
         size = int(np.prod(shape))
         whole = cupy.full(size + offset, POISON, cupy.uint16)

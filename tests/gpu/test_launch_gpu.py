@@ -52,7 +52,7 @@ extern "C" __global__ void everything(const float* in, double* out, bool flag, s
 ADD = """
 extern "C" __global__ void add(float* x, float amount) { x[blockIdx.x * blockDim.x + threadIdx.x] += amount; }
 """
-#: Waits until the host lets it go, so that what is queued behind it can be told from what is not.
+#: Waits until the host lets it go, so that what is queued after it can be told from what is not.
 GATE = """
 extern "C" __global__ void gate(volatile int* open) { while (*open == 0) {} }
 """

@@ -99,7 +99,7 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two arrays in turns: each launch reads what the one before it stored, and stores over what that one read.
 
-    Back to back, against the same launches with a wait behind each.
+    Back to back, against the same launches with a wait after each.
     """
     use(monkeypatch, SMALL)
     weight, results = make_weight(512, 512), []

@@ -26,7 +26,7 @@ PATIENCE = 120
 
 
 def answers(count: int, size: int) -> list[list[int]]:
-    """Of each step what a plain load sees of the live barrier, and the state behind inval."""
+    """Of each step what a plain load sees of the live barrier, and the state after inval."""
     kernel = load_kernel("probes/mbarrier_bits.cu.j2", probes.Plain("mbarrier_bits"), default_target(), debug=False)
     out = cupy.zeros((len(STEPS), 2), cupy.uint64)
     kernel.launch(1, 32, (out, count, size))
@@ -48,7 +48,7 @@ def test_a_plain_load_of_a_live_barrier_sees_what_was_there_before() -> None:
     assert [hex(live) for live, _ in answers(4, 1024)] == [hex(UNTOUCHED)] * len(STEPS)
 
 
-def test_a_barrier_goes_on_behind_inval() -> None:
+def test_a_barrier_goes_on_after_inval() -> None:
     """Nobody promises it, and hang reports do not need it: they read a barrier once, when nobody uses it any more."""
     tests = WORKER.parents[1]
     path = os.pathsep.join([str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -197,7 +197,7 @@ def test_a_swizzled_box_lies_as_the_address_bits_say(target: Target, swizzle: st
     kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=maps.footprint_bytes)
     assert maps.footprint_bytes == rows * span
     arrived, wanted = download(dump), np.zeros(rows * span, np.uint8)
-    known = np.zeros(rows * span, bool)  # nothing is said of the padding behind a row narrower than the span
+    known = np.zeros(rows * span, bool)  # nothing is said of the padding after a row narrower than the span
     flat = source[:, :columns].copy().view(np.uint8)
     for row in range(rows):
         for column in range(row_bytes):

@@ -22,7 +22,7 @@ from tools.tune_check import difference
 from tools.tune_measure import CardBench, random_weight
 
 pytestmark = pytest.mark.gpu
-#: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
+#: An N that is no multiple of 64, and a K that is: TMA loads x directly.
 LAYER = LinearShape(1024, 1544, 128, False, "float16")
 M_VALUES = (5, 64, 300)
 
@@ -78,7 +78,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
-    """Ten for each number of tokens, with zero points, without timing them."""
+    """Ten for each M, with zero points, without timing them."""
     layer = LinearShape(2048, 4096, 64, True, dtype)
     gpu = gpu_of(0)
     with CardBench(0).opened() as bench:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# The checkout's package, the cases and the files beside this one.
+# The checkout's package, the cases and the files next to this one.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,7 +29,7 @@ from cudatma.errors import check
 ARENA_BYTES = 64 << 20
 SETTLE_NS = 20_000
 MAX_WINDOW = 208 << 10
-#: Places of the edited map, the request, the window's image and the report in the arena; the global buffer's is behind.
+#: Places of the edited map, the request, the window's image and the report in the arena; the global buffer's is after.
 EDITED, REQUEST, IMAGE, REPORT, GMEM = 0, 4096, 1 << 16, 1 << 20, 32 << 20
 
 

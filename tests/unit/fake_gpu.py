@@ -1,4 +1,4 @@
-"""A GPU whose clock is scripted, behind the few CuPy calls that the benchmarks' harness makes."""
+"""A GPU whose clock is scripted, under the few CuPy calls that the benchmarks' harness makes."""
 
 from __future__ import annotations
 

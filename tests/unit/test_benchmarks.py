@@ -444,7 +444,7 @@ def test_the_floor_kernel_has_no_hazard() -> None:
 
 # ---- Loops in SASS --------------------------------------------------------------------------------------------------
 
-#: A loop whose inner loop runs first, and whose wait has its slow path behind the end of the kernel.
+#: A loop whose inner loop runs first, and whose wait has its slow path after the end of the kernel.
 SASS = """
         /*0000*/                   MOV R1, RZ ;
 .L_x_0:

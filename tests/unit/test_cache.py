@@ -441,7 +441,7 @@ def test_many_writers_and_readers_meet_no_half_entry(tmp_path: Path) -> None:
     assert list((tmp_path / "root" / "tmp").iterdir()) == []
 
 
-def test_an_entry_that_goes_away_right_behind_a_failed_rename_is_stored(
+def test_an_entry_that_goes_away_right_after_a_failed_rename_is_stored(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process stored the key, then pruned it: the rename fails on something that is no longer there."""

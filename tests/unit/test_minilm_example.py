@@ -196,7 +196,7 @@ def test_the_largest_group_size_that_divides_is_chosen(multiple: int, largest: i
     assert found == max(fitting)
 
 
-def test_a_depth_without_a_group_size_is_refused() -> None:
+def test_a_k_without_a_group_size_is_refused() -> None:
     with pytest.raises(ArgumentError, match="multiple of 32"):
         minilm.Choice().group_size_for(100)
 
