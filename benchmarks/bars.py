@@ -23,7 +23,7 @@ Value = Callable[[Cell], float | None]
 class Bar:
     """One bar: a value of every cell it applies to, or their geometric mean, must be at most or at least ``limit``.
 
-    value: of a cell, None where it was not measured. unit: behind the number, as in "1.10 F".
+    value: of a cell, None where it was not measured. unit: after the number, as in "1.10 F".
     """
 
     name: str
@@ -106,8 +106,8 @@ def _megabytes(cell: Cell) -> float:
     return packed_bytes(cell["k"], cell["n"]) / 1e6
 
 
-def _at(tokens: Sequence[int], *shapes: Shape) -> Callable[[Cell], bool]:
-    return lambda cell: cell["m"] in tokens and (not shapes or _shape(cell) in shapes)
+def _at(m_values: Sequence[int], *shapes: Shape) -> Callable[[Cell], bool]:
+    return lambda cell: cell["m"] in m_values and (not shapes or _shape(cell) in shapes)
 
 
 def _floor(name: str, limit: float, applies: Callable[[Cell], bool], field: str = "x_floor") -> Bar:

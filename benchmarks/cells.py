@@ -16,7 +16,7 @@ from benchmarks.report import Cell, Table, ratio, shown
 
 OURS, CHAINED = "ours", "ours chained"
 FLOOR, FLOOR_CHAINED = "floor", "floor chained"
-#: How cuBLAS' ways are called in tables; contenders are named "cublas kn", "cublaslt nk 3".
+#: Names of cuBLAS's variants in tables; contenders are named "cublas kn", "cublaslt nk 3".
 _ORIENTATIONS = {"kn": "weight (K, N)", "nk": "weight (N, K), transposed"}
 _LIBRARIES = {"cublas": "torch.mm", "cublaslt": "cuBLASLt"}
 
@@ -37,7 +37,7 @@ class Rivalry:
 class CellFacts:
     """All that was measured of one cell.
 
-    together: what took turns (below 256 tokens), with ours, F and all rivals; else the first pair. rivalries: by rival.
+    together: what took turns (below M = 256), with ours, F and all rivals; else the first pair. rivalries: by rival.
     errors: by rival or contender. power: by rival, clock and watts of its blocks.
     """
 
@@ -131,7 +131,7 @@ def line_of(cell: Cell) -> str:
 
 
 def _in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """Layer by layer, as each first came, and by tokens."""
+    """Layers in the order in which they were first measured; within a layer by M."""
     shapes = list(dict.fromkeys((cell["k"], cell["n"]) for cell in cells))
     return sorted(cells, key=lambda cell: (shapes.index((cell["k"], cell["n"])), cell["m"]))
 
@@ -161,10 +161,10 @@ def detail_table(cells: Sequence[Cell]) -> Table:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """A row a layer and a column a batch size: microseconds, and behind them the speed-up over cuBLAS, then over the
+    """A row a layer and a column a batch size: microseconds, and in brackets the speed-up over cuBLAS, then over the
     other rivals. F per layer."""
     shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
-    tokens = sorted({c["m"] for c in cells})
+    m_values = sorted({c["m"] for c in cells})
     found = {(c["k"], c["n"], c["m"]): c for c in cells}
 
     def value(k: int, n: int, m: int) -> str:
@@ -179,11 +179,11 @@ def summary_table(cells: Sequence[Cell]) -> Table:
     rows = []
     for k, n in shapes:
         floors = [c["floor_us"] for c in cells if (c["k"], c["n"]) == (k, n) and c.get("floor_us") is not None]
-        rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in tokens)))
+        rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in m_values)))
     note = (
         "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
         "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
-        "the card rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
+        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
         "the time to merely stream the int4 weights and scales."
     )
-    return Table(("K x N", "F", *(f"M = {m}" for m in tokens)), tuple(rows), note)
+    return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)

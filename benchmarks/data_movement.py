@@ -1,7 +1,7 @@
-"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, beside CuPy in the same run,
+"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, and of CuPy in the same run,
 and what a call costs on the host.
 
-Both are timed as a graph of launches and as calls that the host makes one by one. Of each the better way counts: what
+Both are timed as a graph of launches and as calls that the host makes one by one. The better of the two counts: what
 the driver does for a copy on a stream need not be what it does for a node of a graph.
 """
 
@@ -28,7 +28,7 @@ OURS, CUPY = "cudatma", "cupy"
 #: Launches of one graph: each moves hundreds of megabytes, so that L2 holds nothing of the one before.
 LAUNCHES = 10
 SIDE = 16384
-#: Calls whose host time is taken: fewer than a launch queue holds, so that none waits for the card.
+#: Calls whose host time is taken: fewer than a launch queue holds, so that none waits for the GPU.
 HOST_CALLS = 300
 
 
@@ -51,8 +51,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """ours, cupys: enqueue the operation on the current stream. right: whether what ``ours`` has just written is right.
-    variants: other configurations of the launch behind ``ours``, by name, at a place whose blocks are so many for each
-    multiprocessor; None where none are known."""
+    variants: other configurations of the launch in ``ours``, by name, for a place with a given number of thread blocks
+    per SM; None where none are known."""
 
     ours: Callable[[], object]
     cupys: Callable[[], object]
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def _random(shape: tuple[int, ...], dtype: str) -> Any:
-    """Bytes without a pattern, made in place on the card."""
+    """Bytes without a pattern, made in place on the GPU."""
     import cupy
 
     words = cupy.arange(int(_size(shape, dtype)) // 4, dtype=cupy.uint32)
@@ -222,7 +222,7 @@ def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[s
 
 
 def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
-    """Of microseconds by way and contender: all, and for each contender the least, ``us``, and its ``way``."""
+    """From microseconds by variant and contender: all, and for each contender the least, ``us``, and its ``way``."""
     us: dict[str, float | None] = {}
     way: dict[str, str | None] = {}
     for name in (OURS, CUPY):
@@ -232,7 +232,7 @@ def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
 
 
 def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
-    """Median microseconds of a repeated call on the host; the card is waited for before and after all of them."""
+    """Median microseconds of a repeated call on the host; the GPU is waited for before and after all of them."""
     return quantiles_us(time_calls(lambda _: call(), drain, HOST_CALLS))["median_us"]
 
 
@@ -247,7 +247,7 @@ def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | 
     for blocks_per_sm in (1, 2, 3, 4):
         place = Place("cuda", device, target, blocks_per_sm * processors(device))
         for name, planned in variants(place, blocks_per_sm):
-            label = f"{blocks_per_sm} blocks a multiprocessor, {name}"
+            label = f"{blocks_per_sm} blocks per SM, {name}"
             try:
                 planned.spec.check_target(target)
                 if blocks_per_sm * (planned.spec.smem_bytes + 1024) > target.smem_per_sm_bytes:
@@ -324,7 +324,7 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]
     note = (
-        "Microseconds, and terabytes per second read and written, medians, each by the better way of two: a graph, or "
+        "Microseconds, and terabytes per second read and written, medians, each the better of two: a graph, or "
         "calls. Host us: of a call on the host, nothing synchronised. The bar is a multiple of CuPy's speed; "
         "reduce_into's, of the bytes per second of CuPy's contiguous copy."
     )

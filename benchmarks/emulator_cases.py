@@ -134,7 +134,7 @@ tma(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to
 """
 
 
-#: Makes the operands; returns what is timed and the largest error of what it left behind.
+#: Makes the operands; returns what is timed and the largest error of its result.
 Prepared = tuple[Callable[[], object], Callable[[], float]]
 
 

@@ -1,6 +1,6 @@
 """Energy of one launch: our GEMM and cuBLAS, each by itself for a second, by NVML's counter of joules.
 
-From some tokens on the card is at its power limit; then energy decides how long a kernel takes, not its pipes.
+From some M on the GPU is at its power limit; then the energy of a kernel decides its time, not its pipes.
 Source: NVML API reference, nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was loaded).
 """
 
@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness import Contender, capture, measuring_stream, require_card
-from benchmarks.power import PowerLog, card_bus_id, find_reader
+from benchmarks.power import PowerLog, find_reader, gpu_bus_id
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
-from benchmarks.shapes import parse_shape, parse_tokens
+from benchmarks.shapes import parse_m_values, parse_shape
 
 #: Before it counts, and while it counts.
 WARM_S, COUNT_S = 0.4, 1.0
-TOKENS = (1, 16, 32, 64, 128, 256, 1024)
+M_VALUES = (1, 16, 32, 64, 128, 256, 1024)
 #: Enqueued together; the counter itself moves every 20 to 100 ms.
 _BATCH_S = 0.1
 
@@ -35,15 +35,15 @@ def energy_counter(bus_id: str | None) -> Callable[[], float] | None:
         import pynvml as nvml  # nvidia-ml-py
 
         nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
-        nvml.nvmlDeviceGetTotalEnergyConsumption(card)
-    except Exception:  # not installed, no driver, a card without the counter
+        gpu = nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
+        nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    except Exception:  # not installed, no driver, a GPU without the counter
         return None
-    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1e3
+    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)) / 1e3
 
 
 def run_for(replay: Callable[[], float], seconds: float) -> tuple[int, float]:
-    """(replays, seconds on the card) until so many seconds are over. replay: one replay; returns its seconds."""
+    """(replays, seconds on the GPU) until ``seconds`` are over. replay: one replay; returns its seconds."""
     count, spent, begun = 0, 0.0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         spent += replay()
@@ -93,25 +93,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench energy", description=__doc__)
     add = parser.add_argument
     add("--shape", type=parse_shape, default=(8192, 28672), metavar="KxN", help="a layer (default: 8192x28672)")
-    add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: seven, 1 to 1024)")
+    add(
+        "--tokens",
+        type=parse_m_values,
+        default=M_VALUES,
+        metavar="M,..",
+        help="values of M (seven, 1 to 1024)",
+    )
     add("--dtype", choices=("float16", "bfloat16"), default="float16")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     options = parser.parse_args(argv)
     require_card(parser)
-    read = energy_counter(card_bus_id())
+    read = energy_counter(gpu_bus_id())
     if read is None:
-        parser.exit(2, f"{parser.prog}: NVML does not count this card's energy\n")
+        parser.exit(2, f"{parser.prog}: NVML does not count this GPU's energy\n")
     import torch  # noqa: F401  # before the stream is made, which is to be torch's as well
 
     from benchmarks.layer import make_layer, ours
     from benchmarks.rivals.cublas import Cublas
 
-    tokens, (k, n) = list(options.tokens), options.shape
-    result = Result({"tokens": tokens, "dtype": options.dtype, "seconds": COUNT_S}, energy_table, options.json)
+    m_values, (k, n) = list(options.tokens), options.shape
+    result = Result({"tokens": m_values, "dtype": options.dtype, "seconds": COUNT_S}, energy_table, options.json)
     with measuring_stream() as stream:
-        layer = make_layer(k, n, options.dtype, max(tokens))
-        cublas = Cublas(layer, tokens)
-        for m in tokens:
+        layer = make_layer(k, n, options.dtype, max(m_values))
+        cublas = Cublas(layer, m_values)
+        for m in m_values:
             for what, contender in (("ours", ours(layer, m)), ("cuBLAS", cublas.contenders(stream, m, 1)[0])):
                 cell: Cell = {"what": what, "k": k, "n": n, "m": m}
                 try:

@@ -1,4 +1,4 @@
-"""The first call in a fresh process: cold cache, warm cache, compile time. Without a card it stops at the cubin."""
+"""The first call in a fresh process: cold cache, warm cache, compile time. Without a GPU it stops at the cubin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, s
 from cudatma.backend import selected_backend
 
 K, N = 8192, 28672
-TOKENS = (1, 1024)
+M_VALUES = (1, 1024)
 WARM_RUNS = 5
 BARS_MS = {"compile": 2000.0, "load, warm cache": 10.0}
 _TIMEOUT_S = 120
@@ -41,7 +41,7 @@ _LABELS = {
 def child(m: int, target_name: str | None) -> dict[str, Any]:
     """In a fresh process: milliseconds of each step, imports and the weight excluded; compile seconds of the artifact.
 
-    With a target named, nothing touches a card.
+    With a target named, nothing touches a GPU.
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -58,9 +58,9 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
-    card = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
+    gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
     # As the weight of _prepared() has it, whose scales differ by little.
-    spec = resolve_fused(decide(Problem(layer, m), card).spec, "as_stored")
+    spec = resolve_fused(decide(Problem(layer, m), gpu).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:
@@ -133,11 +133,11 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         if cell.get("error"):
             continue
-        tokens = f"M = {cell['m']}"
-        rows.append((f"{tokens}: NVRTC alone", "", shown(cell["compile_ms"], 0), ""))
+        m_values = f"M = {cell['m']}"
+        rows.append((f"{m_values}: NVRTC alone", "", shown(cell["compile_ms"], 0), ""))
         for step, label in _LABELS.items():
             if step in cell["cold_ms"]:
-                rows.append((tokens, label, shown(cell["cold_ms"][step]), shown(cell["warm_ms"][step])))
+                rows.append((m_values, label, shown(cell["cold_ms"][step]), shown(cell["warm_ms"][step])))
     note = "Milliseconds in a fresh process, imports done, in this order; warm: the artifact is on disk (median)."
     return Table(("kernel", "step", "cold cache", "warm cache"), tuple(rows), note)
 
@@ -161,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench first_call", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
-    add("--target", metavar="NAME", help="compile for this architecture and use no card (default without one: sm_90a)")
-    add("--m", type=int, action="append", metavar="M", help="tokens, repeatable (default: 1 and 1024)")
+    add("--target", metavar="NAME", help="compile for this architecture and use no GPU (default without one: sm_90a)")
+    add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: 1 and 1024)")
     add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
     add("--check", action="store_true", help="exit status 1 if compiling or a warm load takes too long")
     add("--child", type=int, metavar="M", help=argparse.SUPPRESS)
@@ -171,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(child(options.child, options.target)))
         return 0
     target = options.target or (None if selected_backend() == "cuda" else "sm_90a")
-    result = Result({"target": target or "the card's", "k": K, "n": N}, first_call_table, options.json)
-    for m in options.m or TOKENS:
+    result = Result({"target": target or "the GPU's", "k": K, "n": N}, first_call_table, options.json)
+    for m in options.m or M_VALUES:
         cell = measure(m, target, options.warm_runs)
         warm = cell.get("warm_ms", {}).get("load")
         result.add(cell, f"M = {m}: compile {shown(cell.get('compile_ms'), 0)} ms, warm load {shown(warm)} ms")

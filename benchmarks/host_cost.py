@@ -1,4 +1,4 @@
-"""Host cost of marlin_gemm(x, w, out=out), with x and out changing every call; torch.mm beside it."""
+"""Host cost of marlin_gemm(x, w, out=out), with x and out changing every call, and of torch.mm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 
 PAIRS = 64
 CALLS = 10_000
-#: Calls between two waits for the card, so that a full launch queue is never what is measured.
+#: Calls between two waits for the GPU, so that a full launch queue is never what is measured.
 DRAIN_EVERY = 500
 BAR_US = 10.0
 _WARM_UP = 200
@@ -43,7 +43,7 @@ def time_calls(
     calls: int = CALLS,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> list[int]:
-    """Nanoseconds of each ``call(i)``; ``drain()`` waits for the card every DRAIN_EVERY calls, outside the timing."""
+    """Nanoseconds of each ``call(i)``; ``drain()`` waits for the GPU every DRAIN_EVERY calls, outside the timing."""
     samples = [0] * calls
     for index in range(calls):
         if index % DRAIN_EVERY == 0:
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--calls", type=int, default=CALLS, help=f"timed calls a case (default: {CALLS})")
-    add("--m", type=int, default=1, help="tokens (default: 1)")
+    add("--m", type=int, default=1, help="rows of x (default: 1)")
     add("--check", action="store_true", help="exit status 1 if the CuPy case's median is over 10 us")
     options = parser.parse_args(argv)
     require_card(parser)

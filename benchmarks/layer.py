@@ -1,4 +1,4 @@
-"""One layer's operands on the card, and our GEMM on them as a contender."""
+"""One layer's operands on the GPU, and our GEMM on them as a contender."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.plan import expected_us
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's operands: packed weights and dense ones, each several times, and activations for the most tokens.
+    """One layer's operands: packed weights and dense ones, each several times, and activations for the largest M.
 
-    dense: torch tensors (K * N,), near-normal, none where cuBLAS is no rival. x: (tokens, K), out: (tokens, N), CuPy.
+    dense: torch tensors (K * N,), near-normal, none where cuBLAS is no rival. x: (M, K), out: (M, N), CuPy.
     """
 
     k: int
@@ -49,7 +49,7 @@ def ours(layer: Layer, m: int, name: str = "ours", *, spec: Any = None, programm
     """marlin_gemm on CuPy arrays, rotating over the packed weights.
 
     spec: the configuration that runs; None: the one that a GEMM takes.
-    programmatic: each launch is a dependent of the one before it. All write one result and none reads it, so the chain
+    programmatic: each launch is a dependent of the one before it. All write one result and none reads it; the chain
     is as long as a model's, without the work between its GEMMs.
     """
     import cudatma

@@ -1,4 +1,4 @@
-"""What a load path's code (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no card."""
+"""What a load path's code (TMA, cp.async, TMA for scales only) costs a pipeline stage, read from SASS; no GPU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target, get_target
 from tools.sass import parse_ptxas
 
-#: Multiprocessors of an H200: which tile is chosen depends on them.
-MULTIPROCESSORS = 132
+#: SMs of an H200: which tile is chosen depends on their number.
+SM_COUNT = 132
 #: One batch size for each tile that the kernel has for a large layer.
-TOKENS = (1, 16, 64, 1024)
-_PIECE_BYTES = 16
+M_VALUES = (1, 16, 64, 1024)
+_CHUNK_BYTES = 16
 _TENSOR_LOAD, _PIECE_LOAD, _TENSOR_CORE, _WAIT = "UTMALDG", "LDGSTS", "HMMA", "TRYWAIT"
 
 
@@ -38,10 +38,10 @@ class LoadPathCode:
     """What one pipeline stage costs.
 
     registers: of a thread. copies: load instructions that the producers issue for a stage (warp instructions), by
-    operand in `copies_by_operand`. threads: that issue them. loop: instructions in the producer's loop as they stand,
+    operand in `copies_by_operand`. threads: that issue them. loop: instructions in the code of the producer's loop,
     loop_integer: those of them that compute integers, addresses above all.
     producer_slots, consumer_slots: issue slots (warp instructions) of a stage, all warps together; the producer's are
-    an estimate where loops copy pieces, see producer_slots().
+    an estimate where loops copy chunks, see producer_slots().
     """
 
     registers: int
@@ -63,7 +63,7 @@ class LoadPathCode:
 def copies_by_operand(spec: MmaSyncSpec) -> dict[str, int]:
     """Load instructions of one stage, in the order in which the template issues them.
 
-    TMA: one instruction a box. cp.async: one warp instruction for each 32 pieces of 16 bytes.
+    TMA: one instruction a box. cp.async: one warp instruction for each 32 chunks of 16 bytes.
     """
     boxes = {"weight": spec.block_n // 64, "scale": 1, "activation": spec.block_k // 64}
     nbytes = {
@@ -73,7 +73,7 @@ def copies_by_operand(spec: MmaSyncSpec) -> dict[str, int]:
     }
     ways = {"weight": spec.weight_load_path, "scale": spec.scale_load_path, "activation": spec.activation_load_path}
     return {
-        name: boxes[name] if way == "tma" else -(-nbytes[name] // (_PIECE_BYTES * 32)) for name, way in ways.items()
+        name: boxes[name] if way == "tma" else -(-nbytes[name] // (_CHUNK_BYTES * 32)) for name, way in ways.items()
     }
 
 
@@ -106,7 +106,7 @@ def producer_slots(loops: Sequence[Loop], copies: Sequence[int], warps: int) -> 
     """Issue slots of the producer warps for one stage; ``copies``: warp instructions of each operand that cp.async
     brings, in order.
 
-    Without cp.async the loop runs once as it stands. With it, the copies of an operand stand in a loop of their own,
+    Without cp.async the loop runs once as written. With it, the copies of an operand are in a loop of their own,
     unrolled, and before it once more for what the unrolling leaves over. A copy costs what its loop says; the leftover
     copies, which do the same work, are taken off the rest, which every warp runs once.
     """
@@ -161,7 +161,7 @@ def compile_and_analyse(spec: MmaSyncSpec, target: Target) -> LoadPathCode:
 
 
 def make_cell(layer: LinearShape, m: int, name: str, target: Target) -> Cell:
-    """One (tokens, load path); a failure is recorded in the cell."""
+    """One (M, load path); a failure is recorded in the cell."""
     cell: Cell = {"k": layer.k, "n": layer.n, "m": m, "load_path": name, "target": target.name}
     try:
         spec = choose_mma_sync(Problem(layer, m), imagined_gpu(target, H200.sm_count), LOAD_PATHS[name])
@@ -177,10 +177,10 @@ def code_table(cells: Sequence[Cell]) -> Table:
     titles = ("registers", "loads", "by threads", "loop", "integer", "producer slots", "consumer slots", "slots")
     note = (
         "For one pipeline stage: load instructions that the producers issue; instructions in the producers' loop as "
-        "they stand in SASS, and the integer ones among them; issue slots (warp instructions) of producers, estimated "
+        "they are in SASS, and the integer ones among them; issue slots (warp instructions) of producers, estimated "
         "for cp.async, of consumers, and of both."
     )
-    return Table(("tokens", "load path", *titles), tuple(rows), note)
+    return Table(("M", "load path", *titles), tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -190,13 +190,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--target", type=get_target, default=get_target("sm_90a"), metavar="NAME", help="default: sm_90a")
     add("--shape", type=parse_shape, default=(8192, 28672), metavar="KxN", help="the layer (default: 8192x28672)")
-    add("--m", type=int, action="append", metavar="M", help="tokens, repeatable (default: one for each tile)")
+    add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: one for each tile)")
     options = parser.parse_args(argv)
     k, n = options.shape
     layer = LinearShape(k, n, 128, False, "float16")
-    settings = {"target": options.target.name, "multiprocessors": MULTIPROCESSORS, "k": layer.k, "n": layer.n}
+    settings = {"target": options.target.name, "multiprocessors": SM_COUNT, "k": layer.k, "n": layer.n}
     result = Result(settings, code_table, options.json)
-    for m in options.m or TOKENS:
+    for m in options.m or M_VALUES:
         for name in LOAD_PATHS:
             cell = make_cell(layer, m, name, options.target)
             result.add(cell, f"M = {m}, {TITLES[name]}: {cell.get('slots', '-')} issue slots a stage")

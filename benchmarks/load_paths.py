@@ -19,18 +19,18 @@ from benchmarks.ncu import counters_table, profile_cell
 from benchmarks.operands import GROUP_SIZE
 from benchmarks.plan import SUSTAINED_FROM, CellKey
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
-from benchmarks.shapes import parse_shapes, parse_tokens
+from benchmarks.shapes import parse_m_values, parse_shapes
 from benchmarks.subjects import LOAD_PATHS, TITLES, spec_of
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target
 
-SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
+SHAPES, M_VALUES = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
 #: What of a load path's code goes into a cell.
 _CODE = ("registers", "copies", "loop", "producer_slots", "consumer_slots", "slots")
 
 
 def measure(stream: Any, layer: Any, m: int, replays: int, seconds: float) -> Measured:
-    """The three load paths of one cell, taking turns, all of the mma.sync kernel: the others know TMA alone."""
+    """The three load paths of one cell, taking turns, all of the mma.sync kernel: the other kernels use TMA alone."""
     contenders = [ours(layer, m, name, spec=spec_of(name, LinearShape.of(layer.packed[0]), m)) for name in LOAD_PATHS]
     return cold(stream, contenders, replays) if m < SUSTAINED_FROM else sustained(stream, contenders, seconds)
 
@@ -75,7 +75,7 @@ def load_paths_table(cells: Sequence[Cell]) -> Table:
     columns = ("K x N", "M", *(TITLES[name] for name in LOAD_PATHS), "TMA is faster by")
     if has_code:
         columns += ("registers", "loads", "issue slots")
-        note += " Behind it, TMA / cp.async: registers of a thread, load instructions and issue slots of one stage."
+        note += " After it, TMA / cp.async: registers of a thread, load instructions and issue slots of one stage."
     return Table(columns, tuple(rows), note)
 
 
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
-    add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: six, 1 to 4096)")
+    add("--tokens", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=1.0, help="how long load paths alternate from M = 256 on (default: 1)")
     add("--ncu", action="store_true", help="then let Nsight Compute count one launch of each (see cudatma bench ncu)")

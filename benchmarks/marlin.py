@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.bars import verdicts
 from benchmarks.cells import detail_table, key_of, summary_table
 from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_card
-from benchmarks.marlin_bench import CardBench, run
+from benchmarks.marlin_bench import GpuBench, run
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import CellKey, Costs, all_cells, choose, described
 from benchmarks.plot import write_picture
@@ -26,11 +26,11 @@ from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure, machine_facts, print_table
 from benchmarks.rivals import RIVALS
-from benchmarks.shapes import FIVE, TOKENS, parse_shapes, parse_tokens
+from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError
 
-QUICK_SHAPES, QUICK_TOKENS, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
-#: What of two runs' settings and machines must agree for their cells to stand in one file.
+QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
+#: Settings and facts of the machine that must agree for the cells of two runs to be in one file.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric"), ("card", "driver")
 EXAMPLES = """examples:
   cudatma bench marlin --plan --shapes all --budget-minutes 9
@@ -51,7 +51,7 @@ def parse_rivals(text: str) -> tuple[str, ...]:
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
     """The measured cells of an earlier run that this one goes on with; none where there is no such file.
 
-    Raises ArgumentError where the file is no result, or was measured with other settings or on another card.
+    Raises ArgumentError where the file is no result, or was measured with other settings or on another GPU.
     """
     if not path.is_file():
         return []
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: float | None) -> list[CellKey]:
-    """Measure on the card; returns the cells there was no time for."""
+    """Measure on the GPU; returns the cells there was no time for."""
     began = time.monotonic()
     torch_error = ""
     try:
@@ -140,7 +140,7 @@ def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: f
         reader = find_reader()
         if reader is None:
             result.say("clocks and watts cannot be read: neither NVML nor nvidia-smi answers")
-        bench = CardBench(stream, str(result.settings["dtype"]), costs, floor_bench, reader, result.say)
+        bench = GpuBench(stream, str(result.settings["dtype"]), costs, floor_bench, reader, result.say)
         spent = time.monotonic() - began
         left_out = run(bench, keys, costs, None if budget_s is None else budget_s - spent, result)
     result.say(f"{time.monotonic() - began:.0f} s")
@@ -148,7 +148,7 @@ def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: f
 
 
 def _more(cells: Sequence[Cell], left_out: Sequence[CellKey]) -> dict[str, Any]:
-    """What the file holds beside cells and table: how the bars stand, and what there was no time for."""
+    """What the file holds besides cells and table: which bars are met, and what there was no time for."""
     return {"bars": [each.as_json() for each in verdicts(cells)], "left_out": [str(key) for key in left_out]}
 
 
@@ -174,7 +174,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     if options.resume and options.json is None:
         parser.error("--resume goes on with a file: name it with --json")
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
-    options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
+    options.tokens = options.tokens or (QUICK_M_VALUES if options.quick else M_VALUES)
     if options.rivals is None:
         options.rivals = tuple(name for name in RIVALS if name != "tinygemm" or options.dtype == "bfloat16")
     if options.quick:
@@ -198,12 +198,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
     )
-    add("--tokens", type=parse_tokens, metavar="M,..", help="batch sizes (default: 1 to 8192)")
+    add("--tokens", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help="of cublas, humming, tinygemm (bf16 only); none")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")
-    add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no card")
+    add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no GPU")
     add("--check", action="store_true", help="exit status 1 unless every bar is met")
     return parser
 

@@ -1,4 +1,4 @@
-"""Measuring cells of the Marlin benchmark on the card, layer by layer, within a budget."""
+"""Measuring cells of the Marlin benchmark on the GPU, layer by layer, within a budget."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals import Field, make_field
 from tools.model_layers import Shape
 
-#: Of cuBLAS' ways, so many take part in the turns of a cell.
+#: How many variants of cuBLAS take part in the turns of a cell.
 FINALISTS = 3
 
 
 class LayerBench(Protocol):
     """What run() needs: one layer's operands made, its cells measured, its memory given back.
 
-    is_alive: whether the card still computes; after a trap nothing does in this process.
+    is_alive: whether the GPU still computes; after a trap nothing does in this process.
     """
 
-    def open(self, shape: Shape, tokens: Sequence[int]) -> None: ...
+    def open(self, shape: Shape, m_values: Sequence[int]) -> None: ...
 
     def cell(self, key: CellKey) -> Cell: ...
 
@@ -60,7 +60,7 @@ class Floors:
     errors: dict[str, str]
 
 
-class CardBench:
+class GpuBench:
     """LayerBench on the current device. say: prints a line. reader: of clock and watts, or None."""
 
     def __init__(
@@ -77,15 +77,15 @@ class CardBench:
         self.layer: Layer | None = None
         self.field, self.floors = Field(), Floors(None, None, {})
 
-    def open(self, shape: Shape, tokens: Sequence[int]) -> None:
+    def open(self, shape: Shape, m_values: Sequence[int]) -> None:
         """Operands, F and rivals of a layer. Raises what keeps its operands from being made."""
         k, n = shape
-        few = min(tokens, default=1) < SUSTAINED_FROM
-        self.floors = self._floors(k, n, min(tokens)) if few else Floors(None, None, {})
+        few = min(m_values, default=1) < SUSTAINED_FROM
+        self.floors = self._floors(k, n, min(m_values)) if few else Floors(None, None, {})
         rivals = self.costs.rivals
-        self.layer = make_layer(k, n, self.dtype, max(tokens), with_dense="cublas" in rivals)
+        self.layer = make_layer(k, n, self.dtype, max(m_values), with_dense="cublas" in rivals)
         began = time.monotonic()
-        self.field = make_field(rivals, self.layer, tokens)
+        self.field = make_field(rivals, self.layer, m_values)
         self.say(f"{k} x {n}: rivals ready in {time.monotonic() - began:.1f} s")
         for name, why in self.field.errors.items():
             self.say(f"{k} x {n}: {name}: {why}")
@@ -149,7 +149,7 @@ class CardBench:
         return True
 
     def close(self) -> None:
-        """Give the layer's memory back to the card: the next one's operands are of other sizes."""
+        """Give the layer's memory back to the GPU: the next one's operands are of other sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors(None, None, {})
         gc.collect()
         with contextlib.suppress(Exception):  # after a trap not even memory can be given back
@@ -172,7 +172,7 @@ def run(
     """Measure the cells that fit into the budget (None: all), adding each to ``result``; returns those left out.
 
     Whenever it comes to another layer it chooses again, by how much faster or slower than estimated it has been. It
-    ends early where a trap has made the card useless to this process.
+    ends early where a trap has made the GPU useless to this process.
     """
     began, estimated_s = clock(), 0.0
     waiting, left_out = list(keys), list[CellKey]()
@@ -205,17 +205,17 @@ def run(
             estimated_s += 0.0 if why else costs.cell_s(key)
             result.add(cell, line_of(cell))
             if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
-                result.say(f"{key}: the card no longer computes for this process; go on with --resume, fewer --rivals")
+                result.say(f"{key}: the GPU no longer computes for this process; go on with --resume, fewer --rivals")
                 done = {key_of(each) for each in result.cells}
                 return [each for each in keys if each not in done]
         bench.close()
     return left_out + waiting
 
 
-def _opened(bench: LayerBench, shape: Shape, tokens: Sequence[int]) -> str:
+def _opened(bench: LayerBench, shape: Shape, m_values: Sequence[int]) -> str:
     """Open a layer; what kept it from being opened, empty if nothing did."""
     try:
-        bench.open(shape, tokens)
+        bench.open(shape, m_values)
     except Exception as error:
         return failure(error)
     return ""

@@ -1,4 +1,4 @@
-"""The cost model of the Marlin GEMM beside the committed measurements: the table of docs/performance/model.md."""
+"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/performance/model.md."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, s
 from benchmarks.shapes import parse_shape
 from benchmarks.subjects import SUBJECTS, TITLES, run_once
 
-#: Asked for beside ncu's own full set: executed warp instructions in all and of two pipes. TMA does not go through the
+#: Requested besides ncu's own full set: executed warp instructions in all and of two pipes. TMA does not go through the
 #: load-store unit (lsu), cp.async does.
 EXTRA_METRICS = (
     "smsp__inst_executed.sum",
@@ -31,7 +31,7 @@ EXTRA_METRICS = (
     "sm__inst_executed_pipe_alu.sum",
     "gpu__time_duration.sum",
 )
-#: What is kept -> the columns it may stand in, the first that is there, and what to divide by.
+#: Figure -> the columns that may hold it, of which the first that is there counts, and what to divide by.
 FIGURES: dict[str, tuple[tuple[str, ...], float]] = {
     "us": (("gpu__time_duration.sum",), 1e3),
     "instructions": (("smsp__inst_executed.sum", "sm__inst_executed.sum"), 1),
@@ -50,12 +50,12 @@ FIGURES: dict[str, tuple[tuple[str, ...], float]] = {
     ),
     "registers": (("launch__registers_per_thread",), 1),
 }
-#: The tensor pipe, whose columns are named after a card's kinds of instructions: cycles, or else instructions.
+#: The tensor pipe, whose columns are named after a GPU's kinds of instructions: cycles, or else instructions.
 _TENSOR = (
     re.compile(r"sm__pipe_tensor\w*cycles_active\.avg\.pct_of_peak_sustained_active"),
     re.compile(r"sm__inst_executed_pipe_tensor\w*\.avg\.pct_of_peak_sustained_active"),
 )
-#: Cycles that a warp spends so for each instruction that it issues.
+#: Cycles that a warp spends in this state for each instruction that it issues.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(?!.*not_issued)(\w+?)_per_issue_active\.ratio")
 _NO_STALL = "selected"
 _TOP_STALLS = 3
@@ -65,13 +65,13 @@ Run = Callable[..., Any]
 
 
 class ProfilerError(RuntimeError):
-    """ncu is absent, ended with an error, or saw no such kernel."""
+    """ncu is absent, ended with an error, or did not see the kernel."""
 
 
 def command_of(ncu: str, child: Sequence[str], log: Path, *, extra: bool) -> list[str]:
     """The command line that profiles the Marlin kernels of a child process into a CSV file.
 
-    The clocks stay as they are: a lent card's settings are not ours to change.
+    The clocks stay as they are: the benchmark does not change the settings of a GPU.
     """
     metrics = ["--metrics", ",".join(EXTRA_METRICS)] if extra else []
     how = ["--page", "raw", "--csv", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
@@ -79,7 +79,8 @@ def command_of(ncu: str, child: Sequence[str], log: Path, *, extra: bool) -> lis
 
 
 def parse_csv(text: str) -> list[dict[str, str]]:
-    """ncu's raw page: a row a kernel, by column. The row of units behind the header and lines of ncu itself go."""
+    """ncu's raw page: a row a kernel, by column. The row of units after the header and lines of ncu itself are
+    dropped."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(lines))
     return [row for row in rows if (row.get("ID") or "").strip()]
@@ -94,7 +95,7 @@ def number(text: str | None) -> float | None:
 
 
 def figures(row: Mapping[str, str]) -> dict[str, Any]:
-    """What is kept of one kernel. A figure whose columns this ncu or card does not have is None."""
+    """What is kept of one kernel. A figure whose columns this ncu or GPU does not have is None."""
     found: dict[str, Any] = {"kernel": row.get("Kernel Name", "")}
     for name, (columns, divisor) in FIGURES.items():
         value = next((value for column in columns if (value := number(row.get(column))) is not None), None)
@@ -110,7 +111,7 @@ def figures(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tensor_pct(row: Mapping[str, str]) -> float | None:
-    """How busy the tensor pipe was: the busiest of its columns, as the one of all kinds includes the others."""
+    """How busy the tensor pipe was: the busiest of its columns, as the one of all kinds includes the rest."""
     for pattern in _TENSOR:
         values = [value for name in row if pattern.fullmatch(name) and (value := number(row[name])) is not None]
         if values:

@@ -75,7 +75,7 @@ def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[Pack
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Bytes of such a weight: int4 values and 16-bit scales. What F streams, and what TB/s counts."""
+    """Bytes of a packed weight: int4 values and 16-bit scales. What F streams, and what TB/s counts."""
     return k * n // 2 + -(-k // GROUP_SIZE) * n * 2
 
 

@@ -1,4 +1,4 @@
-"""The ways to a product: ordered and act-order weights, dense ones by torch, and the kernels between by themselves."""
+"""The paths to a product: ordered and act-order weights, dense ones by torch, and the kernels between by themselves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from benchmarks.layer import Layer, make_layer, ours
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import SUSTAINED_FROM, expected_us
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
-from benchmarks.shapes import parse_shapes, parse_tokens
+from benchmarks.shapes import parse_m_values, parse_shapes
 
-SHAPES, TOKENS = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
+SHAPES, M_VALUES = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
 #: Contender -> its title. "dense" is what dense_bytes= leaves: cuBLAS on a weight that is there already.
 WAYS = {
     "ordered": "ordered",
@@ -68,7 +68,7 @@ def dense_product(layer: Layer, m: int) -> Contender:
 
 
 def measure(stream: Any, layer: Layer, permuted: Layer, m: int, options: argparse.Namespace) -> Measured:
-    """All ways of one cell, taking turns. What does not depend on tokens stands in every cell: a check of the run."""
+    """All paths of one cell, taking turns. What does not depend on M is in every cell: a check of the run."""
     contenders = [ours(layer, m, "ordered"), ours(permuted, m, "act_order")]
     contenders += [dequantizer(layer, "dequantize"), dequantizer(permuted, "dequantize_rows")]
     if layer.dense:
@@ -79,7 +79,7 @@ def measure(stream: Any, layer: Layer, permuted: Layer, m: int, options: argpars
 
 
 def make_cell(k: int, n: int, m: int, measured: Measured) -> Cell:
-    """Microseconds by way; what act-order costs of the ordered time; how much faster the dense product is."""
+    """Microseconds by path; what act-order costs of the ordered time; how much faster the dense product is."""
     times = {name: measured.us(name) for name in WAYS}
     cell: Cell = {"k": k, "n": n, "m": m, "us": times}
     cell["act_order_costs"] = ratio(times["act_order"], times["ordered"])
@@ -109,9 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
-    add("--tokens", type=parse_tokens, default=TOKENS, metavar="M,..", help="batch sizes (default: six, 1 to 4096)")
+    add("--tokens", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=float, default=1.0, help="how long ways alternate from M = 256 on (default: 1)")
+    add("--seconds", type=float, default=1.0, help="how long paths alternate from M = 256 on (default: 1)")
     return parser
 
 

@@ -1,7 +1,7 @@
 """Which cells of the Marlin benchmark to measure in the time there is: an estimate of each, the important ones first.
 
-A card is lent for minutes. The estimates are rough; the run keeps to its budget by the clock, and chooses again among
-what is left whenever it comes to another layer.
+A run may have a GPU for minutes only. The estimates are rough; the run keeps to its budget by the clock, and chooses
+again among what is left whenever it comes to another layer.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tools.model_layers import Shape, model_shapes
 SUSTAINED_FROM = 256
 #: Up to here F is measured for chains of programmatic launches too.
 PROGRAMMATIC_UP_TO = 16
-#: Tokens and layers by importance: those that the bars ask for at one place each come first.
-_TOKEN_TIERS = ((1, 16, 64, 256, 1024), (32, 128, 512, 4096), (2048, 8192))
+#: Values of M and layers by importance: those that the bars ask for come first.
+_M_TIERS = ((1, 16, 64, 256, 1024), (32, 128, 512, 4096), (2048, 8192))
 _SHAPE_TIERS = ((*FIVE, *LARGE), (*model_shapes("llama3-70b"), *model_shapes("llama3-8b")))
-#: What a card of the H200's kind does: bytes and floating-point operations in a microsecond.
+#: What a GPU of the H200's kind does: bytes and floating-point operations in a microsecond.
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 #: Seconds for a layer's operands and its F; for what a rival compiles; for a cell's captures and checks.
 _SHAPE_S, _RIVAL_S, _CELL_S = 3.0, {"cublas": 0.5, "humming": 15.0, "tinygemm": 1.0}, 0.4
-#: Takes part with few tokens only.
-_FEW_TOKENS = "tinygemm"
+#: Takes part at small M only.
+_SMALL_M = "tinygemm"
 #: Ways among which cuBLAS' fastest is chosen, and how often each runs.
 _CUBLAS_WAYS, _CHOOSING_S = 34, 0.02
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CellKey:
-    """A cell: (K, N) of a layer, and tokens."""
+    """A cell: (K, N) of a layer, and M."""
 
     k: int
     n: int
@@ -72,7 +72,7 @@ class Costs:
         if "cublas" in self.rivals:
             took += _CUBLAS_WAYS * (_CHOOSING_S + 3e-6 * expected_us(k, n, m, 2 * k * n))
         if m >= SUSTAINED_FROM:
-            return took + self.seconds * max(1, sum(name != _FEW_TOKENS for name in self.rivals))
+            return took + self.seconds * max(1, sum(name != _SMALL_M for name in self.rivals))
         us, copies = expected_us(k, n, m), copies_for(packed_bytes(k, n))
         graphs = 2 + len(self.rivals) * 2 + (2 if m <= PROGRAMMATIC_UP_TO else 0)
         return took + graphs * (2 * self.replays + 2) * launches_for(packed_bytes(k, n), copies, us) * us * 1e-6
@@ -84,14 +84,14 @@ class Costs:
 
 def importance(key: CellKey) -> int:
     """0 for the cells to measure first; larger, later."""
-    tokens = next((tier for tier, each in enumerate(_TOKEN_TIERS) if key.m in each), len(_TOKEN_TIERS))
+    m_values = next((tier for tier, each in enumerate(_M_TIERS) if key.m in each), len(_M_TIERS))
     shape = next((tier for tier, each in enumerate(_SHAPE_TIERS) if key.shape in each), len(_SHAPE_TIERS))
-    return tokens + shape
+    return m_values + shape
 
 
-def all_cells(shapes: Iterable[Shape], tokens: Sequence[int]) -> list[CellKey]:
+def all_cells(shapes: Iterable[Shape], m_values: Sequence[int]) -> list[CellKey]:
     """Every cell of these layers, layer by layer."""
-    return [CellKey(k, n, m) for k, n in shapes for m in tokens]
+    return [CellKey(k, n, m) for k, n in shapes for m in m_values]
 
 
 def choose(

@@ -117,7 +117,8 @@ def _count(layers: int, which: str = "") -> str:
 
 
 def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """What there is to draw, of the first result and of what the others add: rivals, and layers that it has not."""
+    """What there is to draw, of the first result and of what the other results add: rivals, and layers that it has
+    not."""
     first = measured(results[0])
     mean = "" if len(_layers(first)) == 1 else "geometric mean of "
 
@@ -178,8 +179,8 @@ class _Axes:
 
     def at_m(self, m: float) -> float:
         first, last = math.log2(self.ms[0]), math.log2(self.ms[-1])
-        share = (math.log2(m) - first) / (last - first) if last > first else 0.5
-        return self.x + 14 + (_PANEL_WIDTH - 28) * share
+        fraction = (math.log2(m) - first) / (last - first) if last > first else 0.5
+        return self.x + 14 + (_PANEL_WIDTH - 28) * fraction
 
     def at_value(self, value: float) -> float:
         return self.y + _PANEL_HEIGHT * (1 - math.log(value / self.least) / math.log(self.most / self.least))
@@ -200,13 +201,13 @@ def label_place(
 ) -> Box | None:
     """A box for a line's name above or below the line, touching nothing and closer to it than to other lines.
 
-    own, foreign: segments of this line and of the others. None where there is no such box.
+    own, foreign: segments of this line and of the other lines. None where no box fits.
     """
     wide, found = text_width(line.name, _LABEL_SIZE), []
     places = axes.places(line)
     for (x0, y0), (x1, y1) in itertools.pairwise(places) if len(places) > 1 else [(places[0], places[0])]:
-        for share in _WHERE:
-            x, y = x0 + (x1 - x0) * share, y0 + (y1 - y0) * share
+        for fraction in _WHERE:
+            x, y = x0 + (x1 - x0) * fraction, y0 + (y1 - y0) * fraction
             for left in (x, x - wide / 2, x - wide):
                 for distance in (8, 14, 20):
                     for top in (y - distance - _LABEL_SIZE, y + distance):
@@ -228,7 +229,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
-    """One panel with its upper left corner at (x, y); the lines that no label could stand at."""
+    """One panel with its upper left corner at (x, y); the lines that have no place for a label."""
     axes = _Axes(panel, x, y)
     out.text(18, y - 14, panel.title, size=14.5, bold=True)
     for value in log_ticks(axes.least, axes.most):
@@ -288,9 +289,9 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
         raise ValueError("the results are of different GPUs or drivers")
-    (card, driver) = machines.pop()
+    (gpu, driver) = machines.pop()
     settings = results[0].get("settings", {})
-    where = f"{card}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
+    where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
     commits: dict[str, list[str]] = {}
     for number, result in enumerate(results):
         if number == 0:
@@ -340,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
     parser.add_argument("more", type=Path, nargs="*", help="results of other rivals or layers, of the same machine")
-    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="default: beside the result")
+    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="default: in the folder of the result")
     options = parser.parse_args(argv)
     to = options.out or options.result.with_suffix(".svg")
     reading = options.result

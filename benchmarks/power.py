@@ -1,4 +1,4 @@
-"""The card's clock and power while something runs on it, sampled by a thread; nothing where neither way can read them.
+"""The GPU's clock and power while something runs on it, sampled by a thread; nothing where neither way can read them.
 
 NVML (the package nvidia-ml-py) where it is installed, else lines of ``nvidia-smi``.
 Source: NVML API reference, nvmlDeviceGetClockInfo (MHz), nvmlDeviceGetPowerUsage (milliwatts, averaged over a second on
@@ -24,21 +24,19 @@ Sample = tuple[float, float, float]
 
 
 def nvml_reader(bus_id: str | None) -> Callable[[], Sample] | None:
-    """A function that reads one sample through NVML, None where there is none. bus_id: of the card; None: the first."""
+    """A function that reads one sample through NVML, None where there is none. bus_id: of the GPU; None: the first."""
     try:
         import pynvml as nvml  # nvidia-ml-py
 
         nvml.nvmlInit()
-        card: Any = (
-            nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
-        )
+        gpu: Any = nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode()) if bus_id else nvml.nvmlDeviceGetHandleByIndex(0)
     except Exception:  # not installed, no driver, no permission: the benchmark runs without
         return None
 
     def read() -> Sample:
-        clock = nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)
-        degrees = nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)
-        return float(clock), nvml.nvmlDeviceGetPowerUsage(card) / 1e3, float(degrees)
+        clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+        degrees = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+        return float(clock), nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3, float(degrees)
 
     with contextlib.suppress(Exception):
         read()
@@ -61,7 +59,7 @@ def smi_reader(bus_id: str | None) -> Callable[[], Sample] | None:
     return None
 
 
-def card_bus_id() -> str | None:
+def gpu_bus_id() -> str | None:
     """PCI bus id of CuPy's current device, None where it cannot be told."""
     with contextlib.suppress(Exception):
         import cupy
@@ -72,7 +70,7 @@ def card_bus_id() -> str | None:
 
 def find_reader() -> Callable[[], Sample] | None:
     """NVML or nvidia-smi on the current device; None where neither answers."""
-    bus_id = card_bus_id()
+    bus_id = gpu_bus_id()
     return nvml_reader(bus_id) or smi_reader(bus_id)
 
 

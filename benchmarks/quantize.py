@@ -51,7 +51,7 @@ def timed_ms(call: Callable[[], object]) -> float:
 
 
 def peak_bytes(call: Callable[[], object], library: str) -> int:
-    """The most memory that the call takes where the weight lies, its result included."""
+    """The most memory that the call takes where the weight is, its result included."""
     if library == "numpy":
         tracemalloc.start()
         try:

@@ -1,7 +1,7 @@
 """F: how long a TMA kernel takes merely to stream a layer's weight bytes, in plain launches and in dependent ones.
 
-One thread of each block issues 1D bulk copies into a ring of slots, four warps XOR what arrives and give the slots
-back; nothing else happens. The best over copy size, ring size, blocks a multiprocessor and the order in which blocks
+One thread of each block issues 1D bulk copies into a ring of stages; four warps XOR what arrives and release the
+stages; nothing else happens. The best time over copy size, ring size, blocks per SM and the order in which blocks
 take the copies is the floor for a layer that is bound by its weights.
 
 In a chain of programmatic dependent launches a kernel asks for its first ring of copies while the one before it still
@@ -67,10 +67,10 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
     griddepcontrol_launch_dependents();   // in a chain: the next kernel may fill its ring
 
     const u32 copies = (u32)((bytes + copy_bytes - 1) / copy_bytes);
-    const u32 share = (copies + gridDim.x - 1) / gridDim.x;
-    const u32 begin = interleaved ? blockIdx.x : blockIdx.x * share;
+    const u32 range = (copies + gridDim.x - 1) / gridDim.x;
+    const u32 begin = interleaved ? blockIdx.x : blockIdx.x * range;
     const u32 step = interleaved ? gridDim.x : 1;
-    const u32 end = interleaved ? copies : min(copies, begin + share);
+    const u32 end = interleaved ? copies : min(copies, begin + range);
     u32 stage = 0, phase = 0, sum = 0;
     if (threadIdx.x == CONSUMERS) {
         const u64 policy = createpolicy_evict_first();
@@ -88,8 +88,8 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
             const u32 size = (u32)min((u64)copy_bytes, bytes - (u64)copy * copy_bytes);
             mbarrier_wait_parity(full + 8 * stage, phase);
             for (u32 at = threadIdx.x * 16; at < size; at += CONSUMERS * 16) {
-                const uint4 piece = *(const uint4*)(ring + stage * copy_bytes + at);
-                sum ^= piece.x ^ piece.y ^ piece.z ^ piece.w;
+                const uint4 chunk = *(const uint4*)(ring + stage * copy_bytes + at);
+                sum ^= chunk.x ^ chunk.y ^ chunk.z ^ chunk.w;
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * stage);
@@ -117,7 +117,7 @@ class FloorConfig:
 
     def __str__(self) -> str:
         order = "in turn" if self.interleaved else "in parts"
-        return f"{self.copy_bytes // KIB} KiB x {self.stages}, {self.blocks_per_sm} a multiprocessor, {order}"
+        return f"{self.copy_bytes // KIB} KiB x {self.stages}, {self.blocks_per_sm} per SM, {order}"
 
 
 def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[FloorConfig]:
@@ -156,7 +156,7 @@ class FloorBench:
         from cudatma.context import current_device, device
 
         self.device = current_device()
-        self.multiprocessors = device(self.device).multiprocessors
+        self.sm_count = device(self.device).sm_count
         self.kernel = cudatma.compile(SOURCE, template=True)
         self.kernel.load(self.device)
         size = (copies_for(largest_bytes) + 1) * largest_bytes
@@ -174,7 +174,7 @@ class FloorBench:
 
         copies = min(copies_for(nbytes), self.pool.nbytes // nbytes)
         plan = self.kernel.plan(
-            self.multiprocessors * config.blocks_per_sm,
+            self.sm_count * config.blocks_per_sm,
             THREADS,
             (self.pool, self.sink, nbytes, config.copy_bytes, config.stages, int(config.interleaved)),
             shared_bytes=config.ring_bytes,
@@ -189,7 +189,7 @@ class FloorBench:
         return Contender(name, run, copies, launches_for(nbytes, copies))
 
     def resident(self, config: FloorConfig) -> bool:
-        """Whether a multiprocessor really holds that many of its blocks."""
+        """Whether an SM really holds that many of its thread blocks."""
         return (
             self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.blocks_per_sm
         )

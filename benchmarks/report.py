@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind: the machine, the commit, its cells, and a table, printed and as JSON."""
+"""What every benchmark stores: the machine, the commit, its cells, and a table, printed and as JSON."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Card, driver and the versions that a measurement depends on, as text; "none" for what is not there."""
-    card, driver = _nvidia_smi()
+    """GPU, driver and the versions that a measurement depends on, as text; "none" for what is not there."""
+    gpu, driver = _nvidia_smi()
     return {
-        "card": card,
+        "card": gpu,
         "driver": driver,
         "cuda": _fact(_cuda),
         "nvrtc": _fact(_nvrtc),
@@ -155,7 +155,7 @@ def _cupy() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """$CUDATMA_COMMIT, else the commit of the checkout ("+changes" behind it where files differ), else "unknown".
+    """$CUDATMA_COMMIT, else the commit of the checkout (with "+changes" where files differ), else "unknown".
 
     The variable comes first: a machine that is sent the files of a commit may have another one checked out.
     """

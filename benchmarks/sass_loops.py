@@ -1,6 +1,6 @@
-"""Loops in SASS: dominators, natural loops, and what stands in them. Pure functions of a disassembly.
+"""Loops in SASS: dominators, natural loops, and what they hold. Pure functions of a disassembly.
 
-ptxas puts the slow path of a wait behind the end of a kernel, so address ranges do not tell loops apart; the control
+ptxas puts the slow path of a wait after the end of a kernel; address ranges do not separate loops, but the control
 flow graph of tools/sass_flow.py does. Source: CUDA Binary Utilities, "Instruction Set Reference".
 """
 
@@ -43,7 +43,7 @@ class Loop:
 
 
 def _dominators(following: Sequence[Sequence[int]]) -> list[int | None]:
-    """The immediate dominator of each instruction (None where nothing leads), by Cooper, Harvey and Kennedy's way."""
+    """The immediate dominator of each instruction (None where nothing leads), after Cooper, Harvey and Kennedy."""
     order, seen, stack = [], {0}, [(0, iter(following[0]))]
     while stack:
         node, rest = stack[-1]

@@ -8,8 +8,8 @@ from tools.model_layers import BENCHMARKED, MODELS, Shape, model_shapes
 
 #: (K, N) of the layers that everything is measured on.
 FIVE: tuple[Shape, ...] = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
-#: Tokens of a call.
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+#: Values of M, the rows of x in a call.
+M_VALUES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: The layers that hold most of a 70B model's weights; bars name them.
 LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
@@ -52,11 +52,12 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def parse_tokens(text: str) -> tuple[int, ...]:
-    """``"1,16,64"`` -> (1, 16, 64), ascending, each once; ``"all"`` -> TOKENS. Raises ArgumentTypeError of argparse."""
+def parse_m_values(text: str) -> tuple[int, ...]:
+    """``"1,16,64"`` -> (1, 16, 64), ascending, each once; ``"all"`` -> M_VALUES. Raises ArgumentTypeError of
+    argparse."""
     if text == "all":
-        return TOKENS
+        return M_VALUES
     parts = text.split(",")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: write tokens with commas between, as in 1,16,64, or all")
+        raise argparse.ArgumentTypeError(f"{text}: write values of M with commas between, as in 1,16,64, or all")
     return tuple(sorted({int(part) for part in parts}))

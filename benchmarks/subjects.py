@@ -25,7 +25,7 @@ SUBJECTS = tuple(TITLES)
 
 
 def spec_of(path: str, layer: LinearShape, m: int) -> MmaSyncSpec:
-    """What the mma.sync kernel runs for ``m`` tokens on this card, on a load path of LOAD_PATHS."""
+    """What the mma.sync kernel runs for M = ``m`` on this GPU, on a load path of LOAD_PATHS."""
     from cudatma import context
     from cudatma.kernels.gpu import gpu_of
     from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync

@@ -93,7 +93,7 @@ class ArrayInfo:
 
 
 def place_name(device: int | None) -> str:
-    """Where an array lies, for errors: ``"the host"`` or ``"device 0"``."""
+    """The location of an array, for errors: ``"the host"`` or ``"device 0"``."""
     return "the host" if device is None else f"device {device}"
 
 
@@ -148,7 +148,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
         # The memory holds other values than the tensor shows.
         raise ArgumentTypeError(
-            field, "a lazily negated or conjugated tensor", "a tensor as it lies in memory", "clone"
+            field, "a lazily negated or conjugated tensor", "a tensor whose memory holds its values", "clone"
         )
     strides = tuple([s * dtype.itemsize for s in tensor.stride()])
     device = None if place == "cpu" else tensor.device.index
@@ -259,7 +259,7 @@ def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     b_pitch, b_width = _rows(b)
     if a_pitch == 0 or a_pitch != b_pitch or max(a_width, b_width) > a_pitch:
         return True
-    # Every byte of `a` lies in [a_low, a_low + a_width) modulo the pitch, and likewise for `b`.
+    # Every byte of `a` is in [a_low, a_low + a_width) modulo the pitch, and likewise for `b`.
     return (b_low - a_low) % a_pitch < a_width or (a_low - b_low) % a_pitch < b_width
 
 
@@ -307,7 +307,7 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
-    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or card, or is
+    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or GPU, or is
     refused by the CUDA runtime."""
     try:
         import cupy

@@ -1,4 +1,4 @@
-"""Where results are computed: on the card, or on the CPU by the emulator or the reference."""
+"""Where results are computed: on the GPU, or on the CPU by the emulator or the reference."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ warnings.simplefilter("once", BackendWarning, append=True)
 def selected_backend(backend: str | None = None) -> str:
     """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
 
-    "auto" is "cuda" where the first card is one that cudatma launches on, else "emulator"; "cuda" is taken at its
+    "auto" is "cuda" where the first GPU is one that cudatma launches on, else "emulator"; "cuda" is taken at its
     word, and a missing driver shows at the first launch. Raises ArgumentError for another name.
     """
     named = _named(backend)
     if named == "auto":
-        return "cuda" if _has_usable_card() else "emulator"
+        return "cuda" if _has_usable_gpu() else "emulator"
     return named
 
 
@@ -45,12 +45,12 @@ def backend_for(function: str, explicit: str | None) -> str:
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
-    """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no card for it.
-    device: "" where the array lies on one, and the backend is to blame."""
+    """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no GPU for it.
+    device: "" where the array is on one and the backend is wrong."""
     if device is not None:
         return ""
     return (
-        remedy if _has_usable_card() else "this machine has no usable NVIDIA GPU; backend='emulator' takes host arrays"
+        remedy if _has_usable_gpu() else "this machine has no usable NVIDIA GPU; backend='emulator' takes host arrays"
     )
 
 
@@ -64,7 +64,7 @@ def _named(explicit: str | None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _has_usable_card() -> bool:
+def _has_usable_gpu() -> bool:
     try:
         return detect().runs_here
     except (DriverError, TargetError, ImportError):

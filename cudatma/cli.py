@@ -19,17 +19,17 @@ from cudatma.errors import ArgumentError, CompileError, CudaTmaError
 
 #: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "check driver, card, NVRTC, cache and tools; say what would fail, and why"),
-    "demo": ("demo", "quantize one real layer and run its GEMM, on the card or on the CPU"),
+    "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what would fail, and why"),
+    "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
-    "tune": ("tune", "find the fastest configurations of the GEMM on this card, and keep them for marlin_gemm"),
+    "tune": ("tune", "find the fastest configurations of the GEMM on this GPU, and keep them for marlin_gemm"),
     "targets": ("targets", "the architectures and what each can do"),
-    "cache": ("artifacts", "where the compiled kernels are, how much room they take, and clearing them"),
+    "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
     "version": ("version", "versions of cudatma and of what it uses"),
 }
 
@@ -43,7 +43,7 @@ EXAMPLES = """examples:
 
 
 def tools_package() -> ModuleType:
-    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ beside the
+    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ next to the
     package gets that name."""
     try:
         return importlib.import_module("cudatma.tools")

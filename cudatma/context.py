@@ -19,12 +19,12 @@ from cudatma.errors import DriverError, LaunchError, check, no_driver
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A card: ordinal, compute capability, opt-in limit of shared memory per block, multiprocessors."""
+    """A GPU: ordinal, compute capability, opt-in limit of shared memory per thread block, number of SMs."""
 
     ordinal: int
     compute_capability: tuple[int, int]
     smem_per_block_bytes: int
-    multiprocessors: int
+    sm_count: int
 
 
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
@@ -92,7 +92,7 @@ def initialise() -> Any:
 
 
 def device(ordinal: int) -> Device:
-    """The card with this ordinal. Raises LaunchError for an ordinal that is none, DriverError without a driver."""
+    """The GPU with this ordinal. Raises LaunchError for an ordinal that is none, DriverError without a driver."""
     known = _devices.get(ordinal)
     if known is not None:
         return known

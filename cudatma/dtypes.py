@@ -21,7 +21,7 @@ class TmaType:
     """One of the 16 element types of a tensor map.
 
     name: the driver's name without its prefix, lower case. driver_value: CUtensorMapDataType.
-    descriptor_format: the number that stands in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80).
+    descriptor_format: the number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80).
     element_bits: bits of one element in global memory (4 and 6 for the packed types).
     element_bytes: bytes of one element in shared memory and in strides; 1 for the packed types, which are counted in
     groups of 16 (packed_elems).

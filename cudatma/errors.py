@@ -53,7 +53,7 @@ class CudaTmaError(Exception):
 
 
 class BackendWarning(RuntimeWarning):
-    """A public function computes on the CPU because this machine has no usable card."""
+    """A public function computes on the CPU because this machine has no usable GPU."""
 
 
 class TuneFileWarning(RuntimeWarning):

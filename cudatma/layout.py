@@ -99,7 +99,7 @@ def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(tuple(values)))
 
 
-#: (mask, shift) pairs: address bits under the mask are XORed with the bits that stand ``shift`` places higher.
+#: (mask, shift) pairs: address bits under the mask are XORed with the bits ``shift`` places higher.
 _XOR: dict[Swizzle, tuple[tuple[int, int], ...]] = {
     Swizzle.NONE: (),
     Swizzle.B32: ((0x10, 3),),
@@ -116,7 +116,7 @@ def swizzle(address: int, mode: Swizzle) -> int: ...
 @overload
 def swizzle(address: NDArray[np.int64], mode: Swizzle) -> NDArray[np.int64]: ...
 def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np.int64]:
-    """Where the byte that the plain layout puts at ``address`` stands under ``mode``.
+    """The place under ``mode`` of the byte that the plain layout puts at ``address``.
 
     ``address`` is an absolute shared-memory byte address (an int or an int64 array), never an offset into a buffer:
     the hardware XORs address bits. The function is its own inverse. Source: PTX ISA 5.5.7 and, for 32B, 64B and

@@ -1,4 +1,4 @@
-"""Streams of CuPy, torch and others by their handles: the one that a library works on now, and work on another one."""
+"""Streams of CuPy, torch and other libraries by their handles: the current stream of a library, and work on another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def current_stream(kind: str, device: int) -> int:
         return 0
     try:
         return int(cupy.cuda.get_current_stream(device).ptr)
-    except RuntimeError as error:  # CuPy asks the runtime, which needs a driver and a card
+    except RuntimeError as error:  # CuPy asks the runtime, which needs a driver and a GPU
         raise DriverError("cupy.cuda.get_current_stream", getattr(error, "status", None), str(error)) from error
 
 

@@ -7,8 +7,8 @@ arrivals from ``2**20 - count``, bytes from minus what was announced. A phase wh
 are pending has 0 in their field, and its parity as before.
 
 The state is not in memory while the barrier lives. On the H200 a plain load, and a bulk copy out of shared memory, saw
-what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; behind ``mbarrier.inval`` a
-plain load sees the state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` asks a card that way, and
+what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; after ``mbarrier.inval`` a
+plain load sees the state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` asks a GPU that way, and
 ``tests/gpu/test_mbarrier_bits_gpu.py`` compares its answers with encode(); ``tests/barrier_states.py`` has the H200's.
 """
 
@@ -29,7 +29,7 @@ FIELDS: dict[str, tuple[int, int, str]] = {
 }
 #: Bits 0 and 42 are in no field; they were 0 in every state that the H200 showed.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
-#: Compute capabilities of cards that have shown this layout.
+#: Compute capabilities of GPUs that have shown this layout.
 VERIFIED_ON: tuple[tuple[int, int], ...] = ((9, 0),)
 _FULL = 1 << 20
 
@@ -56,7 +56,7 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """The state that 8 bytes, as a little-endian integer, stand for. Any 64 bits decode to something.
+    """The state that 8 bytes, as a little-endian integer, encode. Any 64 bits decode to something.
 
     Raises ArgumentError for what is no 64-bit number.
     """
@@ -88,5 +88,5 @@ def encode(state: BarrierBits) -> int:
 
 
 def is_verified(compute_capability: tuple[int, int]) -> bool:
-    """Whether such a card has shown that the layout is right."""
+    """Whether such a GPU has shown that the layout is right."""
     return compute_capability in VERIFIED_ON

@@ -2,8 +2,9 @@
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
 (completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
-arrivals). Kernel specs describe their ring here, take every offset and count from it, and hear of a contradiction
-before anything hangs on a card. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
+arrivals). Kernel specs describe their ring here, take every offset and count from it, and get an error for a
+contradiction before anything hangs on a GPU. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk"
+(alignment).
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class PipelineSpec:
             )
             raise ArgumentError(field, told, f"{count}, the arrivals that the kernel makes", fate)
 
-    # Where a stage's operands stand.
+    # Places of a stage's operands.
 
     def offset(self, name: str) -> int:
         """Offset of an operand in its slot, bytes."""
@@ -232,6 +233,7 @@ class PipelineSpec:
 
 
 def most_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
-    """How many stages of these operands fit into one block's shared memory beside ``other_bytes``; 0 if none does."""
+    """How many stages of these operands fit into one CTA's shared memory together with ``other_bytes``; 0 if none
+    does."""
     one = PipelineSpec(1, tuple(operands))
     return max(0, (target.smem_per_block_bytes - other_bytes) // (one.stage_bytes + 2 * MBARRIER_BYTES))

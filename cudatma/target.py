@@ -13,7 +13,7 @@ from functools import lru_cache
 from cudatma.errors import DriverError, TargetError, check, no_driver
 
 KIB = 1024
-#: What the system keeps of a multiprocessor's shared memory for each block. [CUDA C++ Programming Guide]
+#: What the system reserves of an SM's shared memory for each thread block. [CUDA C++ Programming Guide]
 SMEM_RESERVED_BYTES = KIB
 
 #: Least PTX ISA version of each feature that a Target may have, and what it is.
@@ -24,7 +24,7 @@ FEATURES: dict[str, tuple[tuple[int, int], str]] = {
     "mma_sync": ((7, 0), "mma.sync.m16n8k16 for f16 and bf16"),
     "stmatrix": ((7, 8), "stmatrix.sync.aligned"),
     "griddepcontrol": ((7, 8), "griddepcontrol.wait, griddepcontrol.launch_dependents"),
-    "cluster": ((7, 8), "thread block clusters of more than one block"),
+    "cluster": ((7, 8), "thread block clusters of more than one CTA"),
     "multicast": ((8, 0), "cp.async.bulk*.multicast::cluster"),
     "wgmma": ((8, 0), "wgmma.mma_async"),
     "setmaxnreg": ((8, 0), "setmaxnreg.inc/dec"),
@@ -42,14 +42,14 @@ class Target:
     """One architecture.
 
     name: what NVRTC's ``--gpu-architecture`` takes, ``"sm_90a"``.
-    compute_capability: the first card it is for; loads_on() says which cards run its cubin.
+    compute_capability: the first GPU it is for; loads_on() says which GPUs run its cubin.
     ptx_isa: least PTX ISA version that knows the target.
-    smem_per_block_bytes: most dynamic + static shared memory of one block (opt-in limit).
-    smem_per_sm_bytes: shared memory of one multiprocessor; each block costs SMEM_RESERVED_BYTES besides its own.
-    max_cluster_blocks: largest portable cluster; 1 where clusters are to be treated as absent.
+    smem_per_block_bytes: most dynamic + static shared memory of one thread block (opt-in limit).
+    smem_per_sm_bytes: shared memory of one SM; each thread block costs SMEM_RESERVED_BYTES besides its own.
+    max_cluster_blocks: largest portable cluster, in CTAs; 1 where clusters are to be treated as absent.
     features: names out of FEATURES.
     runs_here: whether cudatma launches on it; sm_100 is compiled and described only.
-    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation behind its address, so that a
+    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation at its address, so that a
     new address is the driver's business (cuTensorMapReplaceAddress); elsewhere it is the first eight bytes.
     """
 
@@ -77,7 +77,7 @@ class Target:
             raise TargetError("target", self.name, allowed, f"{purpose} needs it")
 
     def smem_share_bytes(self, blocks: int) -> int:
-        """Most shared memory of each of so many blocks that stand on one multiprocessor together."""
+        """Most shared memory of each thread block where ``blocks`` of them are resident on one SM."""
         return min(self.smem_per_block_bytes, self.smem_per_sm_bytes // blocks - SMEM_RESERVED_BYTES)
 
     @property
@@ -98,7 +98,7 @@ class Target:
         return "wgmma" if self.has_wgmma else "mma_sync"
 
     def loads_on(self, compute_capability: tuple[int, int]) -> bool:
-        """Whether a cubin of this target loads on a card. "a": only its own; "f": its family; plain: same major."""
+        """Whether a cubin of this target loads on a GPU. "a": only its own; "f": its family; plain: same major."""
         if self.name.endswith("a"):
             return compute_capability == self.compute_capability
         return (
@@ -138,16 +138,16 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "leave it out for that of the card, or for sm_90a where there is none"
+    remedy = "leave it out for that of the GPU, or for sm_90a where there is none"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
         remedy = "TMA begins with sm_90, Hopper"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
 def target_for(compute_capability: tuple[int, int]) -> Target:
-    """The best target for a card: its own "a" target, else its family's, else the plain one of its generation.
+    """The best target for a GPU: its own "a" target, else its family's, else the plain one of its generation.
 
-    Raises TargetError for a card without TMA (before 9.0) or one that no target's cubin loads on.
+    Raises TargetError for a GPU without TMA (before 9.0) or one that no target's cubin loads on.
     """
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
@@ -156,15 +156,15 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
-        cards = sorted({t.compute_capability for t in TARGETS.values()})
-        allowed = ", ".join(f"{major}.{minor}" for major, minor in cards)
+        gpus = sorted({t.compute_capability for t in TARGETS.values()})
+        allowed = ", ".join(f"{major}.{minor}" for major, minor in gpus)
         raise TargetError("device", shown, allowed, "add a row to cudatma/target.py for this architecture")
     return max(fitting, key=lambda t: (t.name.endswith("a"), t.name.endswith("f")))
 
 
 def detect(device: int = 0) -> Target:
-    """The target for an installed card, by its ordinal. Raises DriverError without a driver or card, TargetError for
-    a card that no target serves. Creates no context."""
+    """The target for an installed GPU, by its ordinal. Raises DriverError without a driver or GPU, TargetError for
+    a GPU that no target serves. Creates no context."""
     if not isinstance(device, int) or isinstance(device, bool):
         raise TargetError("device", device, "an ordinal, 0 and up")
     return _detect(device)

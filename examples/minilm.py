@@ -1,6 +1,6 @@
 """MiniLM with every linear layer in int4: sentence embeddings through MarlinLinear, compared with the fp32 model.
 
-    python examples/minilm.py                              # the installed package's weights, on the card or the CPU
+    python examples/minilm.py                              # the installed package's weights, on the GPU or the CPU
     python examples/minilm.py --export minilm              # an fp16 copy (45 MB) for a machine without the package
     python examples/minilm.py --model minilm --json minilm.json
 
@@ -87,7 +87,7 @@ def dense_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], xp: Any)
 
 
 def int4_layers(packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], xp: Any) -> dict[str, Linear]:
-    """MarlinLinear layers by name, on the card where ``xp`` is CuPy, else on the CPU; activations, biases in fp16."""
+    """MarlinLinear layers by name, on the GPU where ``xp`` is CuPy, else on the CPU; activations, biases in fp16."""
     layers: dict[str, Linear] = {}
     for name, weight in packed.items():
         bias = biases[name].astype(np.float16)
@@ -200,7 +200,7 @@ def _place(backend: str) -> tuple[Any, str]:
         import cupy
     except ImportError as error:
         remedy = "run: pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12"
-        raise ArgumentError("cupy", f"not installed ({error})", "CuPy, for arrays on the card", remedy) from error
+        raise ArgumentError("cupy", f"not installed ({error})", "CuPy, for arrays on the GPU", remedy) from error
     return cupy, cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 

@@ -78,7 +78,7 @@ def read_config(path: Path) -> EncoderConfig:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a readable file", "copy it beside the weights") from error
+        raise WeightFileError(str(path), f"{error}", "a readable file", "copy it next to the weights") from error
     except ValueError as error:
         raise WeightFileError(str(path), f"{error}", "JSON", "copy the file again") from error
     if not isinstance(content, dict):

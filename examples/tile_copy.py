@@ -1,8 +1,8 @@
 """A kernel of one's own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
 
-    python examples/tile_copy.py                       # copies on the card, compares, measures
+    python examples/tile_copy.py                       # copies on the GPU, compares, measures
     python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture
-    python examples/tile_copy.py --target sm_120a      # compiles only; needs no card
+    python examples/tile_copy.py --target sm_120a      # compiles only; needs no GPU
 
 A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
 and a function that makes the tensor maps and launches: both in cudatma/kernels/data_movement/tile_copy.py, the

@@ -1,4 +1,4 @@
-"""A kernel that asks for one access by TMA, right or wrong, as its parameters say; for the emulator and a card."""
+"""A kernel that asks for one access by TMA, right or wrong, as its parameters say; for the emulator and a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that goes on using mbarriers behind mbarrier.inval, which the PTX ISA leaves undefined; for a card, and with
+"""A kernel that goes on using mbarriers after mbarrier.inval, which the PTX ISA leaves undefined; for a GPU, and with
 ``ends`` = 0, where nothing is invalidated, for the emulator."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def operands() -> tuple[np.ndarray, np.ndarray]:
 
 
 def differences(out: list[list[int]]) -> list[str]:
-    """A line for each case of which a card says something else."""
+    """A line for each case of which a GPU says something else."""
     lines = []
     for case, (first, came, last) in zip(CASES, out, strict=True):
         right = (case.first is None or first == encode(case.first)) and came == 1 and last == encode(case.last)

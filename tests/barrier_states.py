@@ -54,7 +54,7 @@ _ANSWERS = """
 """
 #: (arrivals, bytes) -> the high words after each of the first ten STEPS, and all 64 bits after the tenth. The high
 #: words are what an arrive of count 0 returned, which is outside of PTX's range: it changed nothing, and the low word
-#: that it returned meant nothing. The 64 bits are what a plain load saw behind mbarrier.inval.
+#: that it returned meant nothing. The 64 bits are what a plain load saw after mbarrier.inval.
 H200: dict[tuple[int, int], list[int]] = {
     (int(count), int(size)): [int(word, 16) for word in words]
     for count, size, *words in map(str.split, _ANSWERS.strip().splitlines())

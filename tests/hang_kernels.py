@@ -1,4 +1,4 @@
-"""Kernels with a planted hang or a planted wrong access, shared by the tests of the emulator and of a card.
+"""Kernels with a planted hang or a planted wrong access, shared by the tests of the emulator and of a GPU.
 
 ``bug`` is a parameter of the kernel, so that one compilation serves them all; 0 is the kernel as it should be.
 """
@@ -112,7 +112,7 @@ extern "C" __global__ void ring(const u8* source, u32* sums, u32 tiles, u32 bug)
 class Planted:
     """A bug and how its report is to name it: a wait with this state, barrier (or one of them) and parity, with a part
     of its cause and of its source line. leads: it is the first of the report; not so where several barriers wait for
-    one another: on a card either of them may expire first, and the others then read "waiting". races: how far the
+    one another: on a GPU either of them may expire first, and the others then read "waiting". races: how far the
     kernel gets, and so which barrier and parity it hangs at, depends on when the copies land."""
 
     name: str

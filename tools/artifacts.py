@@ -1,4 +1,4 @@
-"""Show where the compiled kernels are kept and how much room they take; ``--clear`` removes them."""
+"""Show where the compiled kernels are kept and how much space they take; ``--clear`` removes them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folders(root: Path, kind: str) -> list[Path]:
 
 
 def usage(root: Path) -> Usage:
-    """What lies in the cache at ``root``; creates nothing. A file that another process removes meanwhile counts 0."""
+    """What the cache at ``root`` holds; creates nothing. A file that another process removes meanwhile counts 0."""
     size = 0
     for kind in _FOLDERS:
         for path in (file for folder in folders(root, kind) for file in folder.glob("*")):

@@ -77,7 +77,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """One CUDA device: its name, compute capability, shared memory that one block may opt in to, and device memory."""
 
     index: int
@@ -101,10 +101,10 @@ class Machine:
         version = int(self._driver("cuDriverGetVersion"))
         return version // 1000, version % 1000 // 10
 
-    def cards(self) -> list[Card]:
+    def gpus(self) -> list[Gpu]:
         """The devices that the driver sees; creates no context. DriverError without a driver or a device."""
         self._driver("cuInit", 0)
-        return [self._card(index) for index in range(int(self._driver("cuDeviceGetCount")))]
+        return [self._gpu(index) for index in range(int(self._driver("cuDeviceGetCount")))]
 
     def nvrtc_version(self) -> tuple[int, int]:
         from cudatma.build.nvrtc import nvrtc_version
@@ -125,7 +125,7 @@ class Machine:
         emulator.load(EMULATED_PROBE).launch("probe", 1, 32, (out,))
         return [int(value) for value in out]
 
-    def _card(self, index: int) -> Card:
+    def _gpu(self, index: int) -> Gpu:
         from cuda.bindings import driver
 
         device, names = self._driver("cuDeviceGet", index), driver.CUdevice_attribute
@@ -138,7 +138,7 @@ class Machine:
             )
         )
         name = bytes(self._driver("cuDeviceGetName", 128, device)).split(b"\0")[0].decode("utf-8", "replace")
-        return Card(index, name, (major, minor), smem, int(self._driver("cuDeviceTotalMem", device)))
+        return Gpu(index, name, (major, minor), smem, int(self._driver("cuDeviceTotalMem", device)))
 
     def _driver(self, call: str, *arguments: Any) -> Any:
         from cuda.bindings import driver
@@ -154,7 +154,7 @@ class Machine:
 def examine(machine: Machine, root: Path | None = None) -> list[Check]:
     """All checks, in the order in which one thing needs another. ``root``: cache folder, default_root() if None."""
     checks: list[Check] = []
-    for ask in (check_python, check_bindings, check_driver, check_cards, check_nvrtc, check_cupy, check_emulator):
+    for ask in (check_python, check_bindings, check_driver, check_gpus, check_nvrtc, check_cupy, check_emulator):
         checks += _guarded(ask, machine)
     return [*checks, check_templates(), check_cache(root), check_disassembler()]
 
@@ -189,7 +189,7 @@ def check_driver(machine: Machine) -> list[Check]:
     try:
         version = machine.cuda_version()
     except (DriverError, ImportError) as error:
-        # Somebody who asks for the card by name wants to hear that it is not there.
+        # A user who asks for the GPU by name needs to know that it is not there.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
         remedy = (
             "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"
@@ -208,30 +208,30 @@ def _why(error: DriverError | ImportError) -> str:
     return str(error)
 
 
-def check_cards(machine: Machine) -> list[Check]:
+def check_gpus(machine: Machine) -> list[Check]:
     try:
-        cards = machine.cards()
+        gpus = machine.gpus()
     except (DriverError, ImportError) as error:
-        return [Check("card", "warn", f"none ({_why(error)})", missing=True)]
-    if not cards:
-        remedy = "check CUDA_VISIBLE_DEVICES, or pass a card into the container"
-        return [Check("card", "warn", "the driver sees no card", remedy, missing=True)]
-    return [_card_check(card) for card in cards]
+        return [Check("GPU", "warn", f"none ({_why(error)})", missing=True)]
+    if not gpus:
+        remedy = "check CUDA_VISIBLE_DEVICES, or pass a GPU into the container"
+        return [Check("GPU", "warn", "the driver sees no GPU", remedy, missing=True)]
+    return [_gpu_check(gpu) for gpu in gpus]
 
 
-def _card_check(card: Card) -> Check:
-    capability = ".".join(map(str, card.compute_capability))
-    found = f"{card.index}: {card.name}, compute capability {capability}, {card.memory_bytes / 2**30:.0f} GiB, "
-    found += f"{card.smem_optin_bytes} bytes of shared memory a block"
+def _gpu_check(gpu: Gpu) -> Check:
+    capability = ".".join(map(str, gpu.compute_capability))
+    found = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
+    found += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
     try:
-        target = target_for(card.compute_capability)
+        target = target_for(gpu.compute_capability)
     except TargetError as error:
-        return Check("card", "warn", found, str(error), missing=True)
+        return Check("GPU", "warn", found, str(error), missing=True)
     found += f", target {target.name}"
-    if card.smem_optin_bytes < target.smem_per_block_bytes:
+    if gpu.smem_optin_bytes < target.smem_per_block_bytes:
         remedy = f"{target.name} counts on {target.smem_per_block_bytes}: kernels that use all of it will not launch"
-        return Check("card", "warn", found, remedy)
-    return Check("card", "ok", found)
+        return Check("GPU", "warn", found, remedy)
+    return Check("GPU", "ok", found)
 
 
 def check_nvrtc(machine: Machine) -> list[Check]:
@@ -240,7 +240,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
     except (DriverError, ImportError) as error:
         return [Check("NVRTC", "fail", f"none: nothing compiles ({error})", INSTALL_CUDA, missing=True)]
     checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
-    needed = _targets_of_cards(machine)
+    needed = _targets_of_gpus(machine)
     for target in TARGETS.values():
         try:
             seconds = machine.compile_probe(target)
@@ -268,11 +268,11 @@ def _cuda_of_driver(machine: Machine) -> tuple[int, int] | None:
         return None
 
 
-def _targets_of_cards(machine: Machine) -> set[str]:
+def _targets_of_gpus(machine: Machine) -> set[str]:
     needed = set()
     try:
-        for card in machine.cards():
-            needed.add(target_for(card.compute_capability).name)
+        for gpu in machine.gpus():
+            needed.add(target_for(gpu.compute_capability).name)
     except (DriverError, TargetError, ImportError):
         pass
     return needed
@@ -284,7 +284,7 @@ def check_cupy(machine: Machine) -> list[Check]:
             warnings.simplefilter("ignore")  # CuPy warns where there is no CUDA toolkit; it needs none for arrays
             cupy = machine.import_module("cupy")
     except ImportError as error:
-        found = f"cannot be imported ({error}): CuPy arrays and weights on the card do not work"
+        found = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
         return [Check("CuPy", "warn", found, INSTALL_CUDA, missing=True)]
     return [Check("CuPy", "ok", str(cupy.__version__))]
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from cudatma.errors import ArgumentError, similar
 
 #: build.default_target() in a help text.
-DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the card's, else sm_90a"
+DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the GPU's, else sm_90a"
 _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for arguments that nobody knows, neither this parser nor the others."""
+        """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
         meant = similar(rest[0].partition("=")[0], known)

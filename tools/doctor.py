@@ -1,4 +1,4 @@
-"""Check what cudatma needs: driver, cards, NVRTC, CuPy, emulator, templates, cache, disassemblers. Each line says what
+"""Check what cudatma needs: driver, GPUs, NVRTC, CuPy, emulator, templates, cache, disassemblers. Each line says what
 was found and, where something is missing, what would fail and what to do about it."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .checks import Check, Machine, examine
 from .command_line import Parser
 
 EXAMPLES = """examples:
-  cudatma doctor            a machine without a card passes, with warnings
+  cudatma doctor            a machine without a GPU passes, with warnings
   cudatma doctor --gpu      fail unless kernels can be launched here
   cudatma doctor --json
 """
@@ -34,14 +34,14 @@ _NEEDS = {
     "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
     "run kernels on the emulator": ("python", "cuda-bindings", "NVRTC", "templates", "emulator"),
     "dump SASS": ("cuda-bindings", "NVRTC", "templates", "disassembler"),
-    "launch kernels": ("driver", "card", "cuda-bindings", "NVRTC", "CuPy", "templates"),
+    "launch kernels": ("driver", "GPU", "cuda-bindings", "NVRTC", "CuPy", "templates"),
 }
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
-    """What works on this machine: ability -> (works, the first check that stands in its way, or "").
+    """What works on this machine: ability -> (works, the first check that prevents it, or "").
 
-    Of several checks with one name (cards) one that found something is enough.
+    Of several checks with one name (GPUs) one that found something is enough.
     """
     found = {}
     for ability, needs in _NEEDS.items():

@@ -5,7 +5,7 @@ On the command line an argument is one of
     x:float16[64,128]=random              an array, passed as a pointer; =zeros, ones, arange, a number or a .npy file
     n:int32=64                            a number
     map(x, box=64x64, swizzle=128B)       a tensor map over the array x, box in NumPy's order
-    x                                     an array that stands elsewhere, once more
+    x                                     an array named in another argument, once more
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
 
 @dataclass(slots=True)
 class Comparison:
-    """An array beside what it should be. error: ||difference|| / ||expected||."""
+    """An array and what it should be. error: ||difference|| / ||expected||."""
 
     name: str
     error: float

@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   nvcc -arch=sm_90a my_kernel.cu
 """
 
-#: What the header holds beside all of ``primitives/``.
+#: What the header holds besides all of ``primitives/``.
 PARTS = ("parts/pipeline.cuh.j2",)
 
 

@@ -60,7 +60,7 @@ def read_source(source: str) -> bytes:
     """The 128 bytes that SOURCE names. Raises DescriptorError, or ArgumentError for a file that cannot be read."""
     text = source.encode("ascii", "replace")
     is_hex = looks_like_hex(text)
-    # No file name has as many characters as a descriptor has digits, so digits that are complete are never a file.
+    # No file name has as many characters as a descriptor has digits: a complete row of digits is never a file.
     if source == "-" or (os.path.lexists(source) and not (is_hex and len(text) >= HEX_DIGITS)):
         with open_source(source, "SOURCE") as stream:
             content = stream.read(MAX_INPUT_BYTES + 1)

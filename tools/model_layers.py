@@ -18,7 +18,7 @@ class Model:
     """A decoder's widths, as its public config.json on the Hugging Face hub has them.
 
     hidden: hidden_size. heads: num_attention_heads. kv_heads: num_key_value_heads. ffn: intermediate_size (of one
-    expert where there are several). source: the repository whose config.json says so. head_dim: 0 is hidden / heads.
+    expert where there are several). source: the repository whose config.json gives them. head_dim: 0 is hidden / heads.
     """
 
     hidden: int
@@ -46,7 +46,7 @@ BENCHMARKED: dict[str, Model] = {
     "llama3-8b": Model(4096, 32, 8, 14336, "meta-llama/Meta-Llama-3-8B"),
     "qwen2.5-7b": Model(3584, 28, 4, 18944, "Qwen/Qwen2.5-7B"),
     "qwen2.5-72b": Model(8192, 64, 8, 29568, "Qwen/Qwen2.5-72B"),
-    # Each of the eight experts; how many tokens it gets, the router decides.
+    # Each of the eight experts; the router decides how many tokens it gets.
     "mixtral-8x7b": Model(4096, 32, 8, 14336, "mistralai/Mixtral-8x7B-v0.1"),
 }
 #: All that have a name.
@@ -71,19 +71,19 @@ MODELS: dict[str, Model] = BENCHMARKED | {
     "phi3-mini": Model(3072, 32, 32, 8192, "microsoft/Phi-3-mini-4k-instruct"),
     "phi4-14b": Model(5120, 40, 10, 17920, "microsoft/phi-4"),
 }
-#: Projections whose depth tensor parallelism divides; it divides the width of the others.
-_BY_DEPTH = ("o", "down")
+#: Projections whose K tensor parallelism divides; it divides the N of the rest.
+_DIVIDED_ALONG_K = ("o", "down")
 
 
-def model_shapes(name: str, cards: int = 1) -> tuple[Shape, ...]:
-    """The distinct (K, N) of a model's projections, of one of so many cards that share it by tensor parallelism.
+def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
+    """The distinct (K, N) of a model's projections, on one of ``gpus`` GPUs that divide it by tensor parallelism.
 
-    Raises ArgumentError where they cannot be divided by ``cards``.
+    Raises ArgumentError where they cannot be divided by ``gpus``.
     """
     shapes = []
     for part, (k, n) in MODELS[name].projections.items():
-        divided = k if part in _BY_DEPTH else n
-        if divided % cards:
-            raise ArgumentError("cards", cards, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
-        shapes.append((k // cards, n) if part in _BY_DEPTH else (k, n // cards))
+        divided = k if part in _DIVIDED_ALONG_K else n
+        if divided % gpus:
+            raise ArgumentError("gpus", gpus, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
+        shapes.append((k // gpus, n) if part in _DIVIDED_ALONG_K else (k, n // gpus))
     return tuple(dict.fromkeys(shapes))

@@ -28,7 +28,7 @@ class Report:
     not say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
     release_hazards: ring slots that may be given back while they are being read, None where there is no SASS.
     wgmma_hazards: registers that may be written while a wgmma uses them, None where there is no SASS.
-    smem: what stands where in dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
+    smem: the layout of dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
     """
 
     name: str
@@ -189,7 +189,7 @@ def _layout(report: Report) -> list[str]:
 def _instructions(report: Report) -> list[str]:
     if report.sass is None:
         return []
-    lines = [f"instructions in the code ({sum(report.sass.values())}; how often they stand, not how often they run)"]
+    lines = [f"instructions in the code ({sum(report.sass.values())}; how often they occur, not how often they run)"]
     for name, counts in by_class(report.sass).items():
         present = {mnemonic: count for mnemonic, count in counts.items() if count}
         absent = [mnemonic for mnemonic, count in counts.items() if not count]

@@ -141,7 +141,7 @@ def parse_sass(text: str) -> tuple[Instruction, ...]:
 
 
 def count_mnemonics(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """How often each mnemonic stands in the code (not how often it runs), by falling count, then by name."""
+    """How often each mnemonic occurs in the code (not how often it runs), by falling count, then by name."""
     counts = Counter(instruction.mnemonic for instruction in instructions)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

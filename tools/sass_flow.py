@@ -115,7 +115,7 @@ def _step(part: re.Match[str], upper: int) -> Step:
 def successors(code: Code) -> list[tuple[int, ...]]:
     """For each step the indices of those that may be issued next by the same thread.
 
-    More than really happens, never less: a return goes back to behind every call, a jump that names no target goes to
+    A superset of what happens: a return goes back to after every call, a jump that names no target goes to
     every label.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
@@ -177,7 +177,7 @@ def _after(
             yield from _targets(step, code, by_address)
             yield index + 1
         case "BSYNC":
-            # Threads go on where their BSSY said, which is right behind the BSYNC as ptxas lays code out.
+            # Threads go on where their BSSY said, which is right after the BSYNC as ptxas lays code out.
             barrier = _BARRIER.search(step.operands)
             named = joins.get(barrier[0], set()) if barrier else set()
             yield from {index + 1} if not named or index + 1 in named else named

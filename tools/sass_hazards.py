@@ -47,7 +47,7 @@ def release_hazards(text: str, *, gives_back_previous: bool = False) -> tuple[Re
     A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
     read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions
     wait for those. gives_back_previous: the kernel gives a slot back in the midst of the next stage, as WgmmaSpec says;
-    reads since the wait for that stage are of another slot, where its products are not over behind the arrival.
+    reads since the wait for that stage are of another slot, where its products are not over after the arrival.
     Raises ArgumentError for text without encodings.
     """
     return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code, gives_back_previous))

@@ -26,8 +26,8 @@ class Rival(Protocol):
     errors: dict[str, str]
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """At most ``count`` of its fastest ways for ``m`` tokens, checked against a reference; none where it does not
-        take part in so many. Raises whatever keeps it from running."""
+        """At most ``count`` of its fastest variants for M = ``m``, checked against a reference; none where it does not
+        take part at this M. Raises whatever keeps it from running."""
         ...
 
 
@@ -39,7 +39,7 @@ class Field:
     errors: dict[str, str] = field(default_factory=dict)
 
     def contenders(self, stream: Any, m: int, count: int) -> tuple[dict[str, list[Contender]], dict[str, str]]:
-        """By rival, its contenders for ``m`` tokens; and by rival, why it has none."""
+        """By rival, its contenders for M = ``m``; and by rival, why it has none."""
         found: dict[str, list[Contender]] = {}
         errors = dict(self.errors)
         for rival in self.rivals:
@@ -52,13 +52,13 @@ class Field:
         return found, errors
 
 
-def make_field(names: Sequence[str], layer: Layer, tokens: Sequence[int]) -> Field:
-    """The named rivals on a layer. tokens: what they will be asked for, so that they can compile it all at once."""
+def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int]) -> Field:
+    """The named rivals on a layer. m_values: what they will run, so that they can compile it all at once."""
     made = Field()
     for name in names:
         module, kind = RIVALS[name]
         try:
-            made.rivals.append(getattr(importlib.import_module(module), kind)(layer, tokens))
+            made.rivals.append(getattr(importlib.import_module(module), kind)(layer, m_values))
         except Exception as error:
             made.errors[name] = failure(error)
     return made

@@ -28,7 +28,7 @@ class Cublas:
 
     name = "cublas"
 
-    def __init__(self, layer: Layer, tokens: Sequence[int], lt: CublasLt | None = None) -> None:
+    def __init__(self, layer: Layer, m_values: Sequence[int], lt: CublasLt | None = None) -> None:
         import torch
 
         self.layer, self.errors = layer, dict[str, str]()

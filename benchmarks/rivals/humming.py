@@ -1,4 +1,4 @@
-"""Humming (PyPI: humming-kernels): W4A16 kernels compiled for each layer and number of tokens by its own heuristics."""
+"""Humming (PyPI: humming-kernels): W4A16 kernels compiled for each layer and M by its own heuristics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Humming:
 
     name = "humming"
 
-    def __init__(self, layer: Layer, tokens: Sequence[int]) -> None:
+    def __init__(self, layer: Layer, m_values: Sequence[int]) -> None:
         import cupy
         import torch
         from humming.layer import HummingLayer
@@ -48,20 +48,20 @@ class Humming:
         first.transform()
         copies = copies_for(packed_bytes(k, n))
         self.layers = [first, *(copy.deepcopy(first) for _ in range(copies - 1))]
-        self._compile_together(tokens)
+        self._compile_together(m_values)
 
     def tuning(self, m: int) -> Any:
-        """What its heuristic chooses for ``m`` tokens."""
+        """What its heuristic chooses for M = ``m``."""
         from humming.tune import get_heuristics_config
 
         return get_heuristics_config(layer_config=self.layers[0].humming_config, shape_m=m)
 
-    def _compile_together(self, tokens: Sequence[int]) -> None:
-        """Its kernels for all these tokens at once, on all cores. Where that fails, each compiles when it is used."""
+    def _compile_together(self, m_values: Sequence[int]) -> None:
+        """Its kernels for all these M at once, on all cores. Where that fails, each compiles when it is used."""
         with contextlib.suppress(Exception):
             from humming.kernel.humming import HummingKernel
 
-            configs = {json.dumps(self.tuning(m), sort_keys=True) for m in tokens}
+            configs = {json.dumps(self.tuning(m), sort_keys=True) for m in m_values}
             ranges = [[0, 1 << 30, json.loads(config)] for config in sorted(configs)]
             HummingKernel.prepare_kernels(self.layers[0].humming_config.to_str(), None, ranges)
 

@@ -12,7 +12,7 @@ from benchmarks.plan import expected_us
 from benchmarks.rivals.check import check
 
 #: Beyond, it takes milliseconds where everybody else takes a tenth of one.
-MOST_TOKENS = 128
+MAX_M = 128
 #: Of torch's packing: K must be a multiple of 16 times this.
 _INNER_K_TILES = 8
 
@@ -22,7 +22,7 @@ class Tinygemm:
 
     name = "tinygemm"
 
-    def __init__(self, layer: Layer, tokens: Sequence[int]) -> None:
+    def __init__(self, layer: Layer, m_values: Sequence[int]) -> None:
         import cupy
         import torch
 
@@ -47,7 +47,7 @@ class Tinygemm:
         """The kernel makes its result itself; the last two are kept alive, as the graph goes on writing them."""
         import torch
 
-        if m > MOST_TOKENS:
+        if m > MAX_M:
             return []
         x, weights, results = self.x[:m], self.weights, self.results
 
@@ -71,7 +71,7 @@ def abs_scales(xp: Any, dtype: str) -> Any:
 
 
 def dense_weight(codes: Any, scales: Any) -> Any:
-    """(K, N): the weight that ``codes`` (N, K / 2), the even depth in the high nibble, and scales (K / 128, N) mean."""
+    """(K, N): the weight that ``codes`` (N, K / 2), the even k in the high nibble, and scales (K / 128, N) mean."""
     import torch
 
     values = torch.stack((codes >> 4, codes & 15), dim=2).flatten(1).to(scales.dtype) - 8

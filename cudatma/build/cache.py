@@ -9,9 +9,9 @@
       locks/<key>            exists while somebody builds the key
       tmp/                   entries being written or thrown away
 
-An entry is written aside and renamed into place, so it is there as a whole or not at all; its manifest holds size and
-SHA-256 of each file, and an entry that differs from it is a miss. Locks are flock(2) locks: they end with the process.
-Where the folder cannot be written, the cache lives in the memory of the process.
+An entry is written aside and renamed into place, so that it is there as a whole or not at all; its manifest holds size
+and SHA-256 of each file, and an entry that differs from it is a miss. Locks are flock(2) locks: they end with the
+process. Where the folder cannot be written, the cache lives in the memory of the process.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: After this time what lies in tmp/ belongs to a process that was killed.
+#: After this time what is in tmp/ belongs to a process that was killed.
 _ABANDONED_SECONDS = 3600
 _FAILURES_KEPT = 16
-#: Pruning goes down to this share of the limit, so that it does not run at every put.
+#: Pruning goes down to this fraction of the limit, so that it does not run at every put.
 _PRUNE_TO = 0.9
 
 
@@ -137,7 +137,7 @@ class Cache:
     """The artifact folder at ``root`` (default_root() unless given).
 
     Raises CacheError for a folder that belongs to another user or that others may write to, and for one below such a
-    folder: what lies in it is loaded onto the GPU. A folder that cannot be made or written is replaced by memory, with
+    folder: its contents are loaded onto the GPU. A folder that cannot be made or written is replaced by memory, with
     one RuntimeWarning; ``folder`` is None then.
     """
 
@@ -317,13 +317,13 @@ def _require_safe(folder: Path, root: Path) -> None:
     """Owner root or this user; nobody else writes to it, or at least (sticky, as /tmp) to what belongs to others."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
-        owner = f"{folder}, in which {root} lies, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
+        owner = f"{folder}, which contains {root}, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
         raise CacheError(f"{owner}; {_REMEDY}")
     is_open = status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"{status.st_mode & 0o7777:04o}"
         raise CacheError(
-            f"{folder}, in which {root} lies, can be written by others (mode {mode}); chmod go-w it, or {_REMEDY}"
+            f"{folder}, which contains {root}, can be written by others (mode {mode}); chmod go-w it, or {_REMEDY}"
         )
 
 

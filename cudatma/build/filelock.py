@@ -1,4 +1,4 @@
-"""A lock among processes and threads that leaves nothing behind: flock(2) on a file that its last holder unlinks.
+"""A lock among processes and threads that leaves no file: flock(2) on a file that its last holder unlinks.
 
 A killed process loses its lock at once, because the kernel closes its files. Its lock file stays, unlocked, until the
 next holder of the same name removes it.
@@ -55,7 +55,7 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
             # Unlinked before it is released: whoever opened the old file sees that it is no longer the one here.
             with contextlib.suppress(OSError):
                 path.unlink()
-            # Released by name, not only by closing: a child forked behind Python's back may hold a copy.
+            # Released by name, not only by closing: a child that was forked outside of Python may hold a copy.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)

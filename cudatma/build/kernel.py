@@ -43,7 +43,7 @@ from cudatma.target import Target, detect, get_target
 
 TARGET_VARIABLE = "CUDATMA_TARGET"
 DEBUG_VARIABLE = "CUDATMA_DEBUG"
-_TARGET_WITHOUT_CARD = "sm_90a"
+_TARGET_WITHOUT_GPU = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
 #: What specs compute from, and what makes text of templates.
@@ -158,13 +158,13 @@ def compile(
     template: whether the text is a template, as what ends in ".j2" always is: it is rendered first, so that
     ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and ``${ spec.x }`` prints a field. Other text
     is compiled as it is. Errors and hazards have the line numbers of your text either way.
-    target: default_target() unless named: $CUDATMA_TARGET, else the card's, else sm_90a.
+    target: default_target() unless named: $CUDATMA_TARGET, else the GPU's, else sm_90a.
     entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
     options: more NVRTC options.
     debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2) and what they are asked for is checked;
     a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
 
-    The result can be read (source, ptx, cubin, log) without a card. Raises ArgumentError, ArgumentTypeError,
+    The result can be read (source, ptx, cubin, log) without a GPU. Raises ArgumentError, ArgumentTypeError,
     TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).
     """
     if not isinstance(source_or_template, str):
@@ -204,11 +204,11 @@ def default_target() -> Target:
         try:
             return get_target(named)
         except TargetError as error:
-            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the card") from None
+            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the GPU") from None
     try:
         return detect(context.current_device())
     except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: in a fork of a process that used CUDA
-        return get_target(_TARGET_WITHOUT_CARD)
+        return get_target(_TARGET_WITHOUT_GPU)
 
 
 def _from_template(

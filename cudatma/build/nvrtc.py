@@ -1,6 +1,6 @@
 """NVRTC: one self-contained CUDA C++ source -> PTX, cubin and log.
 
-The source includes nothing (render has put the primitives in), so its text and the options decide the result. A real
+The source includes nothing (render has put the primitives in); its text and the options decide the result. A real
 architecture is named, never a virtual one: NVRTC then assembles the cubin itself, and a driver older than NVRTC needs
 no PTX compiler of its own. Source: NVRTC documentation, "Supported Compile Options".
 """
@@ -29,7 +29,7 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (8, 8): (12, 9),
     (9, 0): (13, 0),
 }
-#: Line information keeps PTX and SASS readable beside the source and does not change the code; -v puts registers,
+#: Line information keeps PTX and SASS readable next to the source and does not change the code; -v puts registers,
 #: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off: constants
 #: at the top of a generated kernel document it, whether or not this instance uses each. The option --diag-warn=177
 #: brings it back.
@@ -97,7 +97,7 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Path, size in bytes and modification time in ns of the NVRTC wheels and of cuda.bindings on ``sys.path``.
 
-    As long as they are the same, so is nvrtc_version(), and loading the library costs more than a whole warm load.
+    While they are the same, nvrtc_version() is the same, and loading the library costs more than a whole warm load.
     Empty where NVRTC comes from elsewhere than a wheel.
     """
     libraries: list[Path] = []

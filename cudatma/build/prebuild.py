@@ -34,7 +34,7 @@ def usable_cores() -> int:
 
 
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
-    """Have the kernels in the cache, compiled by so many processes; 1: by this one.
+    """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
     orders: (template, spec) as load_kernel() takes them, specs of importable classes; equal ones count once.
     tell: is given each spec when it is done, in any order, with None, or why the compiler refuses it.

@@ -97,7 +97,7 @@ def _read(kernel: str | Path) -> tuple[str, str]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ArgumentError("kernel", f"{path}, {path.stat().st_size} bytes", f"at most {MAX_BYTES} bytes")
-        # PTX is ASCII; other bytes stand in comments and in the names of files.
+        # PTX is ASCII; other bytes occur in comments and in the names of files.
         return path.read_text(encoding="utf-8", errors="backslashreplace"), path.name
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):

@@ -1,6 +1,6 @@
 """The only Jinja environment: (template, spec, target) -> CUDA source text.
 
-Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so these stand in their place:
+Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, which is why these replace them:
 
     ${ spec.stages }                                a value; only str and int may be printed
     //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
@@ -163,7 +163,7 @@ def _printable(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def template_root() -> Path:
-    """The folder of the templates: beside the package's modules in a wheel, beside the package in a checkout.
+    """The folder of the templates: next to the package's modules in a wheel, next to the package in a checkout.
 
     Raises TemplateError where neither exists.
     """
@@ -172,7 +172,7 @@ def template_root() -> Path:
         if (folder / "primitives").is_dir():
             return folder
     raise TemplateError(
-        f"template folder: got none beside {package}; allowed: an installed cudatma or a whole checkout."
+        f"template folder: got none next to {package}; allowed: an installed cudatma or a whole checkout."
         " Reinstall cudatma"
     )
 
@@ -230,7 +230,7 @@ def render(
 
     template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
     spec: a frozen dataclass, or None; the template sees it as ``spec``. If it has ``notes`` (an iterable of str), these
-    lines stand in the opening comment: what each stage holds.
+    lines of the opening comment: what each stage holds.
     name: of the file that the text is from; the source then has #line directives, which name it.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
     see docs/debugging.md. Without it nothing of that is in the text.

@@ -1,7 +1,7 @@
 """Device functions that a rendered source never calls are left out of it. Pure.
 
 Templates include whole files of primitives. In their text a function is `__device__ __forceinline__` at the beginning
-of a line, perhaps behind a `template <..>` line, and ends with a `}` there. Its comment stands right above it, or above
+of a line, perhaps after a `template <..>` line, and ends with a `}` there. Its comment is right above it, or above
 the first of several whose names differ in numbers alone.
 """
 
@@ -24,7 +24,7 @@ _BETWEEN = re.compile(r"\n*\}  // namespace cudatma\n\s*namespace cudatma \{\n+"
 def without_unused(source: str) -> str:
     """The source without functions that nothing calls, nor what calls them; namespaces that follow each other are one.
 
-    Goes by names: of overloads all stay, and so does everything where a pasted name (``##``) might call it.
+    Goes by names: all overloads stay, and so does everything where a pasted name (``##``) might call it.
     """
     if "##" in source:
         return source

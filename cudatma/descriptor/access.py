@@ -36,7 +36,7 @@ REDUCE_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def check_target(spec: AnySpec, target: Target) -> None:
-    """Whether a card of this architecture can use the map at all.
+    """Whether a GPU of this architecture can use the map at all.
 
     Raises TargetError where it lacks TMA, packed types, ATOM swizzles or the wide im2col modes, and DescriptorError
     where one box is larger than shared memory, or is interleaved and takes more than one slice of channels or a swizzle
@@ -62,9 +62,9 @@ def check_target(spec: AnySpec, target: Target) -> None:
 
 
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
-    """The driver's own rule of size: described_bytes are at most what a multiprocessor has, 228 KiB on an H200.
+    """The driver's own rule of size: described_bytes are at most the shared memory of an SM, 228 KiB on an H200.
 
-    DescriptorError otherwise. That the limit is the multiprocessor's shared memory on other cards too is inferred.
+    DescriptorError otherwise. That the shared memory of an SM is the limit on other GPUs too is inferred.
     """
     if spec.described_bytes > target.smem_per_sm_bytes:
         raise DescriptorError(

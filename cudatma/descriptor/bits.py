@@ -1,6 +1,6 @@
 """Every one of the 1024 bits by name, and how well each is known: measured on an H200, documented, or not known.
 
-codec.py holds the places. This page of facts says where they come from, and what is known of other cards and drivers.
+codec.py holds the places. This page of facts says where they come from, and what is known of other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from cudatma.descriptor.codec import DERIVED, DESCRIPTOR_BYTES, FIELDS, read_fie
 from cudatma.dtypes import TMA_TYPES
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Set by drivers for cards of sm_100 and up. NVIDIA asks to clear it where the allocation behind the tensor is small
-#: and the tensor not dense; what it tells the card is not published. [NVIDIA driver 595.71.05, release notes]
+#: Set by drivers for GPUs of sm_100 and up. NVIDIA asks to clear it where the tensor's allocation is small
+#: and the tensor not dense; what it tells the GPU is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
@@ -30,7 +30,7 @@ class Evidence(Enum):
 class BitRange:
     """A field of a tensor map, or a run of bits that belongs to none.
 
-    name: of codec.FIELDS, or ``"unknown"``. first, bits: its place. value: what stands there. evidence: how its meaning
+    name: of codec.FIELDS, or ``"unknown"``. first, bits: its position. value: what it holds. evidence: how its meaning
     is known. note: what else there is to say; empty for most.
     """
 
@@ -50,8 +50,8 @@ class BitRange:
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
     """All 1024 bits of a map in order, without gaps, whether or not the map is valid.
 
-    Bits of no field are runs named ``"unknown"`` with what stands in them, zero or not. wide: the map is an im2col wide
-    one, which no published bit tells from others: only the fields that all kinds share are named, at the places that
+    Bits of no field are runs named ``"unknown"`` with their contents, zero or not. wide: the map is an im2col wide
+    one, which no published bit distinguishes: only the fields that all kinds share are named, at the places that
     they are assumed to have. Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
@@ -72,7 +72,7 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Bits of no field; the allocation bit stands alone."""
+    """Bits of no field; the allocation bit is separate."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
@@ -98,7 +98,7 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that may differ from card to card or driver to driver.
+    """Something that may differ from GPU to GPU or driver to driver.
 
     what: in a few words. h200: as verified there (driver 580.159). others: what is known of sm_100a and sm_120a, from
     documents. source: which ones.
@@ -120,7 +120,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bit 85",
-        "0, whatever memory stands behind the address",
+        "0 for any kind of memory at the address",
         "set by drivers; to be cleared where the allocation is below 128 KiB and the tensor is not dense",
         "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 names "
         "13.2 and 13.3 as well",
@@ -133,7 +133,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bits 83-84, `swizzle_atomicity`",
-        "the driver refuses the ATOM swizzles; the card does not look at the bits",
+        "the driver refuses the ATOM swizzles; the GPU does not look at the bits",
         "the four 128B swizzles",
         "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
     ),
@@ -146,7 +146,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "im2col wide",
         "documented for compute capability 10.0 and up only",
-        "cuTensorMapEncodeIm2colWide makes the bytes; where its corners, pixels and mode stand is not published, so "
+        "cuTensorMapEncodeIm2colWide makes the bytes; the places of its corners, pixels and mode are not published, so "
         "that they are shown raw",
         "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
     ),
@@ -159,7 +159,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "largest box, `smem_bytes`",
         "228 KiB accepted, 235008 bytes refused",
-        "inferred: the shared memory of a multiprocessor, 228 KiB on sm_100a, 100 KiB on sm_120a",
+        "inferred: the shared memory of an SM, 228 KiB on sm_100a, 100 KiB on sm_120a",
         "`descriptor.access.check_described_bytes`",
     ),
 )

@@ -1,4 +1,4 @@
-"""Clusters of thread blocks, as far as TMA's multicast needs them: the mask, and whether a grid can have one.
+"""Clusters of thread blocks (CTAs), as far as TMA's multicast needs them: the mask, and whether a grid can have one.
 
 Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
 Clusters"; CUDA driver API, cuLaunchKernelEx.
@@ -13,7 +13,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.errors import LaunchError
 from cudatma.target import Target, get_target
 
-#: Bits of the ctaMask operand, and so the most blocks that a multicast can reach.
+#: Bits of the ctaMask operand: the most CTAs that a multicast can reach.
 MASK_BITS = 16
 _AXES = {"x": 0, "y": 1, "z": 2}
 
@@ -25,28 +25,28 @@ def multicast_mask(
     block: Sequence[int] = (0, 0, 0),
     ranks: Iterable[int] | None = None,
 ) -> int:
-    """The 16-bit ctaMask of a multicast load; bit r is the block of rank r = x + cluster_x * (y + cluster_y * z).
+    """The 16-bit ctaMask of a multicast load; bit r is the CTA of rank r = x + cluster_x * (y + cluster_y * z).
 
     cluster: its shape (x, y, z), shorter ones are filled with 1. Give one of
-    axis: ``"x"``, ``"y"`` or ``"z"``: the blocks that share the other two places of ``block`` (x, y, z);
-    ranks: the blocks by rank; or none of the two: the whole cluster. Raises LaunchError.
+    axis: ``"x"``, ``"y"`` or ``"z"``: the CTAs that share the other two places of ``block`` (x, y, z);
+    ranks: the CTAs by rank; or none of the two: the whole cluster. Raises LaunchError.
     """
     shape = _shape(cluster, "cluster")
     size = prod(shape)
     if size > MASK_BITS:
-        raise LaunchError("cluster", shape, f"at most {MASK_BITS} blocks")
+        raise LaunchError("cluster", shape, f"at most {MASK_BITS} CTAs")
     if axis is not None and ranks is not None:
         raise LaunchError("ranks", "axis and ranks", "one of the two")
     if ranks is not None:
         if not isinstance(ranks, Iterable):
-            raise LaunchError("ranks", ranks, "blocks of the cluster by rank, a sequence of ints")
+            raise LaunchError("ranks", ranks, "CTAs of the cluster by rank, a sequence of ints")
         chosen = list(ranks)
     elif axis is None:
         chosen = list(range(size))
     else:
         chosen = _line(shape, axis, block)
     if not chosen:
-        raise LaunchError("ranks", chosen, "at least one block")
+        raise LaunchError("ranks", chosen, "at least one CTA")
     mask = 0
     for index, rank in enumerate(chosen):
         if type(rank) is not int or not 0 <= rank < size:
@@ -59,19 +59,19 @@ def multicast_mask(
 def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target | str) -> tuple[int, int, int]:
     """Whether a grid can be launched in clusters of this shape on a target; the shape filled up to (x, y, z).
 
-    A cluster of more than one block needs the target feature ``cluster``, has at most ``target.max_cluster_blocks``
-    blocks, and divides the grid in every dimension. Raises LaunchError, TargetError.
+    A cluster of more than one CTA needs the target feature ``cluster``, has at most ``target.max_cluster_blocks``
+    CTAs, and divides the grid in every dimension. Raises LaunchError, TargetError.
     """
-    blocks, shape, card = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
+    blocks, shape, gpu = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
     size = prod(shape)
     if size > 1:
-        card.require("cluster", f"a cluster of {size} blocks")
-    if size > card.max_cluster_blocks:
-        raise LaunchError("cluster", shape, f"at most {card.max_cluster_blocks} blocks on {card.name}")
+        gpu.require("cluster", f"a cluster of {size} CTAs")
+    if size > gpu.max_cluster_blocks:
+        raise LaunchError("cluster", shape, f"at most {gpu.max_cluster_blocks} CTAs on {gpu.name}")
     for index, (whole, part) in enumerate(zip(blocks, shape, strict=True)):
         if whole % part:
             raise LaunchError(
-                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up and leave surplus blocks idle"
+                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up and leave surplus CTAs idle"
             )
     return shape
 
@@ -90,7 +90,7 @@ def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
 
 
 def _line(shape: tuple[int, int, int], axis: str, block: Sequence[int]) -> list[int]:
-    """Ranks of the blocks on the line through ``block`` along an axis."""
+    """Ranks of the CTAs on the line through ``block`` along an axis."""
     if axis not in _AXES:
         raise LaunchError("axis", axis, ", ".join(_AXES))
     if not isinstance(block, Sequence) or len(block) > 3:

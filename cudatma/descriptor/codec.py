@@ -4,11 +4,11 @@ Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
 
 - All fields but those of the next line: equal to the bytes of an H200's driver, bit for bit, and no other bit is set
   (docs/descriptors.md has the counts).
-- Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such card was at hand.
+- Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such GPU was at hand.
 - Im2col corners: W in the lowest bits of each 16-bit half.
-- Im2col wide (sm_100 and up): no document says where its corners, pixels and mode stand. encode_shared() makes what it
-  has in common with the other modes, which is assumed to stand in the same places.
-- ``version``: 0 on an H200, as when a map is built by tensormap.replace on zeros; other cards may have another.
+- Im2col wide (sm_100 and up): no document gives the places of its corners, pixels and mode. encode_shared() makes what
+  it has in common with the other modes, which is assumed to be in the same places.
+- ``version``: 0 on an H200, as when a map is built by tensormap.replace on zeros; other GPUs may have another.
 - ``smem_bytes``: the spec's described_bytes. ``smem_pattern``: bytes after which the swizzle repeats, 8 spans, and 16
   without swizzle. A map built by tensormap.replace on zeros has 0 in both, and loads the same.
 
@@ -108,7 +108,7 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
 def encode_shared(spec: AnySpec) -> bytes:
     """The fields that all kinds of map share, at their places in tiled and im2col maps; 0 everywhere else.
 
-    For an im2col wide spec this is as far as documents go: that its shared fields stand there is assumed, not verified.
+    For an im2col wide spec this is as far as documents go: that its shared fields are there is assumed, not verified.
     """
     return _assemble(_COMMON, _common_fields(spec))
 
@@ -132,7 +132,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # A box of 4 GiB is no card's, but a valid spec; it must not reach into the next field.
+        # A box of 4 GiB is no GPU's, but a valid spec; it must not reach into the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -156,7 +156,7 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 
 
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
-    """The spec that 128 bytes describe, with what lies outside of it.
+    """The spec that 128 bytes describe, with the bits outside of it.
 
     Raises DescriptorError for a wrong length, for field values that name nothing (format 14, swizzle atomicity without
     a 128B swizzle, a rank above 5), and for values that break a rule of the spec.

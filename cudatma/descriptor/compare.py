@@ -18,7 +18,7 @@ class FieldDifference:
     """A field in which two maps differ.
 
     name: of codec.FIELDS, ``"unknown"`` for bits of no field, ``"a / b"`` where the two kinds of map have different
-    fields there. first, bits: its place. left, right: the numbers that stand there. differing: the bits that differ,
+    fields there. first, bits: its position. left, right: the numbers there. differing: the bits that differ,
     numbered from the start of the map.
     """
 

@@ -40,7 +40,7 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 
 
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
-    """One cuTensorMapEncode function; the three differ in what stands between strides and element strides."""
+    """One cuTensorMapEncode function; the three differ in the arguments between strides and element strides."""
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
         raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
@@ -116,7 +116,7 @@ def current_device() -> int:
 
 
 def replace_address(pointer: int, address: int) -> None:
-    """cuTensorMapReplaceAddress on the 128 bytes that stand at host address ``pointer``, in place."""
+    """cuTensorMapReplaceAddress on the 128 bytes at host address ``pointer``, in place."""
     from cuda.bindings import driver
 
     check(driver.cuTensorMapReplaceAddress(driver.CUtensorMap(pointer), address), "cuTensorMapReplaceAddress")

@@ -56,9 +56,9 @@ def create_weight_tile_tma_desc(
 ) -> TensorMap:
     """A 3D map over packed weights of which one load brings a whole tile; blocks outside arrive as zeros.
 
-    qweight: as in create_weight_tma_desc, whole rows of ``k64`` blocks. block_k64, block_n64: 64-deep and 64-channel
-    blocks a load, 1..256 each. The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64), coordinates
-    (0, k64, n64). half_rows: a load brings 32 of each block's 64 channels, box (128, ..), coordinate 0 or 128.
+    qweight: as in create_weight_tma_desc, whole rows of ``k64`` blocks. block_k64, block_n64: blocks along K
+    and N a load, 1..256 each. The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64), coordinates
+    (0, k64, n64). half_rows: a load brings 32 of each block's 64 columns, box (128, ..), coordinate 0 or 128.
     Raises DescriptorError, TargetError, DriverError.
     """
     info = _packed_rows(qweight)
@@ -132,13 +132,13 @@ def create_activation_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """A map over activations (M, K), fp16 or bf16, K innermost; rows and depths outside arrive as zeros.
+    """A map over activations (M, K), fp16 or bf16, K innermost; rows and columns outside arrive as zeros.
 
-    block_m: rows a load, 1..256. block_k: depths a load; block_k elements must fit the swizzle span (64 with 128B).
-    The pitch of x must be a multiple of 16 bytes. Box (block_k, block_m), coordinates (k, m).
-    blocks: more than one: a 3D map of which a load brings so many times block_k depths, for a K that is a multiple of
-    block_k. Box (block_k, block_m, blocks), coordinates (0, m, k / block_k): in shared memory block behind block.
-    Raises DescriptorError, TargetError, DriverError.
+    block_m: rows a load, 1..256. block_k: elements of K a load; block_k elements must fit the swizzle span (64 with
+    128B). The pitch of x must be a multiple of 16 bytes. Box (block_k, block_m), coordinates (k, m).
+    blocks: more than one: a 3D map whose loads bring ``blocks`` times block_k elements of K, for a K that is a multiple
+    of block_k. Box (block_k, block_m, blocks), coordinates (0, m, k / block_k): in shared memory one block after
+    another. Raises DescriptorError, TargetError, DriverError.
     """
     from cudatma.arrays import describe
 

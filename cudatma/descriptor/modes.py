@@ -1,4 +1,4 @@
-"""The tensor map's enumerations that do not shape shared memory; Swizzle and Interleave stand in cudatma.layout.
+"""The tensor map's enumerations that do not shape shared memory; Swizzle and Interleave are in cudatma.layout.
 
 Source: CUDA driver API, CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUtensorMapIm2ColWideMode.
 """

@@ -1,7 +1,7 @@
 """The driver's rules for tensor maps, each stated once; a broken one raises DescriptorError with field and index.
 
 Everything is in TMA order: index 0 is the innermost dimension. Sources: CUDA driver API, cuTensorMapEncodeTiled,
-cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. What the hardware asks beyond them stands in access.py.
+cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. access.py has what the hardware requires beyond them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
-#: Box rows are moved in pieces of this many bytes.
+#: Box rows are moved in chunks of this many bytes.
 CHUNK_BYTES = 16
 #: Smallest and largest im2col corner by rank: 16, 8 and 5 signed bits.
 CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
@@ -179,9 +179,9 @@ def check_corners(
 ) -> None:
     """Corners of the im2col bounding box, W first: signed 16, 8 or 5 bits by rank, and a box that is not empty.
 
-    In dimension i + first the box runs from lower[i] to dims[i + first] - 1 + upper[i]. first: where W stands, 1, or 0
-    with interleave. The driver takes the box's extent as a signed 32-bit number, and so does this: extents of 2**31 and
-    up are refused, those just above 2**32 pass. wide: one corner of 16 bits along W, whatever the rank is.
+    In dimension i + first the box runs from lower[i] to dims[i + first] - 1 + upper[i]. first: the position of W, 1, or
+    0 with interleave. The driver takes the box's extent as a signed 32-bit number, as this function does: extents of
+    2**31 and up are refused, those just above 2**32 pass. wide: one corner of 16 bits along W, whatever the rank is.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]

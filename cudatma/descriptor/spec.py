@@ -1,7 +1,7 @@
 """What a tensor map asks for: frozen specs, valid by construction.
 
-A spec checks every rule of the driver that does not depend on the card (rules.py) when it is made. What depends on the
-card, on a coordinate or on the direction of a copy is asked for separately (access.py). Everything is in TMA order:
+A spec checks every rule of the driver that does not depend on the GPU (rules.py) when it is made. What depends on the
+GPU, on a coordinate or on the direction of a copy is asked for separately (access.py). Everything is in TMA order:
 index 0 is the innermost dimension, ``strides_bytes[i]`` is the pitch of dimension i + 1.
 """
 

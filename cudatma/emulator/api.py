@@ -94,7 +94,8 @@ class EmulatedModule:
         schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
         from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
         "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
-        one schedule. resident_clusters: how many clusters are live at a time, unless all of them wait for others.
+        one schedule. resident_clusters: how many clusters are live at a time, unless all of them wait for clusters that
+        have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
         what .maxnreg and the launch bounds say. trace: keeps what happened in the last schedule, or in the first that
         showed a hazard. progress: is called after each schedule with the number of those that have run.
@@ -104,8 +105,8 @@ class EmulatedModule:
         griddepcontrol.wait. Arrays there imply ``programmatic``; launch_dependents has no effect on its own grid.
 
         Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
-        StepLimitError, ResidencyError and HazardError. Behind a HazardError of a kernel that ran to its end, arrays and
-        variables hold what the last schedule wrote; behind whatever else is raised, Ctrl-C included, what they held
+        StepLimitError, ResidencyError and HazardError. After a HazardError of a kernel that ran to its end, arrays and
+        variables hold what the last schedule wrote; after any other exception, Ctrl-C included, what they held
         before the launch.
         """
         program = self.image.entry(name)
@@ -301,7 +302,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
     most = target.max_cluster_blocks if target is not None else 8
     if blocks > max(most, 16 if most == 8 else most):
         raise ArgumentError(
-            "cluster", setup.cluster, f"at most {most} blocks on {target.name if target else 'this target'}"
+            "cluster", setup.cluster, f"at most {most} CTAs on {target.name if target else 'this target'}"
         )
     if setup.program.param_bytes > MAX_PARAM_BYTES:
         raise ArgumentError("args", f"{setup.program.param_bytes} bytes of parameters", f"at most {MAX_PARAM_BYTES}")

@@ -14,7 +14,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, storage_classes
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """covered: opcode -> how often it stands in the file. missing: (function, what is wrong) of every instruction that
+    """covered: opcode -> how often it occurs in the file. missing: (function, what is wrong) of every instruction that
     cannot be emulated."""
 
     covered: dict[str, int]

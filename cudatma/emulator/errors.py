@@ -32,7 +32,7 @@ class EmulatorError(CudaTmaError, RuntimeError):
 class TrapError(EmulatorError):
     """What the hardware answers with an illegal instruction or address; the launch is lost, as it is there.
 
-    Attributes: ``error``, the name of the CUresult that a card gives, without ``CUDA_ERROR_``; ``at``, the index of the
+    Attributes: ``error``, the name of the CUresult that a GPU gives, without ``CUDA_ERROR_``; ``at``, the index of the
     instruction in its function's body, -1 where it is the last of its segment.
     """
 

@@ -240,7 +240,7 @@ def _store_line(report: AccessReport) -> str:
     if report.stored is None:
         return "writes the box"
     if not report.stored:
-        return "writes nothing: the box lies outside of the tensor"
+        return "writes nothing: the box is outside of the tensor"
     clipped = (report.elements or report.stored) - report.stored
     return f"writes {counted(report.stored, 'element')}" + (
         f"; {clipped} outside of the tensor are clipped" if clipped else ""

@@ -22,7 +22,7 @@ class ReadCost:
     """What one read costs at the worst place of the box.
 
     pattern: ``"row"`` (32 lanes along a row), ``"column"`` (32 rows, one element each) or ``"ldmatrix"`` (8 rows of 16
-    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, least: as it lies, and the fewest possible.
+    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, least: in this layout, and the fewest possible.
     """
 
     pattern: str

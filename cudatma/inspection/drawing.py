@@ -1,6 +1,6 @@
 """The few SVG elements that the picture of a tensor map is made of, and its colours, light and dark.
 
-Colours stand in classes, so that one file follows the reader's light or dark page. Nothing varies from run to run.
+Colours are in classes, so that one file follows the reader's light or dark page. Nothing varies from run to run.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, classes: str, *, radius: float = 0, more: str = ""
     ) -> None:
-        """A rectangle; more: further attributes as they stand in the file."""
+        """A rectangle; more: further attributes as written in the file."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         corner = f' rx="{number(radius)}"' if radius else ""
         self.parts.append(f'<rect {place}{corner} class="{classes}"{f" {more}" if more else ""}/>')

@@ -8,7 +8,7 @@ from cudatma.descriptor.codec import DESCRIPTOR_BYTES, Decoded, decode
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 
 #: What is said wherever an im2col wide map is shown.
-WIDE_NOTE = "im2col wide (sm_100 and up): from NVIDIA's documents only, verified on no card"
+WIDE_NOTE = "im2col wide (sm_100 and up): from NVIDIA's documents only, verified on no GPU"
 
 
 def describe_descriptor(data: bytes) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
-    """What a map holds beside its spec: derived fields and unknown bits."""
+    """What a map holds besides its spec: derived fields and unknown bits."""
     return {
         "version": decoded.version,
         "smem_bytes": decoded.smem_bytes,

@@ -12,8 +12,8 @@ SEVERITIES = ("error", "warning", "note")
 class Finding:
     """A risk of a tensor map.
 
-    name: of the rule, always the same for the same risk. severity: of SEVERITIES. message: what is so with this map.
-    rule: what is asked for. source: who says so. remedy: what to do.
+    name: of the rule, always the same for the same risk. severity: of SEVERITIES. message: what applies to this map.
+    rule: what is asked for. source: which document says it. remedy: what to do.
     """
 
     name: str

@@ -34,7 +34,7 @@ def looks_like_dump(text: str) -> bool:
 
 def parse_dump(text: str) -> bytes:
     """The 128 bytes of a dump. DescriptorError where words are missing, too many or too wide, addresses do not follow
-    each other, or something else stands between the words."""
+    each other, or something else is between the words."""
     body = _PROMPT.sub("", text)
     array = _ARRAY.search(body)
     if array is not None:
@@ -80,7 +80,7 @@ def _parse_array(inside: str) -> bytes:
         if entry is None:
             raise DescriptorError("dump", ascii(part.strip()[:20]), "words, or words <repeats N times>", _REMEDY)
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
-        # int() refuses text of thousands of digits; so wide is no word.
+        # int() refuses text of thousands of digits; no word is as wide.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:
             raise DescriptorError("dump", ascii(part.strip()[:20]), _COUNTS, _REMEDY)
         words += [int(entry["word"], 0 if entry["word"].startswith("0x") else 10)] * times

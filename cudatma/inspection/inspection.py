@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def inspect(source: object, *, device: int | None = None) -> Inspection:
     """A tensor map, explained: print it, or let a notebook show it.
 
-    source: a TensorMap or a spec; its 128 bytes as bytes, ctypes object, or an array on the host or on a card (CuPy,
+    source: a TensorMap or a spec; its 128 bytes as bytes, ctypes object, or an array on the host or on a GPU (CuPy,
     torch, NumPy); text as ``cudatma inspect`` reads it; or a device pointer (int) with ``device``, the CUDA ordinal of
-    its memory. Memory of a card is copied once, after its work is done.
+    its memory. Memory of a GPU is copied once, after its work is done.
 
     Raises DescriptorError where the bytes are no tensor map, ArgumentError, ArgumentTypeError, and DriverError where a
-    card's memory cannot be read.
+    GPU's memory cannot be read.
     """
     content = content_of(source, device)
     if isinstance(content, bytes):

@@ -1,7 +1,7 @@
 """Risks of a tensor map, by severity: each with its rule, where the rule comes from, and what to do.
 
 An error is a map that no access survives, or that the target cannot use; a warning is likely to be a mistake; a note is
-worth knowing. The rules themselves stand in descriptor.rules and descriptor.access; here they are asked.
+worth knowing. The rules themselves are in descriptor.rules and descriptor.access; this module calls them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lint:
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Everything that is worth saying about a map.
 
-    decoded: what its bytes hold beside the spec, where there are bytes. target: the architecture to judge it for; by
+    decoded: what its bytes hold besides the spec, where there are bytes. target: the architecture to judge it for; by
     default a map is an error only where no target can use it.
     """
     found: list[Finding] = []
@@ -133,7 +133,7 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _evidence(spec: AnySpec) -> Iterator[Finding]:
-    """What was verified on no card."""
+    """What was verified on no GPU."""
     parts = []
     if isinstance(spec, Im2colWideSpec):
         parts.append("im2col wide")
@@ -146,8 +146,8 @@ def _evidence(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "documents-only",
             "note",
-            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no card",
+            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no GPU",
             "what is shown of it follows the CUDA driver API and the PTX ISA",
             "CUDA driver API, cuTensorMapEncode*; PTX ISA 5.5",
-            "compare with the driver on such a card: TensorMap.compare()",
+            "compare with the driver on such a GPU: TensorMap.compare()",
         )

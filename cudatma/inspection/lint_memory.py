@@ -114,7 +114,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """What the 128 bytes hold beside the spec. target: drivers of some derive bits from the allocation."""
+    """What the 128 bytes hold besides the spec. target: for some, drivers derive bits from the allocation."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
@@ -123,7 +123,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"bit {ALLOCATION_BIT} is set, as drivers for sm_100 and up do",
             "in allocations below 128 KiB that are not dense the bit is to be cleared, or accesses may fault",
             _RELEASE_NOTES,
-            "clear it for such memory, or use a driver with the repair; do not copy the map to another address",
+            "clear it for memory of this kind, or use a driver with the repair; do not copy the map to another address",
         )
     elif target is not None and target.tensormap_knows_allocation and _is_small_and_sparse(spec):
         yield Finding(
@@ -150,9 +150,9 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             "version",
             "note",
             f"version is {decoded.version}; an H200's driver writes 0",
-            "other drivers may write others; on an H200 it changes nothing",
+            "other drivers may write other bits; on an H200 it changes nothing",
             "measured on an H200",
-            "make the map with the driver of the card that it is for",
+            "make the map with the driver of the GPU that it is for",
         )
     expected = decode(encode(spec))
     if (decoded.smem_bytes, decoded.smem_pattern) != (expected.smem_bytes, expected.smem_pattern):
@@ -163,7 +163,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"{expected.smem_bytes} and {expected.smem_pattern}",
             "tensormap.replace leaves them as they are; loads do not look at them",
             "measured on an H200",
-            "nothing, where the map was edited on the card",
+            "nothing, where the map was edited on the GPU",
         )
 
 

@@ -32,7 +32,7 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Where the box may begin, and whether boxes behind each other keep it."""
+    """Where the box may begin, and whether boxes one after another keep it."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(
@@ -44,8 +44,8 @@ def alignment(spec: AnySpec) -> Iterator[Finding]:
             f"declare the buffer __align__({need}), or round the dynamic shared memory's address up",
         )
     for step, severity, why in (
-        (_TMA_ALIGNMENT, "warning", "a box right behind it traps with a misaligned address"),
-        (need, "warning", "a box right behind it has its pattern shifted"),
+        (_TMA_ALIGNMENT, "warning", "a box right after it traps with a misaligned address"),
+        (need, "warning", "a box right after it has its pattern shifted"),
     ):
         if spec.footprint_bytes % step:
             yield Finding(
@@ -106,7 +106,7 @@ def size(spec: AnySpec) -> Iterator[Finding]:
             "note",
             f"one copy moves {spec.expected_bytes} bytes",
             "a thread issues one copy at a time: 4 KiB copies reach about half of the bandwidth of 32 KiB ones",
-            "measured on an H200, one block on each multiprocessor",
+            "measured on an H200, one thread block per SM",
             "enlarge the box, or let more blocks or threads issue copies",
         )
     if not isinstance(spec, TiledSpec):

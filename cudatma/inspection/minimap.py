@@ -1,4 +1,4 @@
-"""The tensor as a whole, small, and where in it the box lies."""
+"""The tensor as a whole, small, and where in it the box is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
     for layer in range(layers, 0, -1):
         out.rect(x + 9 * layer, top - 7 * layer, wide, tall, "panel s-rule", radius=2)
     if gap:
-        out.begin(f"padding of the pitch: {spec.strides_bytes[0] - int(row)} bytes behind each row")
+        out.begin(f"padding of the pitch: {spec.strides_bytes[0] - int(row)} bytes after each row")
         out.rect(x + body, top, wide - body, tall, "s-rule", more='fill="url(#cudatma-hatch)"')
         out.end()
     out.rect(x, top, body, tall, "panel s-rule", radius=2)

@@ -1,6 +1,6 @@
-"""128 bytes, or a spec, out of a Python object: a TensorMap, bytes, an array on the host or on a card, a pointer.
+"""128 bytes, or a spec, out of a Python object: a TensorMap, bytes, an array on the host or on a GPU, a pointer.
 
-What lies on a card is copied to the host once; the card's work is waited for first. Nothing is imported that the object
+Memory of a GPU is copied to the host once, after the GPU's work is done. Nothing is imported that the object
 does not bring along.
 """
 
@@ -51,7 +51,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
 
 
 def load_object(name: str) -> object:
-    """The object that ``module:attribute`` names; the module is imported, so it is code that you trust.
+    """The object that ``module:attribute`` names; the module is imported: name only code that you trust.
 
     Raises ArgumentError where the name has no such form, or there is no such module or attribute.
     """
@@ -100,7 +100,7 @@ def _of_array(source: object) -> bytes:
 
 
 def _at_pointer(pointer: int, device: int | None) -> bytes:
-    """128 bytes of a card's memory. [CUDA driver API, cuMemcpyDtoH]"""
+    """128 bytes of a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
         raise ArgumentError("device", None, "the CUDA ordinal of the memory that the pointer is in")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:

@@ -1,4 +1,5 @@
-"""A box in the tensor and in shared memory, cell by cell: who lands where, in which banks, and what is padding.
+"""A box in the tensor and in shared memory, cell by cell: which element lands where, in which banks, and what is
+padding.
 
 A cell is 16 bytes. Its colour is that of the four banks it lands in, in both pictures: cells of one colour in a column
 of the left one are bank conflicts of a column read.
@@ -173,7 +174,7 @@ class _Picture:
         return y + 20
 
     def _cell(self, x: float, y: float, width: float, row: int, column: int, text: str) -> None:
-        """One chunk: its colour is its banks; what lies outside of the tensor, or is clipped, is seen."""
+        """One chunk: its colour is its banks; what is outside of the tensor, or is clipped, is marked."""
         out, box = self.out, self.placed.box
         valid, unit = int(box.valid[row, column]), box.unit_bytes
         group = int(box.smem[row, column]) // CHUNK % _GROUPS

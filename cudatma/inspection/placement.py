@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: No block of any card has more shared memory; larger boxes are not laid out.
+#: No thread block of any GPU has more shared memory; larger boxes are not laid out.
 MOST_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 
@@ -92,7 +92,7 @@ class Placement:
         return self.chunks * self.chunk_elems
 
     def row_coords(self, row: int) -> tuple[int, ...]:
-        """Where a row's first element stands in the tensor; with im2col its pixel, the filter's offset added."""
+        """The place of a row's first element in the tensor; with im2col its pixel, the filter's offset added."""
         spec, place = self.spec, list(self.coords)
         if isinstance(spec, TiledSpec):
             counts = list(traversed(spec.box, spec.element_strides, spec.interleave))
@@ -116,7 +116,7 @@ class Placement:
         return found
 
     def element(self, row: int, index: int) -> Element:
-        """Element (r, c) of the box. ArgumentError where the box has no such one."""
+        """Element (r, c) of the box. ArgumentError where it is not in the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
             allowed = f"r in 0..{self.rows - 1}, c in 0..{self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)

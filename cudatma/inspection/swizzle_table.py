@@ -45,7 +45,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
     if mode is Swizzle.NONE:
         use = "plain order: 1D copies, tables, rows read whole"
     elif mode.is_atom:
-        use = "operands that are swizzled in larger pieces; sm_100 and up"
+        use = "operands that are swizzled in larger chunks; sm_100 and up"
     else:
         use = f"rows of up to {mode.span_bytes} bytes that are read in columns, ldmatrix and wgmma"
     evidence = "documents" if mode.is_atom else "H200"

@@ -82,7 +82,7 @@ def gpu_of(device: int) -> Gpu:
             names.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
         )
     )
-    known = imagined_gpu(target, context.device(device).multiprocessors)
+    known = imagined_gpu(target, context.device(device).sm_count)
     # A driver may answer 0, as for memory that the card shares with the host.
     return Gpu(
         target.name,

@@ -127,7 +127,7 @@ class MarlinWorkspace:
 
 def workspace_sizes(device: int) -> tuple[int, int]:
     """Bytes of (flags, partial sums) that hold those of any launch on the device."""
-    processors = context.device(device).multiprocessors
+    processors = context.device(device).sm_count
     return processors * FLAGS_PER_SM_BYTES, processors * PARTIALS_PER_SM_BYTES
 
 

@@ -1,6 +1,7 @@
 """Mutants that change nothing, because another instruction gives the same order: found in the PTX, not by running it.
 
-Each rule names the instruction that stands in. It is asked only about mutants of which the emulator reports nothing.
+Each rule names the instruction that has the same effect. It is asked only about mutants for which the emulator
+reports nothing.
 Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy".
 """
 
@@ -24,7 +25,7 @@ from cudatma.mutants.program_graph import (
 
 
 class Exemptions:
-    """Knows a module's control flow, and which instruction stands in for one that is missing."""
+    """Knows a module's control flow, and which instruction has the effect of one that is missing."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: found for name, found in parse(ptx).functions.items() if found.is_defined}
@@ -51,14 +52,14 @@ class Exemptions:
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
-    """fence.mbarrier_init is for the asynchronous proxy and for other blocks of the cluster."""
+    """fence.mbarrier_init is for the asynchronous proxy and for other CTAs of the cluster."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     for other in known.all:
         parts = set(other.parts)
         if is_bulk_copy(other) or ("async" in parts and other.parts[0] in ("st", "red")) or "shared::cluster" in parts:
             return ""
-    return "`bar.sync` orders mbarrier.init for this block, and no asynchronous proxy or other block uses the barriers"
+    return "`bar.sync` orders mbarrier.init for this CTA, and no asynchronous proxy or other CTA uses the barriers"
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -70,7 +71,7 @@ def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_proxy_fence(instruction):
             return ""
         found = instruction if halts else found
-    return f"`{found.opcode}` behind it covers mbarrier.init too" if found else ""
+    return f"`{found.opcode}` after it covers mbarrier.init too" if found else ""
 
 
 def _is_proxy_fence(instruction: Instruction) -> bool:
@@ -78,11 +79,11 @@ def _is_proxy_fence(instruction: Instruction) -> bool:
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """A release right behind a fence publishes the same."""
+    """A release right after a fence publishes the same."""
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
     found = graph.ends_on(at, True, is_release)
-    return f"`{found.opcode}` behind it is a release itself" if found else ""
+    return f"`{found.opcode}` after it is a release itself" if found else ""
 
 
 def _fence_stands_before(known: Exemptions, graph: Graph, at: int) -> str:
@@ -109,7 +110,7 @@ def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
-    """Behind it nothing touches memory any more, until the kernel ends; nor behind whoever waits for it."""
+    """Nothing accesses memory after it until the kernel ends, nor after whatever waits for it."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
         return ""
@@ -117,7 +118,7 @@ def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return f"`{'barrier.cluster' if cluster else 'ret'}`: nothing behind this instruction touches memory"
+    return f"`{'barrier.cluster' if cluster else 'ret'}`: nothing after this instruction touches memory"
 
 
 def _touches_later(graph: Graph, at: int) -> bool:
@@ -135,13 +136,13 @@ def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
 
 
 def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
-    """Another warp-wide instruction stands beside it, and nothing touches memory in between.
+    """Another warp-wide instruction is next to it, and nothing touches memory in between.
 
-    One that touches memory itself (stmatrix) does so when the lanes have met: it helps what stands before it.
+    One that touches memory itself (stmatrix) does so when the lanes have met: it helps what comes before it.
     """
     behind = graph.ends_on(at, True, is_meeting)
     if behind:
-        return f"`{behind.opcode}` behind it: the lanes of the warp meet there"
+        return f"`{behind.opcode}` after it: the lanes of the warp meet there"
     before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
     return f"`{before.opcode}` before it: the lanes of the warp have met there" if before else ""
 
@@ -157,7 +158,7 @@ def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str
 
 
 def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
-    """Beside a wait on an mbarrier, with nothing but copies and arrivals in between: no lane relies on another."""
+    """Next to a wait on an mbarrier, with nothing but copies and arrivals in between: no lane relies on another."""
 
     def halts(instruction: Instruction) -> bool:
         plain = touches_memory(instruction) and not is_copy(instruction)
@@ -170,13 +171,13 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
     found = next((i for i in [*before, *behind] if _is_mbarrier_wait(i)), None)
     if found is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, behind))):
         return ""
-    return f"`{found.opcode}` beside it: every lane waits there itself, and only copies and arrivals lie in between"
+    return f"`{found.opcode}` next to it: every lane waits there itself, and only copies and arrivals are in between"
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """barrier.cluster joins the threads of a block as well."""
+    """barrier.cluster joins the threads of a CTA as well."""
     found = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
-    return f"`{found.opcode}` behind it joins the block's threads too" if found else ""
+    return f"`{found.opcode}` after it joins the CTA's threads too" if found else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
@@ -192,7 +193,7 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
     found = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
     if found and "read" in found.parts and "read" not in mine.parts and _touches_later(graph, at):
         return ""  # the source is free, but the result may be looked at
-    return f"`{found.opcode} {_count(found)}` beside it waits for the same groups" if found else ""
+    return f"`{found.opcode} {_count(found)}` next to it waits for the same groups" if found else ""
 
 
 def _count(instruction: Instruction) -> int:
@@ -217,14 +218,12 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     behind = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
     if behind and all(map(waits, behind)):
-        return f"`{behind[0].opcode} {_count(behind[0])}` behind it, before a slot is given back"
+        return f"`{behind[0].opcode} {_count(behind[0])}` after it, before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
         if waits(instruction):
-            return (
-                f"`{instruction.opcode} {_count(instruction)}` before it: what is given back was read by older groups"
-            )
+            return f"`{instruction.opcode} {_count(instruction)}` before it: what is released was read by older groups"
     return ""
 
 
@@ -239,7 +238,7 @@ def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
         found = instruction if halts else found
     if found is None or graph.any_after(at, touches_shared):
         return ""
-    return f"`{found.opcode}` stands behind every copy, and the readers wait for its mbarrier"
+    return f"`{found.opcode}` follows every copy, and the readers wait for its mbarrier"
 
 
 def _is_copy_arrival(instruction: Instruction) -> bool:
@@ -257,7 +256,7 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_mbarrier_wait(instruction):
             return ""
         found = instruction if halts else found
-    return f"`{found.opcode}` before it waits for the other blocks' arrivals" if found else ""
+    return f"`{found.opcode}` before it waits for the other CTAs' arrivals" if found else ""
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:

@@ -68,7 +68,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """A load that delivers a row less or more than the barrier expects; a store of another box may be meant so."""
+    """A load that delivers a row less or more than the barrier expects; a store of another box may be intended."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:

@@ -21,7 +21,7 @@ class Mutant:
 
     operator: what kind of change, a key of OPERATORS. line: of the PTX, 0 for a change of the launch. expected: hazard
     kinds that tell it; one of them has to be reported. at: the instruction's index in its function. edits: (first
-    character, end, new text) of each piece that is replaced, in the order of the text.
+    character, end, new text) of each part that is replaced, in the order of the text.
     """
 
     operator: str
@@ -36,7 +36,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """``operator:line`` and what tells it from others there."""
+        """``operator:line`` and what distinguishes it from other mutants there."""
         return f"{self.operator}:{self.line}" if self.line else f"{self.operator}:{self.text}"
 
     def apply(self, ptx: str) -> str:

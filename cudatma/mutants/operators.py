@@ -43,7 +43,7 @@ OPERATORS: dict[str, str] = {
     "stages_more": "a ring wraps one slot late on one side",
     "other_barrier": "a wait names the mbarrier 8 bytes further",
     "barrier_count": "a named barrier expects a warp more",
-    "multicast_mask": "a multicast leaves out one block",
+    "multicast_mask": "a multicast leaves out one CTA",
     "wgmma_swizzle": "a wgmma descriptor names another swizzle",
     "move_base": "a shared array begins where it is not aligned",
     "map_swizzle": "a tensor map has another swizzle",
@@ -139,7 +139,7 @@ def _mbarrier(site: Site) -> Iterator[Change]:
 
 
 def _relaxed(site: Site) -> str:
-    """The opcode with .relaxed in place of its release or acquire; a scope has to stand beside it."""
+    """The opcode with .relaxed in place of its release or acquire; a scope has to follow it."""
     parts = [part for part in site.parts if part not in ("release", "acquire")]
     scoped = any(part in ("cta", "cluster") for part in parts)
     place = next(i for i, part in enumerate(parts) if part.startswith(("shared", "b64", "cta", "cluster")))
@@ -148,7 +148,7 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    # Of nothing, which a block may expect that its neighbours send nothing to: no count is negative.
+    # Not of 0 bytes: a CTA may expect 0 where its neighbors send nothing, and no count is negative.
     yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 

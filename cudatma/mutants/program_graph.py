@@ -167,7 +167,7 @@ class Graph:
             yield self.body[at]
 
     def places(self, wanted: Callable[[Instruction], bool]) -> list[int]:
-        """Where such instructions stand."""
+        """The positions of these instructions."""
         return [at for at, instruction in enumerate(self.body) if wanted(instruction)]
 
     def reaches(self, at: int, other: int) -> bool:

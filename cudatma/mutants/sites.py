@@ -1,4 +1,4 @@
-"""Where each instruction of a PTX text stands, to the character, and how its operands are spelled."""
+"""The position of each instruction in a PTX text, to the character, and how its operands are spelled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sites_of(ptx: str) -> list[Site]:
 def _locate(
     text: str, begins: list[int], searched: dict[int, int], function: Function, at: int, instruction: Instruction
 ) -> Site:
-    """The parser knows the line; instructions of one line come in the order in which they stand there."""
+    """The parser knows the line; instructions of one line come in the order of the text."""
     line, opcode = instruction.line, instruction.opcode
     pattern = re.compile(rf"(?<![\w$%.:]){re.escape(opcode)}(?![\w$.:])")
     found = pattern.search(text, searched.get(line, begins[line - 1]))
@@ -81,7 +81,7 @@ def _locate(
 
 
 def split_operands(text: str) -> Iterator[str]:
-    """Operands between the commas that stand in no bracket."""
+    """Operands between the commas that are in no bracket."""
     depth, begin = 0, 0
     for position, character in enumerate(text):
         depth += character in "[{(" or -(character in "]})")

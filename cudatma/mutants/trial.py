@@ -13,8 +13,8 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Mutant
 from cudatma.mutants.operators import mutants_of
 
-#: What becomes of a mutant: a hazard of an expected kind; only others; none, but another instruction gives the same
-#: order; none.
+#: What becomes of a mutant: a hazard of an expected kind; only other kinds; none, but another instruction gives the
+#: same order; none.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
 #: A mutant may run so much longer than the kernel before it counts as endless.
 _PATIENCE = 20
@@ -78,7 +78,7 @@ class Trial:
         self._step_limit = 0
 
     def unchanged(self, schedules: int, seed: int = 0) -> Report:
-        """The kernel itself under so many schedules; it should be clean."""
+        """The kernel itself under ``schedules`` schedules; it should be clean."""
         report = self.make().run(load(self.ptx), schedules=schedules, seed=seed, hazards="collect")
         self._step_limit = _LEAST_STEPS + _PATIENCE * report.steps // schedules
         return report

@@ -1,7 +1,7 @@
 """AWQ checkpoints (AutoAWQ's "gemm" version), four bits.
 
 Tensors of a layer: qweight int32 (K, N / 8), qzeros int32 (G, N / 8), scales (G, N). A word holds eight consecutive
-channels with the even ones first: channel 2 m + h of the eight stands in nibble m + 4 h. Zero points are stored plain.
+columns with the even ones first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are stored plain.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def from_awq(
     """
     check_bits(bits)
     check_arrays({"qweight": qweight, "scales": scales}, AWQ)
-    q, zeros, factors = _channels(qweight, "qweight"), _channels(qzeros, "qzeros"), matrix(scales, "scales")
-    groups, width = factors.shape
+    q, zeros, factors = _columns(qweight, "qweight"), _columns(qzeros, "qzeros"), matrix(scales, "scales")
+    groups, n = factors.shape
     remedy = "N / 8 words for four bits; other bit widths are not supported"
-    require_shape("qweight", q.shape, (q.shape[0], width), remedy)
-    require_shape("qzeros", zeros.shape, (groups, width), remedy)
+    require_shape("qweight", q.shape, (q.shape[0], n), remedy)
+    require_shape("qzeros", zeros.shape, (groups, n), remedy)
     return assemble(q, factors, zeros, group_size=group_size, dtype=dtype)
 
 
@@ -62,9 +62,9 @@ def load_awq(
     return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
 
 
-def _channels(value: Any, field: str) -> NDArray[np.uint8]:
-    """int32 (R, N / 8) -> uint8 (R, N) in channel order."""
+def _columns(value: Any, field: str) -> NDArray[np.uint8]:
+    """int32 (R, N / 8) -> uint8 (R, N) in column order."""
     stored = nibbles_along_columns(value, field)
-    rows, width = stored.shape
-    split = stored.reshape(rows, width // WORD_VALUES, 2, 4)  # nibble 4 h + m
-    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, width)  # channel 2 m + h
+    rows, n = stored.shape
+    split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # nibble 4 h + m
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, n)  # column 2 m + h

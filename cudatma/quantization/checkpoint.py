@@ -94,7 +94,7 @@ def _sharded(index: Path) -> Checkpoint:
     for tensor, name in shards.items():
         if name not in opened:
             if Path(name).name != name:  # an index must not lead out of its folder
-                raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "the name of a file beside the index")
+                raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the folder of the index")
             opened[name] = open_safetensors(index.parent / name)
         if tensor not in opened[name].tensors:
             raise WeightFileError(tensor, f"not in {name}", f"what {index} says", "copy or download the shard again")

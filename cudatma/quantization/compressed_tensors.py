@@ -1,8 +1,8 @@
 """compressed-tensors' "pack-quantized" checkpoints (llm-compressor, vLLM), four-bit integers.
 
-Tensors of a layer: weight_packed int32 (N, ceil(K / 8)), eight consecutive depths in a word, lowest nibble first;
+Tensors of a layer: weight_packed int32 (N, ceil(K / 8)), eight consecutive columns of K in a word, lowest nibble first;
 weight_scale (N, G), or one value for the whole tensor; weight_zero_point int32 (ceil(N / 8), G), eight consecutive
-channels in a word, only where asymmetric; weight_shape (2,) = (N, K); weight_g_idx (K,) where quantized in activation
+rows of N in a word, only where asymmetric; weight_shape (2,) = (N, K); weight_g_idx (K,) where quantized in activation
 order. Integers are signed, -8..7, and stored with 8 added, both weights and zero points, so that the difference of the
 stored values is the difference of the signed ones and a symmetric weight has the offset 8.
 """
@@ -49,20 +49,20 @@ def from_compressed_tensors(
     ArgumentTypeError.
     """
     check_bits(bits)
-    width, depth = _shape(weight_shape)
+    n, k = _shape(weight_shape)
     packed = nibbles_along_columns(weight_packed, "weight_packed")
-    word_columns = -(-depth // WORD_VALUES)
-    remedy = f"weight_shape ({width}, {depth}) in four bits; other bit widths are not supported"
-    require_shape("weight_packed", (len(packed), packed.shape[1] // WORD_VALUES), (width, word_columns), remedy)
-    scale = _scales(weight_scale, width)
+    word_columns = -(-k // WORD_VALUES)
+    remedy = f"weight_shape ({n}, {k}) in four bits; other bit widths are not supported"
+    require_shape("weight_packed", (len(packed), packed.shape[1] // WORD_VALUES), (n, word_columns), remedy)
+    scale = _scales(weight_scale, n)
     zeros: NDArray[np.uint8] | None = None
     if weight_zero_point is not None:
         stored = nibbles_along_rows(weight_zero_point, "weight_zero_point")
         zero_words = (len(stored) // WORD_VALUES, stored.shape[1])
-        zero_shape = (-(-width // WORD_VALUES), scale.shape[1])
+        zero_shape = (-(-n // WORD_VALUES), scale.shape[1])
         require_shape("weight_zero_point", zero_words, zero_shape, "it is packed along N")
-        zeros = stored[:width].T
-    q = np.ascontiguousarray(packed[:, :depth].T)
+        zeros = stored[:n].T
+    q = np.ascontiguousarray(packed[:, :k].T)
     return assemble(q, scale.T, zeros, group_size=group_size, dtype=dtype, g_idx=weight_g_idx)
 
 
@@ -108,12 +108,12 @@ def _shape(weight_shape: Any) -> tuple[int, int]:
     return int(plain[0]), int(plain[1])
 
 
-def _scales(weight_scale: Any, width: int) -> NDArray[Any]:
+def _scales(weight_scale: Any, n: int) -> NDArray[Any]:
     """Scales as (N, G); one value for the whole tensor is repeated."""
     scale = host_array(weight_scale, "weight_scale")
     if scale.size == 1:
-        scale = np.repeat(scale.reshape(1, 1), width, axis=0)
+        scale = np.repeat(scale.reshape(1, 1), n, axis=0)
     scale = matrix(scale, "weight_scale")
-    if scale.shape[0] != width:
-        raise QuantizationError("weight_scale", scale.shape, f"({width}, G)", "its rows are the output channels")
+    if scale.shape[0] != n:
+        raise QuantizationError("weight_scale", scale.shape, f"({n}, G)", "it has one row for each of the N outputs")
     return scale

@@ -1,14 +1,14 @@
 """GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers), four bits.
 
-Tensors of a layer: qweight int32 (K / 8, N), eight consecutive depths in a word, lowest nibble first; qzeros int32
-(G, N / 8), eight consecutive channels in a word; scales (G, N); g_idx (K,), the group of each depth, which is not
+Tensors of a layer: qweight int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first; qzeros int32
+(G, N / 8), eight consecutive columns in a word; scales (G, N); g_idx (K,), the group of each row, which is not
 sorted where the model was quantized in activation order ("desc_act").
 
 Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. The tensors do not say which
-it is: "checkpoint_format" of quantize_config.json, or of config.json's "quantization_config", does. The first format
-has no code for a zero point of 0: AutoGPTQ and its readers take each value for itself, so that a stored 15 means 16;
-GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so that a 0 borrows from its neighbour and
-adding gives it back.
+applies: "checkpoint_format" of quantize_config.json, or of config.json's "quantization_config", does. The first format
+has no code for a zero point of 0: AutoGPTQ and its readers add 1 to each value separately, and a stored 15 means 16;
+GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so that a 0 borrows from the next value and
+the addition returns it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
 _OTHER_BITS = "eight values a word for four bits; other bit widths are not supported"
-#: How zero points are stored: minus one, each for itself; minus one, borrowing inside a word (GPTQModel's asymmetric
+#: How zero points are stored: minus one, each separately; minus one, borrowing inside a word (GPTQModel's asymmetric
 #: files of the first format); plain.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
 _QUOTED = " or ".join(map(repr, ZERO_POINT_FORMATS))
@@ -65,18 +65,18 @@ def from_gptq(
     check_arrays({"qweight": qweight, "scales": scales}, GPTQ)
     q, zeros = nibbles_along_rows(qweight, "qweight"), _zero_points(qzeros, zero_point_format)
     factors = matrix(scales, "scales")
-    groups, width = factors.shape
+    groups, n = factors.shape
     rows = q.shape[0] // WORD_VALUES
-    require_shape("qweight", (rows, q.shape[1]), (rows, width), "its columns are those of scales")
+    require_shape("qweight", (rows, q.shape[1]), (rows, n), "its columns are those of scales")
     zero_words = (zeros.shape[0], zeros.shape[1] // WORD_VALUES)
-    require_shape("qzeros", zero_words, (groups, -(-width // WORD_VALUES)), _OTHER_BITS)
+    require_shape("qzeros", zero_words, (groups, -(-n // WORD_VALUES)), _OTHER_BITS)
     index = None if g_idx is None else host_array(g_idx, "g_idx")
     if index is not None and index.size == 0:  # written by some tools for layers without activation order
         index = None
     if index is not None:
-        require_shape("qweight", (rows, width), (-(-index.size // WORD_VALUES), width), _OTHER_BITS)
+        require_shape("qweight", (rows, n), (-(-index.size // WORD_VALUES), n), _OTHER_BITS)
         q = q[: index.size]
-    return assemble(q, factors, zeros[:, :width], group_size=group_size, dtype=dtype, g_idx=index)
+    return assemble(q, factors, zeros[:, :n], group_size=group_size, dtype=dtype, g_idx=index)
 
 
 def load_gptq(
@@ -130,7 +130,7 @@ def _configured_format(folder: Path) -> str:
             raise WeightFileError(field, named, ", ".join(_CHECKPOINT_FORMATS), remedy)
         said[file] = _CHECKPOINT_FORMATS[str(named)]
     if len(set(said.values())) > 1:
-        got = ", ".join(f"{form} in {file}" for file, form in said.items())
+        got = ", ".join(f"{stored} in {file}" for file, stored in said.items())
         raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", f"say zero_point_format={_QUOTED}")
     return next(iter(said.values()), "v1")
 

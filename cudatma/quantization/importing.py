@@ -84,48 +84,48 @@ def assemble(
 
     group_size None: the one that K and G allow. dtype None: the scales' own. Zero points that are all 8 become None.
     """
-    depth, groups = q.shape[0], scales.shape[0]
-    size = _file_group_size(depth, groups, group_size)
-    perm = None if g_idx is None else _act_order(g_idx, depth, groups, size)
+    k, groups = q.shape[0], scales.shape[0]
+    size = _file_group_size(k, groups, group_size)
+    perm = None if g_idx is None else _act_order(g_idx, k, groups, size)
     if perm is not None:
         q = q[perm]
     scales = _converted(scales, dtype)
     if zeros is not None and bool((zeros == SYMMETRIC_ZERO).all()):
         zeros = None
     if size > _LARGEST:
-        wanted = group_count(depth, _LARGEST)
+        wanted = group_count(k, _LARGEST)
         scales = np.repeat(scales, size // _LARGEST, axis=0)[:wanted]
         zeros = None if zeros is None else np.repeat(zeros, size // _LARGEST, axis=0)[:wanted]
         size = _LARGEST
     return pack(q, scales, zeros, group_size=size, perm=perm)
 
 
-def _file_group_size(depth: int, groups: int, asked: int | None) -> int:
+def _file_group_size(k: int, groups: int, asked: int | None) -> int:
     """The group size of a file's tensors: -1 for one group. At most one size gives G groups where G is over 1."""
     known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
     if asked is not None:
         if type(asked) is not int or asked not in (*FILE_GROUP_SIZES, -1):
             raise QuantizationError("group_size", asked, known)
-        if group_count(depth, asked) != groups:
-            allowed = f"{group_count(depth, asked)} groups for K = {depth} and group_size {asked}"
+        if group_count(k, asked) != groups:
+            allowed = f"{group_count(k, asked)} groups for K = {k} and group_size {asked}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")
         return asked if asked <= _LARGEST or groups > 1 else -1
     if groups == 1:
         return -1
-    fitting = [size for size in FILE_GROUP_SIZES if group_count(depth, size) == groups]
+    fitting = [size for size in FILE_GROUP_SIZES if group_count(k, size) == groups]
     if not fitting:
-        raise QuantizationError("scales", f"{groups} groups for K = {depth}", f"group sizes {known}")
+        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}")
     return fitting[0]
 
 
-def _act_order(g_idx: Any, depth: int, groups: int, size: int) -> NDArray[np.int32] | None:
+def _act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:
     """The permutation that sorts rows by group (stable), None where they are sorted already."""
     index = host_array(g_idx, "g_idx")
-    if index.dtype.kind not in "iu" or index.shape != (depth,):
-        raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({depth},)")
+    if index.dtype.kind not in "iu" or index.shape != (k,):
+        raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({k},)")
     if index.min() < 0 or index.max() >= groups:
         raise QuantizationError("g_idx", f"{index.min()}..{index.max()}", f"0..{groups - 1}")
-    plain = np.arange(depth) // (depth if size == -1 else size)
+    plain = np.arange(k) // (k if size == -1 else size)
     if np.array_equal(index, plain):
         return None
     perm = np.argsort(index, kind="stable")
@@ -147,8 +147,8 @@ def _converted(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
         rounded = scales.astype(kind.numpy)
     lost = np.isfinite(scales) & (~np.isfinite(rounded) | ((rounded == 0) & (scales != 0)))
     if lost.any():
-        group, channel = (int(i) for i in np.argwhere(lost)[0])
-        got = f"{float(scales[group, channel]):g}"
+        group, column = (int(i) for i in np.argwhere(lost)[0])
+        got = f"{float(scales[group, column]):g}"
         remedy = "use dtype='bfloat16'" if kind.name == "float16" else "keep the scales' own type"
-        raise QuantizationError(f"scales[{group}, {channel}]", got, f"values that {kind.name} can hold", remedy)
+        raise QuantizationError(f"scales[{group}, {column}]", got, f"values that {kind.name} can hold", remedy)
     return rounded

@@ -1,11 +1,11 @@
 """Packed weights, layout version 1: where each value lies. Pure index arithmetic, for NumPy and CuPy alike.
 
-A 64 x 64 block (depths x channels) is 2048 contiguous bytes: four 16-channel groups of 32 lanes of 16 bytes, each
-lane's bytes being its registers of operand A of mma.m16n8k16 for four k16 steps (PTX ISA, "Matrix Fragments for
-mma.m16n8k16 with floating point type"; wgmma.m64k16 deals out its registers in the same way).
+A 64 x 64 block (rows of K x columns of N) is 2048 contiguous bytes: four groups of 16 columns, each 32 lanes of 16
+bytes. A lane's bytes are its registers of operand A of mma.m16n8k16 for four k16 steps (PTX ISA, "Matrix Fragments for
+mma.m16n8k16 with floating point type"; wgmma.m64k16 assigns its registers in the same way).
 
-With channel = 64 n64 + 16 c + 8 r0 + g and depth = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t
-holds the value in word j, nibble r0 + 2 r1 + 4 h; so the byte inside the word is r1 + 2 h, and r0 tells low from high
+With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t
+holds the value in word j, nibble r0 + 2 r1 + 4 h; the byte inside the word is r1 + 2 h, and r0 selects its low or high
 nibble.
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Depths and channels of one block, and its bytes.
 LAYOUT_VERSION = 1
+#: Rows and columns of one block, and its bytes.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
 #: The offset of symmetric weights, and what padding holds.
@@ -26,17 +26,17 @@ def blocks(extent: int) -> int:
     return -(-extent // BLOCK)
 
 
-def group_count(depth: int, group_size: int) -> int:
+def group_count(k: int, group_size: int) -> int:
     """Number of scale groups along K: ceil(K / group_size), or 1 for whole-column scales (group_size -1)."""
-    return 1 if group_size == -1 else -(-depth // group_size)
+    return 1 if group_size == -1 else -(-k // group_size)
 
 
 def pack_values(q: Any) -> Any:
     """uint8 values 0..15 of shape (64 K64, 64 N64) -> bytes uint8 (N64 * K64, 2048), C order."""
-    depth, width = q.shape
-    k64, n64 = depth // BLOCK, width // BLOCK
-    halves = q.reshape(depth, n64, 4, 2, 8)
-    pairs = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)  # r0 = 0 in the low nibble: (depth, n64, c, g)
+    k, n = q.shape
+    k64, n64 = k // BLOCK, n // BLOCK
+    halves = q.reshape(k, n64, 4, 2, 8)
+    pairs = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)  # r0 = 0 in the low nibble: (k, n64, c, g)
     split = pairs.reshape(k64, 4, 2, 4, 2, n64, 4, 8)  # k64 j r1 t h n64 c g
     return split.transpose(5, 0, 6, 7, 3, 1, 4, 2).reshape(n64 * k64, BLOCK_BYTES)  # n64 k64 c g t j h r1
 
@@ -51,22 +51,22 @@ def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
     return halves.reshape(k64 * BLOCK, n64 * BLOCK)
 
 
-def order_channels(rows: Any) -> Any:
-    """(G, 64 N64) in channel order -> stored order: channel 16 c + 8 r + g of every 64 stands at 8 g + 2 c + r."""
-    groups, width = rows.shape
-    split = rows.reshape(groups, width // BLOCK, 4, 2, 8)
-    return split.transpose(0, 1, 4, 2, 3).reshape(groups, width)
+def order_columns(rows: Any) -> Any:
+    """(G, 64 N64) in column order -> stored order: column 16 c + 8 r + g of every 64 is at 8 g + 2 c + r."""
+    groups, n = rows.shape
+    split = rows.reshape(groups, n // BLOCK, 4, 2, 8)
+    return split.transpose(0, 1, 4, 2, 3).reshape(groups, n)
 
 
-def restore_channels(rows: Any) -> Any:
-    """The inverse of order_channels: (G, 64 N64) as stored -> channel order."""
-    groups, width = rows.shape
-    split = rows.reshape(groups, width // BLOCK, 8, 4, 2)
-    return split.transpose(0, 1, 3, 4, 2).reshape(groups, width)
+def restore_columns(rows: Any) -> Any:
+    """The inverse of order_columns: (G, 64 N64) as stored -> column order."""
+    groups, n = rows.shape
+    split = rows.reshape(groups, n // BLOCK, 8, 4, 2)
+    return split.transpose(0, 1, 3, 4, 2).reshape(groups, n)
 
 
-def channel_at(position: int) -> int:
-    """The channel whose scale stands at ``position`` of a stored row."""
+def column_at(position: int) -> int:
+    """The column of N whose scale is at ``position`` of a stored row."""
     block, inside = divmod(position, BLOCK)
     lane, rest = divmod(inside, 8)
     return block * BLOCK + 16 * (rest // 2) + 8 * (rest % 2) + lane

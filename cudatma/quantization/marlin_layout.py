@@ -1,11 +1,11 @@
 """The original Marlin's weight layout, symmetric, four bits (IST-DASLab's reference implementation of "MARLIN").
 
-B int32 (K / 16, 2 N): a row of words is one 16-deep slice. Every 64 channels of it are 128 consecutive words: lane
-l = 4 g + t (g = 0..7, t = 0..3) owns four of them, word i for the 16 channels 16 i .. 16 i + 15. In a word, nibble
-r + 2 b + 4 h holds depth 2 t + h + 8 r, channel 16 i + 8 b + g.
+B int32 (K / 16, 2 N): a row of words is a slice of 16 rows of K. Every 64 columns of it are 128 consecutive words:
+lane l = 4 g + t (g = 0..7, t = 0..3) owns four of them, word i for the 16 columns 16 i .. 16 i + 15. In a word, nibble
+r + 2 b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
 
-s fp16 (G, N), permuted. With G over 1, every 64 channels are an 8 x 8 matrix stored transposed. With G = 1 (one scale
-a column, kept for the epilogue), in every 32 channels channel 8 u + 2 i + v stands at 8 i + 2 u + v (i, u = 0..3,
+s fp16 (G, N), permuted. With G over 1, every 64 columns are an 8 x 8 matrix stored transposed. With G = 1 (one scale
+per column, applied in the epilogue), column 8 u + 2 i + v of every 32 is at 8 i + 2 u + v (i, u = 0..3,
 v = 0..1).
 """
 
@@ -23,7 +23,7 @@ from cudatma.quantization.formats import MARLIN, check_layer
 from cudatma.quantization.importing import WORD_VALUES, assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
-#: Depths of one row of words, and channels of one run of 128 words.
+#: Rows of K of one row of words, and columns of one run of 128 words.
 _SLICE, _RUN = 16, 64
 
 
@@ -34,13 +34,13 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
     own type. Raises QuantizationError, ArgumentTypeError.
     """
     factors = matrix(s, "s")
-    width = factors.shape[1]
+    n = factors.shape[1]
     data = words(b, "B")
-    expected = width * _SLICE // WORD_VALUES
-    if width % _RUN or data.shape[1] != expected:
-        allowed = f"(K / 16, {expected}) for s of N = {width} channels, N a multiple of {_RUN}"
+    expected = n * _SLICE // WORD_VALUES
+    if n % _RUN or data.shape[1] != expected:
+        allowed = f"(K / 16, {expected}) for s of N = {n} columns, N a multiple of {_RUN}"
         raise QuantizationError("B", data.shape[:2], allowed, "other bit widths are not supported")
-    return assemble(_values(data), _channels(factors), None, group_size=group_size, dtype=dtype)
+    return assemble(_values(data), _columns(factors), None, group_size=group_size, dtype=dtype)
 
 
 def load_marlin(
@@ -68,11 +68,11 @@ def _values(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return out.reshape(slices * _SLICE, runs * _RUN)
 
 
-def _channels(stored: NDArray[Any]) -> NDArray[Any]:
-    """Scales (G, N) in channel order."""
-    groups, width = stored.shape
+def _columns(stored: NDArray[Any]) -> NDArray[Any]:
+    """Scales (G, N) in column order."""
+    groups, n = stored.shape
     if groups == 1:
-        turned = stored.reshape(1, width // 32, 4, 4, 2).transpose(0, 1, 3, 2, 4)
+        turned = stored.reshape(1, n // 32, 4, 4, 2).transpose(0, 1, 3, 2, 4)
     else:
-        turned = stored.reshape(groups, width // _RUN, 8, 8).transpose(0, 1, 3, 2)
-    return np.ascontiguousarray(turned).reshape(groups, width)
+        turned = stored.reshape(groups, n // _RUN, 8, 8).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(turned).reshape(groups, n)

@@ -22,7 +22,7 @@ from cudatma.quantization.scale_range import ScaleFit, fit_scales
 from cudatma.quantization.storage import read_weights, write_weights
 from cudatma.quantization.unpacking import unpack
 
-#: Depths that share one scale; -1 is one scale for the whole column.
+#: Rows of K that share one scale; -1 is one scale for the whole column.
 GROUP_SIZES = (32, 64, 128, -1)
 #: GPTQ's first format stores zero points minus one in four bits, so 16 occurs.
 MAX_ZERO = 16
@@ -42,7 +42,7 @@ class PackedWeight(_Referable):
     """A weight W of shape (K, N), int4, in layout version 1 (docs/architecture.md, docs/quantization.md).
 
     qweight: uint8 (N64 * K64, 2048), C order. scales: fp16 or bf16 (G, 64 N64). zeros: uint8 (G, 64 N64), 0..16, or
-    None where symmetric (the offset is 8). perm: int32 (K,) or None; packed depth k multiplies activation column
+    None where symmetric (the offset is 8). perm: int32 (K,) or None; packed row k multiplies activation column
     perm[k]. shape: (K, N). group_size: 32, 64, 128 or -1. dtype: ``"float16"`` or ``"bfloat16"``, the scales' type.
 
     All arrays are NumPy arrays, or all are CuPy arrays of one device. Everything is checked when the weight is made:
@@ -63,7 +63,7 @@ class PackedWeight(_Referable):
     dtype: str
     layout_version: int = LAYOUT_VERSION
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: What kernels keep beside a weight (launch plans), by their own keys; goes with it, is never saved or copied.
+    #: What kernels cache with a weight (launch plans), by their own keys; never saved or copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -100,12 +100,12 @@ class PackedWeight(_Referable):
         """
         dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
         logical = unpack(self.to_host())
-        depth = self.shape[0]
-        size = depth if self.group_size == -1 else self.group_size
+        k = self.shape[0]
+        size = k if self.group_size == -1 else self.group_size
         exact: Any = np.float64 if dtype == np.float64 else np.float32
         out: NDArray[Any] = np.empty(self.shape, dtype=dtype)
         for group in range(self.groups):
-            rows = slice(group * size, min((group + 1) * size, depth))
+            rows = slice(group * size, min((group + 1) * size, k))
             zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
             values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
             with np.errstate(over="ignore"):  # as the GPU: what is too large for dtype becomes infinite
@@ -116,7 +116,7 @@ class PackedWeight(_Referable):
         """This weight with CuPy arrays on ``device`` (an ordinal; None is CuPy's current one). Itself if already there.
 
         Raises ArgumentTypeError for what is no ordinal, and where the installed CuPy has no bf16 and the scales are
-        bf16; DriverError without CuPy, driver or such a card.
+        bf16; DriverError without CuPy, driver or such a GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
             raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
@@ -125,7 +125,7 @@ class PackedWeight(_Referable):
             ordinal = cupy.cuda.Device().id if device is None else device
             if self.device == ordinal:
                 return self
-            host = self.to_host()  # from another device by way of the host: cards need not be peers
+            host = self.to_host()  # from another device by way of the host: GPUs need not be peers
             with cupy.cuda.Device(ordinal):
                 return host._moved(upload)
 
@@ -217,14 +217,14 @@ def _check_facts(weight: PackedWeight) -> None:
 
 
 def _check_arrays(weight: PackedWeight) -> None:
-    depth, width = weight.shape
-    k64, n64 = layout_v1.blocks(depth), layout_v1.blocks(width)
+    k, n = weight.shape
+    k64, n64 = layout_v1.blocks(k), layout_v1.blocks(n)
     rows = (weight.groups, n64 * layout_v1.BLOCK)
     wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         "qweight": (np.dtype(np.uint8), (n64 * k64, layout_v1.BLOCK_BYTES)),
         "scales": (ACTIVATION_TYPES[weight.dtype].numpy, rows),
         "zeros": (np.dtype(np.uint8), rows),
-        "perm": (np.dtype(np.int32), (depth,)),
+        "perm": (np.dtype(np.int32), (k,)),
     }
     library = library_of(weight.qweight)
     for name, (dtype, shape) in wanted.items():
@@ -246,12 +246,12 @@ def _check_arrays(weight: PackedWeight) -> None:
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
-    """The scales on the host; they are small beside qweight."""
+    """The scales on the host; they are small compared with qweight."""
     scales = host_array(weight.scales, "scales")
     broken = ~np.isfinite(scales)
     if broken.any():
         group, position = (int(i) for i in np.argwhere(broken)[0])
-        field = f"scales[{group}, {layout_v1.channel_at(position)}]"
+        field = f"scales[{group}, {layout_v1.column_at(position)}]"
         raise QuantizationError(
             field, str(scales[group, position]), "finite values", "the weight was not quantized well"
         )
@@ -264,9 +264,9 @@ def _check_values(weight: PackedWeight) -> None:
         zeros = host_array(weight.zeros, "zeros")
         if int(zeros.max()) > MAX_ZERO:
             group, position = (int(i) for i in np.argwhere(zeros > MAX_ZERO)[0])
-            field = f"zeros[{group}, {layout_v1.channel_at(position)}]"
+            field = f"zeros[{group}, {layout_v1.column_at(position)}]"
             raise QuantizationError(field, int(zeros[group, position]), f"0..{MAX_ZERO}")
     if weight.perm is not None:
-        perm, depth = host_array(weight.perm, "perm"), weight.shape[0]
-        if int(perm.min()) < 0 or int(perm.max()) >= depth or (np.bincount(perm, minlength=depth) != 1).any():
-            raise QuantizationError("perm", "repeated or outside values", f"each of 0..{depth - 1} once")
+        perm, k = host_array(weight.perm, "perm"), weight.shape[0]
+        if int(perm.min()) < 0 or int(perm.max()) >= k or (np.bincount(perm, minlength=k) != 1).any():
+            raise QuantizationError("perm", "repeated or outside values", f"each of 0..{k - 1} once")

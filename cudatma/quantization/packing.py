@@ -63,22 +63,22 @@ def _plain_zeros(zeros: Any) -> NDArray[Any]:
     return host.astype(np.uint8)
 
 
-def _plain_perm(perm: Any, depth: int) -> NDArray[np.int32]:
+def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
     """As int32, after its range was checked in its own type; PackedWeight finds what occurs twice."""
     host = host_array(perm, "perm")
-    if host.dtype.kind not in "ui" or host.shape != (depth,):
-        raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({depth},)")
-    if host.min() < 0 or host.max() >= depth:
-        raise QuantizationError("perm", f"{host.min()}..{host.max()}", f"each of 0..{depth - 1} once")
+    if host.dtype.kind not in "ui" or host.shape != (k,):
+        raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
+    if host.min() < 0 or host.max() >= k:
+        raise QuantizationError("perm", f"{host.min()}..{host.max()}", f"each of 0..{k - 1} once")
     return np.ascontiguousarray(host, dtype=np.int32)
 
 
 def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
     """(G, N) -> (G, 64 N64) padded and in stored order."""
-    groups, width = rows.shape
-    padded: NDArray[Any] = np.full((groups, layout_v1.blocks(width) * layout_v1.BLOCK), padding, dtype=rows.dtype)
-    padded[:, :width] = rows
-    return np.ascontiguousarray(layout_v1.order_channels(padded))
+    groups, n = rows.shape
+    padded: NDArray[Any] = np.full((groups, layout_v1.blocks(n) * layout_v1.BLOCK), padding, dtype=rows.dtype)
+    padded[:, :n] = rows
+    return np.ascontiguousarray(layout_v1.order_columns(padded))
 
 
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
@@ -86,15 +86,15 @@ def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any)
 
     A zero point of 16 has no such value: there padding holds 15, and the zero activation beyond K cancels it.
     """
-    depth, width = q.shape
-    padded_shape = (layout_v1.blocks(depth) * layout_v1.BLOCK, layout_v1.blocks(width) * layout_v1.BLOCK)
-    if padded_shape == (depth, width):
+    k, n = q.shape
+    padded_shape = (layout_v1.blocks(k) * layout_v1.BLOCK, layout_v1.blocks(n) * layout_v1.BLOCK)
+    if padded_shape == (k, n):
         return q
     padded = xp.full(padded_shape, SYMMETRIC_ZERO, dtype=np.uint8)
-    padded[:depth, :width] = q
+    padded[:k, :n] = q
     if zeros is not None:
-        for row in range(depth, padded_shape[0]):
+        for row in range(k, padded_shape[0]):
             group = 0 if group_size == -1 else row // group_size
             if group < zeros.shape[0]:
-                padded[row, :width] = xp.asarray(np.minimum(zeros[group], 15))
+                padded[row, :n] = xp.asarray(np.minimum(zeros[group], 15))
     return padded

@@ -25,13 +25,13 @@ from cudatma.quantization.layout_v1 import (
     SYMMETRIC_ZERO,
     blocks,
     group_count,
-    order_channels,
+    order_columns,
     pack_values,
 )
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
 
-#: Shares of the full range that a clip search tries, the full range first, so that searching never makes a group worse.
+#: Fractions of the full range that a clip search tries, the full range first, so that it never makes a group worse.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
 #: Elements worked on at once: a CPU's caches hold them, and on a GPU a kernel's work outweighs its launch.
@@ -40,7 +40,7 @@ _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """group_rows: rows of K that share a scale. ratios: the shares of a group's range that are tried."""
+    """group_rows: rows of K that share a scale. ratios: the fractions of a group's range that are tried."""
 
     group_rows: int
     symmetric: bool
@@ -85,17 +85,17 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
         if not isinstance(chosen, bool | np.bool_):
             raise ArgumentTypeError(name, repr(chosen), "True, False")
     xp = namespace_of(weight)
-    depth, width = weight.shape
-    group_rows = blocks(depth) * BLOCK if group_size == -1 else group_size
+    k, n = weight.shape
+    group_rows = blocks(k) * BLOCK if group_size == -1 else group_size
     scheme = _Scheme(group_rows, bool(symmetric), dtype, CLIP_RATIOS if clip_search else CLIP_RATIOS[:1])
-    k64, n64 = blocks(depth), blocks(width)
-    table = (group_count(depth, group_size), n64 * BLOCK)
+    k64, n64 = blocks(k), blocks(n)
+    table = (group_count(k, group_size), n64 * BLOCK)
     with on_device_of(weight), np.errstate(over="ignore", invalid="ignore"):
         qweight = xp.empty((n64, k64, BLOCK_BYTES), dtype=np.uint8)
         scales = xp.zeros(table, dtype=np.float32)
         zeros = xp.full(table, SYMMETRIC_ZERO, dtype=np.uint8)
         fits = xp.ones(table, dtype=np.bool_)
-        for rows, columns in _tiles(depth, width, group_rows, xp):
+        for rows, columns in _tiles(k, n, group_rows, xp):
             block = _grouped(weight[rows, columns], group_rows, xp)
             place = slice(rows.start // group_rows, rows.start // group_rows + len(block)), columns
             scales[place], zero, fits[place] = _search(block, scheme, xp)
@@ -107,27 +107,27 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
             _refuse(weight, fits, group_rows, dtype, xp)
         return PackedWeight(
             qweight=qweight.reshape(n64 * k64, BLOCK_BYTES),
-            scales=_narrowed(order_channels(scales), dtype, xp),
-            zeros=None if symmetric else order_channels(zeros),
+            scales=_narrowed(order_columns(scales), dtype, xp),
+            zeros=None if symmetric else order_columns(zeros),
             perm=None,
-            shape=(depth, width),
+            shape=(k, n),
             group_size=group_size,
             dtype=dtype.name,
         )
 
 
-def _tiles(depth: int, width: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
+def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of tiles made of whole groups and whole 64 x 64 blocks.
 
     A tile is an eighth of the weight at most, where blocks allow it: its temporaries are smaller than the weight.
     """
-    elems = min(_tile_elems(xp), depth * width // 8)
+    elems = min(_tile_elems(xp), k * n // 8)
     least_rows = max(group_rows, BLOCK)
-    column_step = min(max(1, elems // least_rows // BLOCK), blocks(width)) * BLOCK
+    column_step = min(max(1, elems // least_rows // BLOCK), blocks(n)) * BLOCK
     row_step = least_rows * max(1, elems // (least_rows * column_step))
-    for row in range(0, depth, row_step):
-        for column in range(0, width, column_step):
-            yield slice(row, min(row + row_step, depth)), slice(column, min(column + column_step, width))
+    for row in range(0, k, row_step):
+        for column in range(0, n, column_step):
+            yield slice(row, min(row + row_step, k)), slice(column, min(column + column_step, n))
 
 
 def _tile_elems(xp: Any) -> int:
@@ -138,13 +138,13 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     """(k, n) -> a float32 copy (G, group_rows, n), the last group padded with zeros, which change neither range nor
     error.
     """
-    rows, width = tile.shape
+    rows, n = tile.shape
     groups = -(-rows // group_rows)
-    block = xp.empty((groups * group_rows, width), dtype=np.float32)
+    block = xp.empty((groups * group_rows, n), dtype=np.float32)
     # A float64 beyond float32 becomes inf and is refused with its group.
     block[:rows] = _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
     block[rows:] = 0
-    return block.reshape(groups, group_rows, width)
+    return block.reshape(groups, group_rows, n)
 
 
 def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
@@ -152,11 +152,11 @@ def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
 
     Padding holds what dequantises to 0: below the rows of K the group's zero point, elsewhere 8.
     """
-    width = levels.shape[2]
-    plain = levels.reshape(-1, width)[: blocks(rows) * BLOCK]
-    q = xp.full((blocks(rows) * BLOCK, blocks(width) * BLOCK), SYMMETRIC_ZERO, dtype=np.uint8)
-    q[: len(plain), :width] = plain
-    return pack_values(q).reshape(blocks(width), blocks(rows), BLOCK_BYTES)
+    n = levels.shape[2]
+    plain = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
+    q = xp.full((blocks(rows) * BLOCK, blocks(n) * BLOCK), SYMMETRIC_ZERO, dtype=np.uint8)
+    q[: len(plain), :n] = plain
+    return pack_values(q).reshape(blocks(n), blocks(rows), BLOCK_BYTES)
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
@@ -199,9 +199,9 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
 
 def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
     """The QuantizationError of the first element that is not finite, else of the first group that does not fit."""
-    depth, width = weight.shape
-    step = max(1, _tile_elems(xp) // width)
-    for first in range(0, depth, step):
+    k, n = weight.shape
+    step = max(1, _tile_elems(xp) // n)
+    for first in range(0, k, step):
         rows = weight[first : first + step]
         finite = xp.isfinite(_float32(rows, xp) if rows.dtype == BFLOAT16 else rows)
         if not bool(finite.all()):
@@ -213,7 +213,7 @@ def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: 
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
     allowed = f"dequantised values that {dtype.name} holds, up to {_largest(dtype):g}"
     remedy = "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
-    raise QuantizationError(f"weight[group {group}, channel {column}]", got, allowed, remedy)
+    raise QuantizationError(f"weight[group {group}, column {column}]", got, allowed, remedy)
 
 
 def _largest(dtype: ActivationType) -> float:

@@ -1,7 +1,7 @@
 """Reads one safetensors file: header checked once, each tensor read when it is asked for.
 
 The format (huggingface.co/docs/safetensors): 8 bytes, little-endian length of the header; the header, JSON, for each
-tensor dtype, shape and data_offsets [begin, end) behind the header; the data. Read here rather than through the
+tensor dtype, shape and data_offsets [begin, end) after the header; the data. Read here rather than through the
 library because that one's NumPy side knows no bf16, and because a damaged file is to be named precisely.
 """
 

@@ -1,11 +1,11 @@
-"""Whether scales leave room for scale and offset of a weight in one fused multiply-add, and in which form.
+"""Whether one fused multiply-add can apply scale and offset of a weight without changing bits, and in which form.
 
 A nibble v whose lowest bit is bit b of a half, above it zeros, is the subnormal v 2^(b - u); u is 24 for fp16 and 133
-for bf16. So fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once: the bits that (v - 8) times s has. In bf16
-bit 7 is the exponent's lowest; the smallest normals go on where subnormals end, so that all of bits 0 to 7 are a
-number. It takes an s 2^(u - b) that is finite. Larger scales are taken times 2^-p, one p for the whole weight, and sums
-of products times 2^p; that gives the same bits as long as no weight, product or sum leaves the normal range of its type
-in one of the two ways only. bf16 has room for nearly every weight, fp16 for scales within a factor of 32 or more.
+for bf16. Hence fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once: the bits that (v - 8) times s has. In
+bf16 bit 7 is the lowest of the exponent; the smallest normals continue where subnormals end, so that bits 0 to 7 form
+one number. s 2^(u - b) has to be finite. Larger scales are multiplied by 2^-p, with one p for the whole weight, and the
+sums of products by 2^p. The result has the same bits unless a weight, product or sum leaves the normal range of its
+type in only one of the two computations. bf16 fits nearly every weight, fp16 scales within a factor of 32 or more.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Form -> b of every second nibble; the others stand four bits up. As stored: nibbles are masked where they stand.
-#: Shifted: two bits up first, one instruction more for eight, for scales up to 2^-6.
+#: Form -> b of every second nibble; the other nibbles are four bits higher. "as_stored": nibbles are masked in place.
+#: "shifted": they are first shifted up by two bits, one more instruction for eight values, for scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-#: Of each type. The exponent's lowest bit continues the mantissa's: nibbles may fill it too.
+#: By type. Nibbles may also fill the exponent's lowest bit, which continues the mantissa.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
 #: The higher of two nibbles ends that many bits above b.
 _NIBBLES_BITS = 8
 #: 2^p, which sums are multiplied by, is an fp32 number.
 _MOST_EXPONENT = 126
-#: How far scales times 2^-p stay above the least normal number, in powers of two. fp32 sums have bf16's exponents: so
-#: products with activations down to 2^-64 are normal there too.
-_ROOM = {"float16": 0, "bfloat16": 64}
+#: How far scales times 2^-p stay above the least normal number, in powers of two. fp32 sums have the exponents of
+#: bf16; with this margin, products with activations down to 2^-64 are normal there too.
+_MARGIN = {"float16": 0, "bfloat16": 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,6 @@ def fit_scales(scales: NDArray[Any]) -> ScaleFit:
         # The largest number has every mantissa bit set: only exponents matter.
         p = max(0, most + (bias + mantissa - 1 - lowest_bit) - 2 * bias)
         # A product with -8 that overflows should go on doing so.
-        if p == 0 or (most + 3 <= 2 * bias and least > p + _ROOM[scales.dtype.name] and p <= _MOST_EXPONENT):
+        if p == 0 or (most + 3 <= 2 * bias and least > p + _MARGIN[scales.dtype.name] and p <= _MOST_EXPONENT):
             return ScaleFit(form, p)
     return ScaleFit()

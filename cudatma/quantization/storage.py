@@ -98,13 +98,13 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
 def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
     field = f"{file.path}: {name}"
     try:
-        depth, width = facts["shape"]
+        k, n = facts["shape"]
         group_size, dtype, held = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
     except (KeyError, TypeError, ValueError) as error:
         raise WeightFileError(field, repr(facts)[:80], "shape, group_size, dtype, arrays", "pack it again") from error
     arrays = {array: file.read(f"{name}.{array}") for array in held}
     version = int(file.metadata["layout_version"])
-    stored = upgrade(StoredWeight(name, version, (depth, width), group_size, dtype, arrays))
+    stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays))
     parts = stored.arrays
     missing = [array for array in ("qweight", "scales") if array not in parts]
     if missing:

@@ -1,4 +1,4 @@
-"""A piece of a device's memory that lives as long as its object; for what a plan keeps on the card beside arrays."""
+"""A device allocation that lives as long as its object; for what a launch plan keeps on the GPU besides arrays."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class DeviceMemory:
 
     @contextmanager
     def _stream(self) -> Iterator[tuple[Any, Any]]:
-        """(driver, a stream of its own), waited for in the end: the default stream waits for others, captured ones
-        among them."""
+        """(driver, a stream of its own), waited for in the end: the default stream waits for other streams, captured
+        ones among them."""
         with context.using(self.device) as driver, context.outside_captures(driver):
             stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
             try:

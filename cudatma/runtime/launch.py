@@ -1,8 +1,8 @@
 """A compiled kernel: what it is made of, loading it onto a device, launching it.
 
 Everything is checked before the driver is called. After the first launch on a device a launch allocates nothing,
-synchronises nothing and compiles nothing, so it can be captured into a CUDA graph; loading cannot be part of a capture,
-so call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
+synchronizes nothing and compiles nothing; it can be captured into a CUDA graph; loading cannot be part of a capture:
+call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from cudatma.target import Target
 
 if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report
-    from cudatma.runtime.hang.card import Listener
     from cudatma.runtime.hang.emulated import ListeningModule
+    from cudatma.runtime.hang.gpu import Listener
 
 
 class LaunchPlan:
@@ -94,13 +94,13 @@ class DebugPlan(LaunchPlan):
 
 
 class Kernel:
-    """One kernel of a cubin, ready to be read and, on a card of its target, launched.
+    """One kernel of a cubin, ready to be read and, on a GPU of its target, launched.
 
     cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
     for. parameters: what it takes. folder: where the artifacts lie, None if they are in memory only.
     smem_layout: (name, offset, bytes) of its dynamic shared memory, empty where nobody said. is_debug: whether it was
     compiled with debug=True; its launches then wait for their end and raise PipelineHang.
-    Launching on a card is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
+    Launching on a GPU is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Kernel:
     def load(self, device: int | None = None) -> None:
         """Load the kernel onto a device (the current one unless named), as its first launch would.
 
-        For use before a graph capture or a measurement. Raises LaunchError for a card of another target, DriverError.
+        For use before a graph capture or a measurement. Raises LaunchError for a GPU of another target, DriverError.
         """
         self._on(context.current_device() if device is None else device)
 
@@ -177,7 +177,7 @@ class Kernel:
         library, or a stream or handle. programmatic: may begin before the kernel in front of it has ended; it must then
         execute griddepcontrol.wait before it touches what that kernel writes.
         backend: "cuda", "emulator" (NumPy arrays, in order, see emulate()), or None: the emulator where arrays lie on
-        the host, no stream is named and the machine has no usable card.
+        the host, no stream is named and the machine has no usable GPU.
         Returns at once; raises LaunchError for what cannot work, before the driver is called, and DriverError.
         """
         may_emulate = backend is not None or (stream is None and _on_host(args))
@@ -238,7 +238,7 @@ class Kernel:
 
     @cached_property
     def emulated(self) -> EmulatedModule | ListeningModule:
-        """The module on the emulator; its variables keep their values, as they do on a card."""
+        """The module on the emulator; its variables keep their values, as they do on a GPU."""
         from cudatma.emulator import load  # only who emulates pays for it
 
         if not self.is_debug:
@@ -290,7 +290,7 @@ class Kernel:
             return LaunchPlan(function, config, arguments, device)
         with self._lock:
             if device not in self._listeners:
-                from cudatma.runtime.hang.card import Listener
+                from cudatma.runtime.hang.gpu import Listener
 
                 self._listeners[device] = Listener(function.module, self._names, device)
         # Its notes would be written before the kernel in front has ended.
@@ -304,7 +304,7 @@ class Kernel:
 
     @former_arguments("shared_bytes", "device")
     def occupancy(self, threads: int, *, shared_bytes: int = 0, device: int | None = None) -> int:
-        """Blocks of this many threads and bytes of dynamic shared memory that one multiprocessor holds at a time.
+        """How many thread blocks of this size, in threads and bytes of dynamic shared memory, one SM holds at a time.
 
         [CUDA driver API, cuOccupancyMaxActiveBlocksPerMultiprocessor] Raises LaunchError for a block that cannot run.
         """
@@ -323,16 +323,16 @@ class Kernel:
             return function
         if type(device) is not int:
             raise LaunchError("device", type(device).__name__, "a device's ordinal, an int, or None")
-        card = context.device(device)
-        if not self.target.loads_on(card.compute_capability):
-            shown = f"compute capability {card.compute_capability[0]}.{card.compute_capability[1]}"
-            raise LaunchError("device", shown, f"a card that {self.target.name} code loads on", "compile for this card")
+        gpu = context.device(device)
+        if not self.target.loads_on(gpu.compute_capability):
+            shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
+            raise LaunchError("device", shown, f"a GPU that {self.target.name} code loads on", "compile for this GPU")
         with self._lock, context.using(device) as driver:
             if device not in self._functions:
                 if stream is not None:
                     refuse_capture(driver, stream, self.entry, device)
                 self._functions[device] = load_function(
-                    driver, self.cubin, self.entry, self.parameters, self.target, card
+                    driver, self.cubin, self.entry, self.parameters, self.target, gpu
                 )
             return self._functions[device]
 

@@ -127,7 +127,7 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     dtype = value.dtype
     _sized(parameter, value, dtype.itemsize, field)
     kind = "float" if dtype.kind == "f" or dtype == BFLOAT16 else "int" if dtype.kind in "iu" else "bytes"
-    # __half and __nv_bfloat16 are structures to the compiler, so a "bytes" parameter takes any scalar of its width.
+    # __half and __nv_bfloat16 are structures to the compiler; a "bytes" parameter takes any scalar of its width.
     if parameter.kind not in (kind, "bytes"):
         raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
     made = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)

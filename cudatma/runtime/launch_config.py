@@ -99,7 +99,7 @@ def make_config(
 ) -> LaunchConfig:
     """Check the shape of a launch against the target and, where ``limits`` are given, against kernel and device.
 
-    Raises LaunchError that names the field. A cluster of one block is no cluster.
+    Raises LaunchError that names the field. A cluster of one CTA is none.
     """
     grid3, block3 = dim3(grid, "grid"), dim3(block, "block")
     _within("grid", grid3, _GRID_LIMITS)
@@ -136,9 +136,9 @@ def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:
     shape = dim3(cluster, "cluster")
     blocks = shape[0] * shape[1] * shape[2]
     if blocks > target.max_cluster_blocks:
-        raise LaunchError("cluster", shape, f"at most {target.max_cluster_blocks} blocks for {target.name}")
+        raise LaunchError("cluster", shape, f"at most {target.max_cluster_blocks} CTAs for {target.name}")
     for axis, of_grid, of_cluster in zip(_AXES, grid, shape, strict=True):
         if of_grid % of_cluster:
             allowed = f"a multiple of cluster.{axis} = {of_cluster}"
-            raise LaunchError(f"grid.{axis}", of_grid, allowed, "round the grid up and let spare blocks return")
+            raise LaunchError(f"grid.{axis}", of_grid, allowed, "round the grid up and let spare CTAs return")
     return shape if blocks > 1 else None

@@ -47,9 +47,9 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 
 
 def load_function(
-    driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, card: Device
+    driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load one kernel into the current context, which is the card's, and allow it all the shared memory it may have.
+    """Load one kernel into the current context, which is the GPU's, and allow it all the shared memory it may have.
 
     Raises DriverError, LaunchError where the cubin's parameters are not ``parameters``.
     """
@@ -57,7 +57,7 @@ def load_function(
         module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
         handle = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
         _compare_parameters(driver, handle, parameters)
-        resources = _resources(driver, handle, min(card.smem_per_block_bytes, target.smem_per_block_bytes))
+        resources = _resources(driver, handle, min(gpu.smem_per_block_bytes, target.smem_per_block_bytes))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(handle, attribute, resources.max_dynamic_shared_bytes), "cuFuncSetAttribute")
     limits = FunctionLimits(resources.max_threads, resources.max_dynamic_shared_bytes)

@@ -1,4 +1,4 @@
-"""Compares what a card did in TMA operations (tests/gpu/capture_tma.py) with the emulator.
+"""Compares what a GPU did in TMA operations (tests/gpu/capture_tma.py) with the emulator.
 
     python tests/emulator/compare_tma.py CAPTURE.jsonl.gz ... [--sample tests/fixtures/tma/h200.jsonl.gz --count 800]
 
@@ -35,13 +35,13 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
 
 
 def difference(case: dict[str, Any], mine: dict[str, Any]) -> str:
-    """What differs between the card's answer and the emulator's; empty where nothing does."""
-    card = case["answer"]
-    if card["result"].startswith("refused") and mine["result"].startswith("refused"):
+    """What differs between the GPU's answer and the emulator's; empty where nothing does."""
+    gpu = case["answer"]
+    if gpu["result"].startswith("refused") and mine["result"].startswith("refused"):
         return ""
-    if card["result"] != mine["result"]:
-        return f"card {card['result']}, emulator {mine['result']} {mine.get('why', '')}".strip()
-    return ", ".join(name for name in RESULTS if name in card and as_list(card[name]) != as_list(mine[name]))
+    if gpu["result"] != mine["result"]:
+        return f"GPU {gpu['result']}, emulator {mine['result']} {mine.get('why', '')}".strip()
+    return ", ".join(name for name in RESULTS if name in gpu and as_list(gpu[name]) != as_list(mine[name]))
 
 
 def as_list(value: object) -> object:

@@ -79,7 +79,7 @@ def _random_characters(text: str, rng: random.Random) -> str:
 
 
 def _tokens(change: Callable[[list[str], int, random.Random], None]) -> Callable[[str, random.Random], str]:
-    """A mutation of some tokens of the part behind the parameters."""
+    """A mutation of some tokens of the part after the parameters."""
 
     def mutate(text: str, rng: random.Random) -> str:
         tokens = _TOKENS.findall(text)

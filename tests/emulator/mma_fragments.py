@@ -54,7 +54,7 @@ def fragment(matrix: Any, place: Place, count: int, width: int) -> Any:
 def run_mma(opcode: str, a: Any, b: Any, c: Any, width: int = 4, extra: Any = (), tail: str = "") -> Any:
     """(registers, 32) raw results of one mma on raw fragments; c and d have the same registers.
 
-    extra: further (32,) words, which ``tail`` (the operands behind c) names {0}, {1}, ...
+    extra: further (32,) words, which ``tail`` (the operands after c) names {0}, {1}, ...
     """
     letter, bits = ("%r", 32) if width == 4 else ("%d", 64)
     lines = [f"mul.wide.u32 %d62, %r63, {width};"]

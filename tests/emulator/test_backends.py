@@ -26,8 +26,8 @@ extern "C" __global__ void race(float* x) {
 
 
 @pytest.fixture
-def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_has_usable_card", lambda: False)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: False)
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
 
 
@@ -45,7 +45,7 @@ def test_a_kernel_is_launched_on_host_arrays(target: str) -> None:
     assert (x == 4).all()  # each schedule starts from the same contents
 
 
-def test_without_a_card_a_launch_on_host_arrays_says_where_it_runs(no_card: None) -> None:
+def test_without_a_gpu_a_launch_on_host_arrays_says_where_it_runs(no_gpu: None) -> None:
     kernel, x = cudatma.compile(SCALE, target="sm_90a"), np.ones(32, np.float32)
     with pytest.warns(BackendWarning, match=r"Kernel\.launch computes on the CPU \(emulator\)") as caught:
         kernel.launch(1, 32, (x, 3.0, None))
@@ -56,8 +56,8 @@ def test_without_a_card_a_launch_on_host_arrays_says_where_it_runs(no_card: None
         kernel.launch(1, 32, (x, 3.0, None), backend="emulator")
 
 
-def test_with_a_card_host_arrays_are_refused_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_has_usable_card", lambda: True)
+def test_with_a_gpu_host_arrays_are_refused_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: True)
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     with pytest.raises(LaunchError, match="host memory"):
         cudatma.compile(SCALE, target="sm_90a").launch(1, 32, (np.ones(32, np.float32), 3.0, None))
@@ -89,7 +89,7 @@ def test_tile_copy(shape: tuple[int, int], dtype: Any) -> None:
     assert (wide[-1] == 7).all()
 
 
-def test_tile_copy_takes_the_emulator_by_itself(no_card: None) -> None:
+def test_tile_copy_takes_the_emulator_by_itself(no_gpu: None) -> None:
     source, destination = np.ones((8, 16), np.float32), np.zeros((8, 16), np.float32)
     with pytest.warns(BackendWarning, match="tile_copy"):
         tile_copy(source, destination)
@@ -121,7 +121,7 @@ def test_what_tile_copy_refuses(make: Any, field: str | None) -> None:
 # ---- layers
 
 
-def test_marlin_linear(no_card: None) -> None:
+def test_marlin_linear(no_gpu: None) -> None:
     random = np.random.default_rng(0)
     dense, bias = random.standard_normal((64, 128), np.float32), random.standard_normal(64).astype(np.float16)
     layer = MarlinLinear.from_dense(dense, bias)

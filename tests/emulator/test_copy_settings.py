@@ -99,7 +99,7 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
 def test_settings_fit_every_target(name: str) -> None:
-    """Slots that an H200 has room for are cut down where two of them do not fit."""
+    """Slots that fit on an H200 are reduced where two of them do not fit."""
     target = get_target(name)
     large = Setting(64 * 1024, 1, 8)
     assert large.slot(target) == {"sm_90a": 65536, "sm_120a": 50560}[name]

@@ -1,4 +1,5 @@
-"""The kernel that makes a packed weight dense: PackedWeight.dequantize() bit for bit, and nothing beside it."""
+"""The kernel that makes a packed weight dense: PackedWeight.dequantize() bit for bit, and nothing is written around
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def packed(
 
 
 def dense(w: PackedWeight, *, target: Any = SM90A, **options: Any) -> Any:
-    """(K, N) as the kernel leaves it, in a buffer that is poisoned before, beside and behind."""
+    """(K, N) as the kernel leaves it, in a buffer that is poisoned before, next to and after it."""
     k, n = w.shape
     width = dense_pitch_bytes(n) // 2
     buffer = np.full((k + 2, width + 8), POISON, np.uint16)

@@ -25,8 +25,8 @@ def test_each_step_leaves_the_bits_of_its_state(count: int, size: int) -> None:
         assert raw == encode(state), step
 
 
-def test_the_kernel_that_goes_on_behind_inval_is_right_without_it() -> None:
-    """What tests/gpu/test_mbarrier_bits_gpu.py asks a card: its phases end here, where nothing is invalidated."""
+def test_the_kernel_that_goes_on_after_inval_is_right_without_it() -> None:
+    """What tests/gpu/test_mbarrier_bits_gpu.py asks a GPU: its phases end here, where nothing is invalidated."""
     source, out = after_inval.operands()
     cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
         1, 32, (source, out, 0)
@@ -35,7 +35,7 @@ def test_the_kernel_that_goes_on_behind_inval_is_right_without_it() -> None:
     assert len(after_inval.differences(out.tolist())) == len(after_inval.CASES)  # no states are there
 
 
-def test_using_a_barrier_behind_inval_is_reported() -> None:
+def test_using_a_barrier_after_inval_is_reported() -> None:
     source, out = after_inval.operands()
     with pytest.raises(cudatma.HazardError, match="no mbarrier is initialised"):
         cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(

@@ -181,7 +181,7 @@ def test_a_grid_synchronises_through_the_driver_s_workspace() -> None:
     assert (out == 3 * np.arange(out.size)[::-1]).all()
 
 
-def test_the_system_s_shared_memory_lies_behind_the_kernel_s() -> None:
+def test_the_system_s_shared_memory_lies_after_the_kernel_s() -> None:
     out = np.zeros(128, np.int32)
     assert module_of(GROUPS).launch("pairs", 1, 128, (out,), shared_bytes=512, schedules=4).is_clean
     assert (out == np.arange(128) ^ 32).all()

@@ -20,7 +20,7 @@ MISTAKES = sorted(path.stem for path in (GUIDE / "mistakes").glob("m[0-9]*.py"))
 
 @pytest.fixture(autouse=True)
 def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As a script finds what stands beside it."""
+    """Imports as in a script, which finds the modules of its folder."""
     before = set(sys.modules)
     for folder in ("steps", "mistakes"):
         monkeypatch.syspath_prepend(str(GUIDE / folder))

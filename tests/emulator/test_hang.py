@@ -168,8 +168,8 @@ def test_a_loop_of_the_kernels_own_ends_too(call: str, schedules: int) -> None:
 
 
 @pytest.mark.parametrize("leaving", [0, 3])
-def test_lanes_meet_again_behind_an_exit_that_not_all_take(leaving: int) -> None:
-    """As on a card, which takes lanes that exit out of the convergence barrier."""
+def test_lanes_meet_again_after_an_exit_that_not_all_take(leaving: int) -> None:
+    """As on a GPU, which takes lanes that exit out of the convergence barrier."""
     source = """
     extern "C" __global__ void meets(unsigned* out, unsigned leaving) {
         const unsigned lane = threadIdx.x;

@@ -1,4 +1,4 @@
-"""Ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each beside the right kernel."""
+"""Ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ INIT_CASE = Case("init fence", INIT_FENCE, {}, copied(256), block=64)
     ],
     ids=str,
 )
-def test_an_init_is_fenced_by_its_thread_or_by_a_proxy_fence_behind_it(
+def test_an_init_is_fenced_by_its_thread_or_by_a_proxy_fence_after_it(
     defines: tuple[str, ...], is_fenced: bool
 ) -> None:
     """fence.mbarrier_init covers what its own thread initialised; fence.proxy.async what is ordered before it."""

@@ -1,4 +1,4 @@
-"""Clusters and warpgroups: multicast, another block's shared memory, wgmma; each bug beside the right kernel."""
+"""Clusters and warpgroups: multicast, another block's shared memory, wgmma; each bug next to the correct kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races in global memory: flags, fences, atomics, bulk copies, the grid before; each beside the right kernel."""
+"""Races in global memory: flags, fences, atomics, bulk copies, the grid before; each next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def last_block() -> Made:
     return (given, partial, out, 5), lambda: bool(out[0] == given.sum())
 
 
-# Blocks add their tiles into one buffer in turn, behind a semaphore.
+# Blocks add their tiles into one buffer in turn, guarded by a semaphore.
 SPLIT_K = """
 extern "C" __global__ void k(u32* sum, u32* turn) {
 #ifndef NO_WAIT

@@ -1,4 +1,4 @@
-"""Races between lanes of one warp, and waits that a lane makes for itself alone: each beside the right kernel."""
+"""Races between lanes of one warp, and waits that a lane makes for itself alone: each next to the correct kernel."""
 
 from __future__ import annotations
 

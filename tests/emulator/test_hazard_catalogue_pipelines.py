@@ -1,4 +1,4 @@
-"""Pipelines of TMA loads and stores as different people write them, each bug beside the right kernel."""
+"""Pipelines of TMA loads and stores as different people write them, each bug next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* out, u32 tile
 }
 """
 
-# ---- two groups of consumers take turns behind named barriers
+# ---- two groups of consumers take turns at named barriers
 
 PING_PONG = """
 extern "C" __global__ void k(const __grid_constant__ Map map, u32* out, u32 tiles) {

@@ -1,4 +1,5 @@
-"""Waits that give up, copies that nobody waits for, registers that nobody freed: each bug beside the right kernel."""
+"""Waits that give up, copies that nobody waits for, registers that nobody freed: each bug next to the correct
+kernel."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_nan_results_are_canonical(form: str) -> None:
 
 
 def test_bf16_products_are_rounded_once() -> None:
-    """Subnormal products that lie just beside the middle of two bf16: float32 alone would round them twice."""
+    """Subnormal products just beside the midpoint of two bf16: float32 alone would round them twice."""
     a = np.array([0x0081] * 32, np.uint16)
     b = np.arange(0x3E80, 0x3E80 + 32, dtype=np.uint16)
     got = apply("mul.bf16", "b16", [("b16", a.tolist()), ("b16", b.tolist())]).view(ml_dtypes.bfloat16)

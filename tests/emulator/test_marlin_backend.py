@@ -69,7 +69,7 @@ def test_against_float64(
         assert np.array_equal(by_threads, y)
 
 
-def test_a_given_out_is_filled_and_nothing_beside_it() -> None:
+def test_a_given_out_is_filled_and_nothing_around_it() -> None:
     x, weight, bias = operands(3, 128, 64)
     wide = np.full((3, 128), np.nan, np.float16)
     out = wide[:, :64]
@@ -78,7 +78,7 @@ def test_a_given_out_is_filled_and_nothing_beside_it() -> None:
     assert np.isnan(wide[:, 64:]).all()
 
 
-def test_no_tokens() -> None:
+def test_m_of_0() -> None:
     x, weight, _ = operands(0, 128, 64)
     assert marlin_gemm(x, weight, backend="emulator").shape == (0, 64)
 
@@ -142,7 +142,7 @@ def test_a_view_at_any_element() -> None:
 
 
 def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From so many tokens on and within the budget: the weight by its kernel, bit for bit, and NumPy's product."""
+    """From this M on and within the budget: the weight by its kernel, bit for bit, and NumPy's product."""
     monkeypatch.setitem(FROM_TOKENS, "sm_90a", 8)
     x, weight, bias = operands(8, 130, 72, group_size=32, symmetric=False)
     permuted = replace(weight, perm=RNG.permutation(130).astype(np.int32))
@@ -150,8 +150,8 @@ def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = permuted.dequantize(dtype="float16").astype(np.float32)
     wanted = x.astype(np.float32) @ dense + bias.astype(np.float32)
     assert np.array_equal(y, wanted.astype(np.float16))
-    for tokens, budget in ((7, 130 * 72 * 2), (8, 130 * 72 * 2 - 1)):
-        few = x[:tokens]
+    for m, budget in ((7, 130 * 72 * 2), (8, 130 * 72 * 2 - 1)):
+        few = x[:m]
         packed = marlin_gemm(few, permuted, bias=bias, backend="emulator")
         assert np.array_equal(marlin_gemm(few, permuted, bias=bias, backend="emulator", dense_bytes=budget), packed)
 

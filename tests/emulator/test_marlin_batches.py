@@ -1,4 +1,4 @@
-"""A row's bits do not depend on the rows beside it where that is asked for: the emulator runs each instance."""
+"""A row's bits do not depend on the rows next to it where that is asked for: the emulator runs each instance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
 #: Each tile of either kernel, tails in M, and several tiles a block.
-TOKENS = (1, 11, 30, 50, 100, 280)
+M_VALUES = (1, 11, 30, 50, 100, 280)
 
 
 @pytest.mark.sweep(1)
@@ -25,10 +25,10 @@ TOKENS = (1, 11, 30, 50, 100, 280)
 def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: int, symmetric: bool) -> None:
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(K, N)) * 0.05, dtype=dtype, group_size=group, symmetric=symmetric)
-    x = rng.normal(size=(max(TOKENS), K)).astype(np.dtype(w.scales.dtype))
+    x = rng.normal(size=(max(M_VALUES), K)).astype(np.dtype(w.scales.dtype))
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
-    for m in TOKENS:
+    for m in M_VALUES:
         spec = choose_invariant(Problem(layer, m), imagined_gpu(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(
@@ -43,7 +43,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
 
 
 def test_the_fastest_instances_do_differ() -> None:
-    """What batch invariance is for: the usual choice divides the depth where tiles are few."""
+    """What batch invariance is for: the usual choice divides K where tiles are few."""
     rng = np.random.default_rng(5)
     w = quantize(rng.normal(size=(2048, N)) * 0.05, dtype="float16")
     x = rng.normal(size=(100, 2048)).astype(np.float16)

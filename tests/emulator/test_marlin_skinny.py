@@ -1,4 +1,4 @@
-"""The Marlin kernel for few tokens on the CPU: right, and free of hazards in 20 schedules, however the N tiles lie."""
+"""The skinny GEMM on the CPU: right, and free of hazards in 20 schedules, for every arrangement of N tiles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-#: A cluster divides the depth: evenly or not, into a stage each, into rings that wrap; columns of warps for each of its
+#: A cluster divides K: evenly or not, into a stage each, into rings that wrap; columns of warps for each of its
 #: blocks, for some, of several, more for one than for another.
 CLUSTERS = {
     "2_columns_for_2": (5, 1096, 200, spec(n_tiles=4, slice_k=2, cluster_k=2)),
@@ -64,7 +64,7 @@ CLUSTERS = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_blocks_of_a_cluster_divide_the_depth(name: str) -> None:
+def test_blocks_of_a_cluster_divide_k(name: str) -> None:
     m, k, n, of = CLUSTERS[name]
     x, w, bias = operands(m, k, n, of)
     out, report = run_marlin(x, w, spec=of, processors=1, bias=bias, schedules=SCHEDULES)
@@ -116,8 +116,8 @@ def test_one_box_brings_what_several_do(name: str) -> None:
     assert relative_error(deep, x, w, bias) < TOLERANCE[of.dtype]
 
 
-#: Fewer tokens than the mma has columns: rows of 64 depths lie side by side under the swizzle, eight make a turn of it.
-#: One block of depths a warp or several; tiles with a token less; tiles of tokens one behind the other.
+#: A smaller M than the mma has columns: rows of 64 elements of K are side by side under the swizzle, which repeats
+#: after eight. One block of K a warp or several; tiles with a row less; several M tiles.
 FEW = {
     "1": (1, 1088, 96, spec(block_m=1, block_k=512, slice_k=4, n_tiles=1)),
     "1_in_1024": (1, 2048, 64, spec(block_m=1, block_k=1024, slice_k=8, n_tiles=1)),
@@ -134,7 +134,7 @@ FEW = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FEW)
-def test_a_tile_of_fewer_tokens_than_the_mma_has_columns(name: str) -> None:
+def test_a_tile_of_smaller_m_than_the_mma_has_columns(name: str) -> None:
     """The same bits as with eight, of which TMA fills most with zeros; what repeated columns hold goes nowhere."""
     m, k, n, of = FEW[name]
     x, w, bias = operands(m, k, n, of)
@@ -145,7 +145,7 @@ def test_a_tile_of_fewer_tokens_than_the_mma_has_columns(name: str) -> None:
     assert relative_error(few, x, w, bias) < TOLERANCE[of.dtype]
 
 
-def test_one_box_takes_whole_blocks_of_depths() -> None:
+def test_one_box_takes_whole_blocks_of_k() -> None:
     of = spec(deep_box=True)
     x, w, _ = operands(8, 136, 64, of)
     with pytest.raises(DescriptorError, match="a divisor of K = 136") as caught:

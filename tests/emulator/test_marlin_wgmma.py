@@ -61,7 +61,8 @@ CASES = {
         spec(group_size=-1, has_zeros=True, dtype="bfloat16", block_k=256, mmas_per_commit=4, commits_in_flight=3),
     ),
 }
-#: Tiles of an odd number of 8 tokens: the last chunk of the result's rows is a part of one, or ends with 8 of its own.
+#: Tiles of an odd number of 8 rows of M: the last chunk of the result's rows is a part of one, or ends with 8 of its
+#: own.
 CASES |= {
     f"{block_m}_tokens_stack_{stack}": (2 * block_m - 3, 128, 200, 2, spec(block_m=block_m, stack=stack))
     for block_m in (8, 24, 40, 88)
@@ -99,7 +100,7 @@ def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPa
     assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
 
-#: Every form that candidates are cut from, with its least tokens and with its most.
+#: Every tile from which candidates are derived, with its smallest M and with its largest.
 FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, form.most))]
 
 
@@ -108,7 +109,7 @@ FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, 
 @pytest.mark.parametrize("divide", [False, True], ids=["whole", "divided"])
 @pytest.mark.parametrize(("form", "size"), FORMS, ids=[f"{size}x{form.block_n}x{form.block_k}" for form, size in FORMS])
 def test_every_form_is_right_and_clean(form: _Form, size: int, divide: bool, dtype: str) -> None:
-    """Two tiles of clusters, the second with a tail of channels, for one share or three; tails of tokens and depths."""
+    """Two tiles of clusters, the second with a tail of N, for one work range or three; tails of M and K."""
     width = form.block_n * form.cluster
     stages = 6 * 256 // form.block_k if divide else 3  # a tile is not divided before that pays
     layer = LinearShape(stages * form.block_k + 64, 2 * width - 24, 128, divide, dtype)

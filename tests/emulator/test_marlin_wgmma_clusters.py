@@ -1,4 +1,4 @@
-"""The wgmma kernel where clusters divide the depth: right, and free of hazards in 20 schedules."""
+"""The wgmma kernel where clusters divide K: right, and free of hazards in 20 schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec(**fields: Any) -> WgmmaSpec:
     return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "mmas_per_commit": 1, "commits_in_flight": 3, **fields})
 
 
-#: Parts of the depth that are even or not; tokens for each block, for some, fewer for the last; several tiles; tails.
+#: Parts of K that are even or not; rows of M for each CTA, for some, fewer for the last; several tiles; tails.
 CASES = {
     "2_blocks": (60, 1024, 128, spec(block_m=64, cluster_k=2, warpgroups=2)),
     "3_blocks_of_5_fragments": (40, 1160, 200, spec(block_m=40, cluster_k=3, warpgroups_k=2)),

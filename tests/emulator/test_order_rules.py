@@ -53,7 +53,7 @@ FENCE, COMMIT, WRITE = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.ali
         (f"{WRITE} {FENCE} {WGMMA} {COMMIT} {WRITE} {FENCE} {WGMMA} {COMMIT}", 0),
         # Nothing but the wgmmas touches the accumulators, and fragments stay as they are.
         (f"{WRITE} {FENCE} {WGMMA} {COMMIT} {WGMMA} {COMMIT}", 0),
-        # What compilers do: a write moved behind the group's fence, constants and renamed accumulators.
+        # What compilers do: a write moved after the group's fence, constants and renamed accumulators.
         (f"{FENCE} {WRITE} {WGMMA} {WGMMA} {COMMIT}", 0),
         (f"{WRITE} {FENCE} mov.f32 %f1, 0f00000000; {WGMMA} {COMMIT} mov.f32 %f9, %f1; mov.f32 %f1, %f9; {WGMMA}", 0),
         # The second round of a loop comes without a fence.

@@ -28,7 +28,7 @@ SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 def run(
     spec: PermuteColumnsSpec, x: Any, order: Any, *, target: str = "sm_90a", blocks: int = 3, **options: Any
 ) -> tuple[Any, Report]:
-    """(what lies in the result's memory, one poisoned row behind it included; the report)."""
+    """(the result's memory with one poisoned row after it; the report)."""
     rows, columns = x.shape
     result = np.full((rows + 1, result_pitch_bytes(columns) // 2), POISON, np.uint16)
     whole = x if x.base is None else x.base
@@ -82,7 +82,7 @@ def test_every_element_goes_to_its_place(
     assert report.is_clean
     np.testing.assert_array_equal(result[:-1, : shape[1]], x if order is None else x[:, order])
     assert (result[-1] == POISON).all()
-    # The last piece is written whole; what follows it in the pitch is left alone.
+    # The last chunk is written whole; what follows it in the pitch is left alone.
     assert (result[:-1, -(-shape[1] // 8) * 8 :] == POISON).all()
 
 

@@ -1,4 +1,4 @@
-"""What TMA has on sm_100 and up, by the PTX ISA's text: gather4, scatter4, packed types. No such card was at hand."""
+"""What TMA has on sm_100 and up, by the PTX ISA's text: gather4, scatter4, packed types. No such GPU was at hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The emulator's TMA against an H200: the stored sample of tests/gpu/capture_tma.py, and the kernels' results.
 
-``tests/fixtures/tma/h200.jsonl.gz`` holds cases with the card's answers, traps included; compare_tma.py compares whole
+``tests/fixtures/tma/h200.jsonl.gz`` holds cases with the GPU's answers, traps included; compare_tma.py compares whole
 captures.
 """
 
@@ -17,7 +17,7 @@ from compare_tma import difference, read_cases
 from kernel_cases import TOLERANCE, kernel_cases
 from kernel_replay import EmulatedDevice
 from tma_direct import answer
-from tma_replay import EmulatedCard
+from tma_replay import EmulatedGpu
 
 from cudatma.target import get_target
 
@@ -63,27 +63,27 @@ def test_the_sample_has_every_operation_type_and_reason() -> None:
     assert results["trap"] > 50
 
 
-def test_every_case_is_as_on_the_card() -> None:
+def test_every_case_is_as_on_the_gpu() -> None:
     assert differences(cases(), answer) == []
 
 
 def test_the_same_through_ptx() -> None:
-    card = EmulatedCard()
+    gpu = EmulatedGpu()
     # A copy that never completes is waited for in a bounded loop there, and is a deadlock here.
     complete = [case for case in cases() if case["answer"].get("done", 1)]
-    assert differences(complete[::PTX_SHARE], card.run) == []
+    assert differences(complete[::PTX_SHARE], gpu.run) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels_compute_what_they_do_on_the_card(name: str) -> None:
+def test_kernels_compute_what_they_do_on_the_gpu(name: str) -> None:
     stored = np.load(KERNELS)
     for key, mine in kernel_cases(get_target("sm_90a"))[name](EmulatedDevice()).items():
-        card = stored[f"{stored_name(name)}/{key}"].view(mine.dtype).reshape(mine.shape)
+        gpu = stored[f"{stored_name(name)}/{key}"].view(mine.dtype).reshape(mine.shape)
         tolerance = max(
             ((len(kind), value) for kind, value in TOLERANCE.items() if name.startswith(kind)), default=(0, 0)
         )[1]
         if tolerance:
-            wanted = card.astype(np.float64)
+            wanted = gpu.astype(np.float64)
             assert np.linalg.norm(mine.astype(np.float64) - wanted) <= tolerance * np.linalg.norm(wanted)
         else:
-            assert mine.tobytes() == card.tobytes()
+            assert mine.tobytes() == gpu.tobytes()

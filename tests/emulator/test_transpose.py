@@ -137,7 +137,7 @@ def test_a_spec_that_the_kernel_cannot_run(wrong: dict[str, Any], field: str) ->
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("element_bytes", [1, 2, 4, 8])
-def test_two_blocks_share_a_multiprocessor(element_bytes: int, target: str) -> None:
+def test_two_blocks_fit_on_one_sm(element_bytes: int, target: str) -> None:
     chosen = get_target(target)
     spec = choose_transpose(element_bytes, chosen)
     spec.check_target(chosen)

@@ -30,7 +30,7 @@ def image(rows: Any) -> Any:
 
 
 def run_wgmma(opcode: str, a: Any, b: Any, c: Any, tail: str, metadata: Any = None) -> Any:
-    """D (64 x 8) in 32-bit elements. a, b: (64, 32) and (8 or 16, 32) bytes; tail: the operands behind b-desc; {m}
+    """D (64 x 8) in 32-bit elements. a, b: (64, 32) and (8 or 16, 32) bytes; tail: the operands after b-desc; {m}
     stands for the metadata."""
     memory = np.zeros(4096, np.uint8)
     memory[:A_BYTES] = image(a)

@@ -1,4 +1,4 @@
-"""Puts the cases of tests/tma to the emulator: through the PTX of the kernel that ran on the card."""
+"""Puts the cases of tests/tma to the emulator: through the PTX of the kernel that ran on the GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def descriptor(case: dict[str, Any], address: int) -> bytes:
     return set_bits(raw, *case["raw_bits"]) if "raw_bits" in case else raw
 
 
-class EmulatedCard:
+class EmulatedGpu:
     """The kernel in the emulator."""
 
     def __init__(self, target: str = "sm_90a") -> None:

@@ -1,4 +1,4 @@
-"""Runs the kernel of ``barrier_after_inval`` on a card, in a process of its own: what it does is not defined by PTX.
+"""Runs the kernel of ``barrier_after_inval`` on a GPU, in a process of its own: what it does is not defined by PTX.
 
 Prints its answers as a line of JSON. The checkout and its tests are on PYTHONPATH.
 """

@@ -1,4 +1,4 @@
-"""Captures tensor maps from a card's driver and compares them with the codec and the rules.
+"""Captures tensor maps from a GPU's driver and compares them with the codec and the rules.
 
     python tests/gpu/capture_descriptors.py --count 20000 --out FILE.jsonl.gz [--lines 20000] [--invalid 0.25]
 
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The checkout's package and the files beside this one, wherever it is started from.
+# The checkout's package and the files next to this one, wherever it is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

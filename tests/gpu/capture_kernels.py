@@ -1,4 +1,4 @@
-"""Captures what every registry and probe kernel computes on a card.
+"""Captures what every registry and probe kernel computes on a GPU.
 
     python tests/gpu/capture_kernels.py --out FILE.npz
 
@@ -28,7 +28,7 @@ from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.target import detect
 
 
-class Card:
+class Gpu:
     """The current CUDA device, through CuPy."""
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    card, found, failed = Card(), {}, []
-    for name, case in kernel_cases(card.target).items():
+    gpu, found, failed = Gpu(), {}, []
+    for name, case in kernel_cases(gpu.target).items():
         try:
-            results = case(card)
+            results = case(gpu)
         except Exception as error:  # the other cases are worth having
             failed.append(f"{name}: {type(error).__name__}: {error}")
             continue

@@ -1,11 +1,11 @@
-"""Captures what a card does in random TMA operations.
+"""Captures what a GPU does in random TMA operations.
 
     python tests/gpu/capture_tma.py --cases 6000 --seed 1 --out FOLDER [--limit-traps 150] [--jobs 8]
     python tests/gpu/capture_tma.py --backend emulator ...       the same questions put to the emulator
 
 tma_h200.jsonl.gz in the folder has one case a line with its ``answer`` (tests/tma/tma_answer.py): hashes of shared and
 global memory afterwards (with what changed, where that is small), what the barrier counted, or the trap or refusal. The
-cases run in child processes; one that traps ends its child, and a new one goes on behind it.
+cases run in child processes; one that traps ends its child, and a new one goes on after it.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Capture:
         return "\n".join([*lines, f"{len(self.asked) - len(self.answers)} not asked"])
 
 
-def on_card(capture: Capture, jobs: int) -> None:
-    """Ask the card in ``jobs`` children at a time."""
+def on_gpu(capture: Capture, jobs: int) -> None:
+    """Ask the GPU in ``jobs`` children at a time."""
     from cudatma.target import detect
 
     target = detect()
@@ -154,11 +154,11 @@ def on_card(capture: Capture, jobs: int) -> None:
 
 def on_emulator(capture: Capture, jobs: int) -> None:
     """Ask the emulator, in this process."""
-    from tma_replay import EmulatedCard
+    from tma_replay import EmulatedGpu
 
-    card = EmulatedCard()
+    gpu = EmulatedGpu()
     for case in capture.asked:
-        capture.note(card.run(case))
+        capture.note(gpu.run(case))
 
 
 def main() -> None:
@@ -168,12 +168,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-traps", type=int, default=150)
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--backend", choices=("card", "emulator"), default="card")
+    parser.add_argument("--backend", choices=("gpu", "emulator"), default="gpu")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     started = time.time()
     capture = Capture(list(cases(arguments.cases, arguments.seed)), arguments.out, arguments.limit_traps)
-    (on_card if arguments.backend == "card" else on_emulator)(capture, arguments.jobs)
+    (on_gpu if arguments.backend == "gpu" else on_emulator)(capture, arguments.jobs)
     path = capture.write()
     print(capture.summary())
     print(f"{len(capture.asked)} cases in {time.time() - started:.0f} s, {path} has {path.stat().st_size} bytes")

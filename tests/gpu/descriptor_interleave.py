@@ -3,7 +3,7 @@ its 16-byte chunks come from.
 
     python tests/gpu/descriptor_interleave.py [FIRST]       one JSON line for each case, from the one numbered FIRST
 
-The cases run in a process of their own, which a trap ends; measure_all() goes on behind the case that trapped.
+The cases run in a process of their own, which a trap ends; measure_all() goes on after the case that trapped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs kernels with planted bugs on a card, in a process of its own: prints a line of JSON for each.
+"""Runs kernels with planted bugs on a GPU, in a process of its own: prints a line of JSON for each.
 
 ``python hang_worker.py ring WRONG_BYTES ..`` or ``python hang_worker.py access NAME ..``, with the checkout and its
 tests on PYTHONPATH. After each kernel the same context runs one that is right, and says whether its result is.

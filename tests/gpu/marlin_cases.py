@@ -1,4 +1,4 @@
-"""The Marlin GEMM's cases on a card: the matrix of all shapes and options, run against float64.
+"""The Marlin GEMM's cases on a GPU: the matrix of all shapes and options, run against float64.
 
 As a script it runs the whole matrix and prints a summary: ``python tests/gpu/marlin_cases.py --json FILE``.
 """
@@ -47,7 +47,7 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
+M_VALUES = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
 #: (K, N). Odd ones, tails of every tile, one value, a last one that is large enough for every tile of the table.
 SHAPES = (
     *((10944, 2048), (4096, 7392), (333, 77), (64, 64), (1000, 136), (96, 40), (1, 1), (127, 65)),
@@ -59,13 +59,13 @@ GUARD_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One weight, its load paths and its numbers of tokens, each with each. ``options.load_path`` is not looked at."""
+    """One weight, its load paths and its values of M, each with each. ``options.load_path`` is ignored."""
 
     k: int
     n: int
     options: Options
     load_paths: tuple[str, ...]
-    tokens: tuple[int, ...] = TOKENS
+    m_values: tuple[int, ...] = M_VALUES
 
     def __str__(self) -> str:
         o = self.options
@@ -90,12 +90,12 @@ def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
     """Every case of a job as (load path, M, outcome). The rows of a smaller batch are the first of a larger one."""
     options = job.options
     weight = make_weight(job.k, job.n, options)
-    x = activations((max(job.tokens), job.k), options.dtype)
+    x = activations((max(job.m_values), job.k), options.dtype)
     reference = to_float64(x) @ weight.dense
     bias = make_bias(job.n, options.dtype) if options.bias else None
     if bias is not None:
         reference += to_float64(bias)
-    for load_path, m in itertools.product(job.load_paths, job.tokens):
+    for load_path, m in itertools.product(job.load_paths, job.m_values):
         yield load_path, m, run(weight, x[:m], reference[:m], load_path, bias)
 
 
@@ -122,7 +122,7 @@ def _gain(row: Mapping[str, Any], names: Sequence[str], missing: Mapping[Any, No
 
 
 def rotated_jobs() -> list[Job]:
-    """Every shape with every number of tokens, by TMA and another load path; the options rotate over the shapes."""
+    """Every shape with every M, by TMA and another load path; the options rotate over the shapes."""
     turns = itertools.product((True, False), GROUP_SIZES, DTYPES)
     others = itertools.cycle([load_path for load_path in LOAD_PATHS if load_path != "tma"])
     return [
@@ -132,7 +132,7 @@ def rotated_jobs() -> list[Job]:
 
 
 def pairwise_jobs() -> list[Job]:
-    """Any two options together, act-order and bias among them, at two shapes and two numbers of tokens."""
+    """Any two options together, act-order and bias among them, at two shapes and two values of M."""
     factors = {
         "group_size": GROUP_SIZES,
         "load_path": tuple(LOAD_PATHS),
@@ -152,19 +152,19 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], card: Gpu) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
     found: dict[AnyMarlinSpec, None] = {}
     for job in jobs:
         o = job.options
         layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
-        for load_path, m in itertools.product(job.load_paths, job.tokens):
+        for load_path, m in itertools.product(job.load_paths, job.m_values):
             if m:
                 by_tma = load_path == "tma"
                 spec = (
-                    decide(Problem(layer, m), card).spec
+                    decide(Problem(layer, m), gpu).spec
                     if by_tma
-                    else choose_mma_sync(Problem(layer, m), card, LOAD_PATHS[load_path])
+                    else choose_mma_sync(Problem(layer, m), gpu, LOAD_PATHS[load_path])
                 )
                 found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
     return list(found)

@@ -1,4 +1,4 @@
-"""Operands and references of the Marlin GEMM on a card: weights of known integers, poison, float64, comparison."""
+"""Operands and references of the Marlin GEMM on a GPU: weights of known integers, poison, float64, comparison."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TINY = 1e-200
 
 @contextmanager
 def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None]:
-    """Inside, a GEMM of ``m`` tokens runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
+    """Inside, a GEMM with M = ``m`` runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """packed: on the card. dense: the same values as float64 (K, N) in the order of the activations' columns, computed
+    """packed: on the GPU. dense: the same values as float64 (K, N) in the order of the activations' columns, computed
     from the integers that were packed and not from the packed layout."""
 
     packed: PackedWeight
@@ -76,7 +76,7 @@ class Weight:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """error: relative, in norm. element: the worst element's error as a part of what is allowed. untouched: whether the
-    rows behind the result kept their poison."""
+    rows after the result kept their poison."""
 
     error: float
     element: float
@@ -94,7 +94,7 @@ class Outcome:
 
 @lru_cache(maxsize=4)
 def _pool(kind: str) -> Any:
-    """On the card: "values": uint8 0..15; a dtype's name: the bits of normal values of that type."""
+    """On the GPU: "values": uint8 0..15; a dtype's name: the bits of normal values of that type."""
     import cupy
 
     rng = np.random.default_rng(20)
@@ -112,7 +112,7 @@ def _drawn(kind: str, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
-    """Normal values on the card."""
+    """Normal values on the GPU."""
     return _drawn(dtype, shape, seed).view(activation_type(dtype).numpy)
 
 
@@ -150,7 +150,7 @@ def bits(array: Any) -> Any:
 
 
 def to_float64(array: Any) -> Any:
-    """fp16 or bf16 on the card as float64; bf16 by way of its bits, whatever CuPy can do with it."""
+    """fp16 or bf16 on the GPU as float64; bf16 by way of its bits, whatever CuPy can do with it."""
     if array.dtype == np.float16:
         return array.astype(np.float64)
     return (bits(array).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -168,7 +168,7 @@ def is_poison(array: Any) -> bool:
 
 
 def compare(out: Any, reference: Any, untouched: bool = True) -> Outcome:
-    """out (fp16 or bf16) against float64, both on the card. Synchronises."""
+    """out (fp16 or bf16) against float64, both on the GPU. Synchronises."""
     import cupy
 
     if out.size == 0:

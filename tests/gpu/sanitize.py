@@ -30,9 +30,9 @@ from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import pack
 
-#: (K, N): tails in every dimension; tiles that several blocks share, both small.
+#: (K, N): tails in every dimension; tiles that several CTAs share, both small.
 SHAPES = ((333, 77), (1000, 192))
-TOKENS = (1, 17, 100)
+M_VALUES = (1, 17, 100)
 FP16 = ("float16", 128, False)
 CASES = (
     *(Options(load_path=load_path) for load_path in LOAD_PATHS),
@@ -42,19 +42,19 @@ CASES = (
 )
 #: What the cost model chooses for other layers only: spec, M, K, N.
 SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
-    "skinny, one token": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
-    "skinny, three blocks divide the depth": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
+    "skinny, M = 1": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
+    "skinny, three CTAs divide K": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
     "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
     "multicast": (
         WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
         *(200, 712, 400),
     ),
-    "multicast, 256 tokens": (
+    "multicast, M = 256": (
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
     "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
     "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
-    "depth divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
+    "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 RNG = np.random.default_rng(4)
 
@@ -86,9 +86,9 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
         reference += bias.astype(np.float64)
     out = upload(np.full((m, n), POISON, np.uint16).view(x.dtype))
     device_bias = None if bias is None else upload(bias)
-    on_card = weight.to_device()
-    with use_load_path(on_card, m, options.load_path):
-        marlin_gemm(upload(x), on_card, out, device_bias, workspace=space)
+    on_gpu = weight.to_device()
+    with use_load_path(on_gpu, m, options.load_path):
+        marlin_gemm(upload(x), on_gpu, out, device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
@@ -117,7 +117,7 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     named: dict[str, Callable[[], str]] = {
         f"M={m} K={k} N={n} {options}": functools.partial(run_case, k, n, m, options, space)
         for k, n in SHAPES
-        for m in TOKENS
+        for m in M_VALUES
         for options in CASES
     }
     named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}

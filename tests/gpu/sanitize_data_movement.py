@@ -23,21 +23,21 @@ ARRAYS, REPEATS = 1000, 3
 RNG = np.random.default_rng(5)
 
 
-def on_card(array: Any) -> Any:
+def on_gpu(array: Any) -> Any:
     import cupy
 
     return cupy.asarray(array)
 
 
 def ragged() -> dict[str, bool]:
-    """ARRAYS arrays of random shapes through one launch, REPEATS times; with a gap behind some rows."""
+    """ARRAYS arrays of random shapes through one launch, REPEATS times; with a gap after some rows."""
     sources, buffers, results = [], [], []
     for _ in range(ARRAYS):
         rows, columns, gap = int(RNG.integers(0, 40)), 4 * int(RNG.integers(1, 24)), 4 * int(RNG.integers(0, 3))
         sources.append(RNG.integers(0, 100, (rows, columns)).astype(np.float32))
-        buffers.append(on_card(np.full((rows, columns + gap), 77, np.float32)))
+        buffers.append(on_gpu(np.full((rows, columns + gap), 77, np.float32)))
         results.append(buffers[-1][:, :columns])
-    copy = RaggedCopy([on_card(source) for source in sources], results)
+    copy = RaggedCopy([on_gpu(source) for source in sources], results)
     for _ in range(REPEATS):
         copy.run()
     right = True
@@ -50,15 +50,15 @@ def ragged() -> dict[str, bool]:
 def data_movement() -> dict[str, bool]:
     """Each operation once, by TMA, on shapes that no tile divides."""
     source = RNG.integers(0, 1000, (300, 516)).astype(np.float32)
-    x, wide = on_card(source), on_card(np.zeros((300, 520), np.float32))
-    window = on_card(np.zeros((200, 400), np.float32))
+    x, wide = on_gpu(source), on_gpu(np.zeros((300, 520), np.float32))
+    window = on_gpu(np.zeros((200, 400), np.float32))
     cudatma.copy(x, out=window, offset=(50, 100), shape=(200, 400), via="tma")
-    turned = on_card(np.zeros((516, 300), np.float32))
+    turned = on_gpu(np.zeros((516, 300), np.float32))
     cudatma.transpose(x, out=turned, via="tma")
-    sums = on_card(np.ones((300, 516), np.float32))
+    sums = on_gpu(np.ones((300, 516), np.float32))
     cudatma.reduce_into(sums, x, "add")
     cudatma.copy(x, out=wide[:, :516], via="tma")
-    copies = on_card(np.zeros((3, 300 * 516), np.float32))
+    copies = on_gpu(np.zeros((3, 300 * 516), np.float32))
     cudatma.broadcast(x.reshape(-1), 3, out=copies)
     return {
         "copy of a window": bool((window.get() == source[50:250, 100:500]).all()),

@@ -1,7 +1,7 @@
 """Wrong calls with real arrays: each is answered by its typed error, writes nothing, and leaves the context usable.
 
 A GEMM of the same shapes has run before, so that the repeated call's short way is refused as well as the first call's.
-tests/unit/test_bad_input.py has the table of what needs no card.
+tests/unit/test_bad_input.py has the table of what needs no GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Bench:
         return as_type(cupy.ones(shape or (M, K), cupy.float32), dtype)
 
     def poison(self, *shape: int, offset: int = 0) -> Any:
-        """A poisoned fp16 array, (M, N) unless a shape is named, ``offset`` elements behind an aligned address."""
+        """A poisoned fp16 array, (M, N) unless a shape is named, ``offset`` elements after an aligned address."""
         shape = shape or (M, N)
         size = int(np.prod(shape))
         whole = cupy.full(size + offset, POISON, cupy.uint16)

@@ -1,4 +1,4 @@
-"""The Marlin benchmark on a card: one layer, short runs, every part of a cell there."""
+"""The Marlin benchmark on a GPU: one layer, short runs, every part of a cell there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies on a card with other rings than the usual ones, by their plans; windows as elements of every width."""
+"""Copies on a GPU with other rings than the usual ones, by their plans; windows as elements of every width."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SETTINGS = [
 
 @pytest.mark.parametrize("widest", [1, 4, 8])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_a_window_arrives_and_nothing_beside_it(setting: Setting, widest: int) -> None:
-    """Zeros around it, a source that ends within a chunk; rings wrap; the columns beside the result stay."""
+def test_a_window_arrives_and_nothing_around_it(setting: Setting, widest: int) -> None:
+    """Zeros around it, a source that ends within a chunk; rings wrap; the columns next to the result stay."""
     import cupy
 
     rows, columns = 1501, 4110

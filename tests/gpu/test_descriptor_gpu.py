@@ -1,4 +1,4 @@
-"""Tensor maps on a real card: the driver against the codec, and boxes that TMA really moves against the arithmetic.
+"""Tensor maps on a real GPU: the driver against the codec, and boxes that TMA really moves against the arithmetic.
 
 The probe (descriptor_probe.py) copies all of shared memory out: data, swizzle, padding and everything after the
 footprint are compared.

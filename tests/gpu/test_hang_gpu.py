@@ -1,4 +1,4 @@
-"""Planted hangs on a real card: each ends, is named, and leaves a context in which other kernels run. Needs CuPy.
+"""Planted hangs on a real GPU: each ends, is named, and leaves a context in which other kernels run. Needs CuPy.
 
 Each hang has a process of its own, which is killed where it does not end.
 """
@@ -43,7 +43,7 @@ def ask(*arguments: str) -> list[dict[str, Any]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
     except subprocess.TimeoutExpired as error:
-        pytest.fail(f"{arguments} hung the card: {error.stdout!r}")
+        pytest.fail(f"{arguments} hung the GPU: {error.stdout!r}")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -60,7 +60,7 @@ def test_a_planted_hang_ends_and_is_named(planted: Planted) -> None:
 def check(planted: Planted, answer: dict[str, Any]) -> None:
     """The hang has ended; the wait that the bug is known by is in the report, with what is missing there.
 
-    Where the causes are wrong and the rest is right, the layout of cudatma/mbarrier_bits.py is not the card's: see
+    Where the causes are wrong and the rest is right, the layout of cudatma/mbarrier_bits.py is not the GPU's: see
     test_mbarrier_bits_gpu.py.
     """
     assert answer["after"], "the context is not usable"

@@ -1,5 +1,5 @@
-"""The inspector on a card: maps in its memory, the driver's bytes against the codec's, and what it says of loads and
-stores against what a card does (descriptor_probe.py copies shared memory out)."""
+"""The inspector on a GPU: maps in its memory, the driver's bytes against the codec's, and what it says of loads and
+stores against what a GPU does (descriptor_probe.py copies shared memory out)."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_the_drivers_bytes_are_the_codecs() -> None:
         assert made.encoder == "driver"
         found = made.compare()
         if made.target is not None and made.target.tensormap_knows_allocation:
-            print(f"{made.target.name}: {found}")  # what other cards set is worth reading
+            print(f"{made.target.name}: {found}")  # what other GPUs set is worth reading
         else:
             assert found.equal, str(found)
 
 
-def test_a_map_in_the_memory_of_a_card() -> None:
+def test_a_map_in_the_memory_of_a_gpu() -> None:
     memory = cp.zeros(1 << 16, cp.uint8)
     made = TensorMap.tiled(tiled(BOXES[0][0], memory), owner=memory)
     raw = np.frombuffer(bytes(made), np.uint8)

@@ -1,4 +1,4 @@
-"""Launching on a real card: arguments of every kind, streams, graphs, clusters, devices, forks. Needs CuPy."""
+"""Launching on a real GPU: arguments of every kind, streams, graphs, clusters, devices, forks. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ extern "C" __global__ void everything(const float* in, double* out, bool flag, s
 ADD = """
 extern "C" __global__ void add(float* x, float amount) { x[blockIdx.x * blockDim.x + threadIdx.x] += amount; }
 """
-#: Waits until the host lets it go, so that what is queued behind it can be told from what is not.
+#: Waits until the host lets it go, so that what is queued after it can be told from what is not.
 GATE = """
 extern "C" __global__ void gate(volatile int* open) { while (*open == 0) {} }
 """
@@ -349,7 +349,7 @@ def test_wrong_arguments_reach_no_kernel(add: Kernel) -> None:
     assert float(x.sum()) == 0
 
 
-def test_a_cubin_of_another_card_is_refused() -> None:
+def test_a_cubin_of_another_gpu_is_refused() -> None:
     name = "sm_120a" if TARGET.compute_capability < (10, 0) else "sm_90a"
     kernel = build.compile(ADD, target=get_target(name))
     with pytest.raises(LaunchError, match=name):

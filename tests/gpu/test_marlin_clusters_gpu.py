@@ -1,4 +1,4 @@
-"""Clusters that divide the depth, on a card: right, the same bits a thousand times, nothing written outside, in chains
+"""Clusters that divide K, on a GPU: right, the same bits a thousand times, nothing written outside, in chains
 of dependent launches too."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> WgmmaSpe
     return WgmmaSpec("float16", 128, False, block_m, block_k, cluster_k=cluster_k, **(base | fields))
 
 
-#: Spec, rows, K, N: parts of the depth that are even or not, columns or tokens for each block, for some, for one.
+#: Spec, rows, K, N: parts of K that are even or not, columns of N or rows of M for each CTA, for some, for one.
 CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
     "skinny_2": (skinny(8, 4, 256, 2, 2), 5, 4096, 392),
     "skinny_3_uneven": (skinny(16, 3, 128, 2, 3), 27, 1416, 1000),
@@ -73,7 +73,7 @@ def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["skinny_3_uneven", "skinny_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
 def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Plain launches, and chains of dependent ones, whose blocks wait beside those of the launch before."""
+    """Plain launches, and chains of dependent ones, whose CTAs wait while those of the launch before still run."""
     spec, rows, k, n = CASES[name]
     use(monkeypatch, spec)
     weight, x = make_weight(k, n), activations((rows, k), "float16")
@@ -88,7 +88,7 @@ def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize("m", [1, 7, 16, 17, 40, 64, 100, 250, 500])
 @pytest.mark.parametrize(("k", "n"), [(4096, 1024), (8192, 256), (2048, 2048), (1000, 136), (20000, 64), (130, 2000)])
-def test_what_the_cost_model_chooses_for_few_channels(k: int, n: int, m: int) -> None:
+def test_what_the_cost_model_chooses_for_a_small_n(k: int, n: int, m: int) -> None:
     weight, x = make_weight(k, n), activations((m, k), "float16")
     out = poisoned((m, n), "float16")
     marlin_gemm(x, weight.packed, out)

@@ -1,4 +1,4 @@
-"""The Marlin GEMM's results on a card, for every shape, option, layout and array library. Needs CuPy."""
+"""The Marlin GEMM's results on a GPU, for every shape, option, layout and array library. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ except (DriverError, TargetError, ImportError) as reason:
 cupy = pytest.importorskip("cupy")
 
 JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
-#: For the kernels of a card with less shared memory: each tile of its table, and each option once.
+#: For the kernels of a GPU with less shared memory: each tile of its table, and each option once.
 SM120_JOBS = [
     Job(2048, 2048, Options(), ("tma",), (1, 16, 17, 64, 128, 333)),
     Job(8192, 12288, Options(), ("tma",), (32, 64, 333)),
@@ -63,7 +63,7 @@ SM120_JOBS = [
 ]
 
 
-#: For the mma.sync kernel with tokens for which another one is chosen.
+#: For the mma.sync kernel, with M for which another kernel is chosen.
 MMA_SYNC_JOBS = [
     Job(2048, 2048, Options(), ("tma",), (1, 8, 16, 17, 32, 64, 100, 128, 333, 1024)),
     Job(8192, 12288, Options(), ("tma",), (1, 16, 32, 64, 333)),
@@ -73,7 +73,7 @@ MMA_SYNC_JOBS = [
 #: Whether scale and offset are one multiply-add is for each weight to decide.
 WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_candidates.dump_specs(TARGET)))
 SKINNY_SPECS = skinny_candidates.dump_specs(TARGET)
-#: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two token tiles.
+#: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two M tiles.
 DEEP_JOBS = [
     (SkinnySpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
     (SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
@@ -118,47 +118,47 @@ def test_against_float64(job: Job) -> None:
 
 
 @pytest.mark.parametrize("job", MMA_SYNC_JOBS, ids=str)
-def test_the_mma_sync_kernel_with_many_tokens(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     monkeypatch.setattr(plan, "decide", lambda *problem, **_: Decision(choose_mma_sync(*problem), "pinned", ""))
     check_job(job)
 
 
 @pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
 def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
-    """With few tokens and with tails, tiles shared by blocks and not; small rows, and more tiles than blocks."""
+    """With a small M and with tails, tiles shared by CTAs and not; small rows, and more tiles than CTAs."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
-    for k, n, tokens in (
+    for k, n, m_values in (
         (1000, 136, (1, spec.block_m - 3)),
         (4096, 2056, (7, 2 * spec.block_m + 5)),
         (512, 20000, (700,)),
     ):
         if ceil_div(k, spec.block_k) >= spec.cluster_k:  # else a block would have no stage, and the call is refused
-            check_job(Job(k, n, options, ("tma",), tokens))
+            check_job(Job(k, n, options, ("tma",), m_values))
 
 
 @pytest.mark.parametrize("spec", SKINNY_SPECS, ids=lambda spec: spec.entry)
 def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> None:
-    """Tails in every dimension, rings deeper than K, several token tiles, more blocks than the card holds."""
+    """Tails in every dimension, rings deeper than K, several M tiles, more CTAs than the GPU holds."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
-    for k, n, tokens in (
+    for k, n, m_values in (
         (1000, 136, (1, spec.block_m - 3)),
         (4096, 2056, (7, 2 * spec.block_m + 5)),
         (200, 40000, (5,)),
         (9000, 4097, (3, spec.block_m)),
     ):
-        depth = k // 64 * 64 if spec.deep_box else k
-        if ceil_div(depth, spec.block_k) >= spec.cluster_k:
-            check_job(Job(depth, n, options, ("tma",), tokens))
+        whole_k = k // 64 * 64 if spec.deep_box else k
+        if ceil_div(whole_k, spec.block_k) >= spec.cluster_k:
+            check_job(Job(whole_k, n, options, ("tma",), m_values))
 
 
 @pytest.mark.parametrize(("spec", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
 def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k: int, n: int) -> None:
-    """Against float64, and in the same bits as with a box for each 64 depths; behind a window's rows lie NaNs."""
+    """Against float64, and in the same bits as with a box for each 64 elements of K; NaNs follow a window's rows."""
     weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
-    tokens, found = spec.block_m + 5, []
-    values, buffer = activations((tokens, k), spec.dtype), poisoned((tokens, k + 8), spec.dtype)
+    m, found = spec.block_m + 5, []
+    values, buffer = activations((m, k), spec.dtype), poisoned((m, k + 8), spec.dtype)
     bits(buffer)[:, :k] = bits(values)
     for deep in (True, False):
         of = replace(spec, deep_box=deep)
@@ -172,12 +172,12 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k
 
 
 @pytest.mark.parametrize("job", SM120_JOBS, ids=str)
-def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    """Configuration and source are sm_120a's; only the compiler is told this card's name."""
+def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """Configuration and source are sm_120a's; only the compiler is told this GPU's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def as_sm120(layer: Any, m: int, card: Gpu, **options: Any) -> Decision:
-        return decide(Problem(layer, m), imagined_gpu(sm120, card.sm_count), **options)
+    def as_sm120(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
+        return decide(problem, imagined_gpu(sm120, gpu.sm_count))
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
@@ -185,7 +185,7 @@ def test_the_sm120_form_on_this_card(monkeypatch: pytest.MonkeyPatch, job: Job) 
 
     monkeypatch.setattr(plan, "decide", as_sm120)
     monkeypatch.setattr(plan, "load_kernel", load_kernel)
-    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this card's form of the same spec
+    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
     check_job(job)
     assert rendered
 
@@ -202,7 +202,7 @@ def test_the_reference_is_what_a_weight_dequantises_to(
 @pytest.mark.parametrize("load_path", LOAD_PATHS)
 @pytest.mark.parametrize(("x_gap", "out_gap"), [(1, 1), (4, 8), (0, 3), (12, 0)])
 def test_pitches(x_gap: int, out_gap: int, load_path: str) -> None:
-    """x and out are windows of wider buffers; NaNs lie beside and below x, and all around out."""
+    """x and out are windows of wider buffers; NaNs lie to the right of x and below it, and all around out."""
     k, n, rows = 100, 72, 21
     weight = make_weight(k, n, Options(group_size=32))
     values = activations((rows, k), "float16")
@@ -281,7 +281,7 @@ def test_bias_through_a_layer() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
-    """x is written by torch behind a long wait on its own stream: a launch on any other stream would read zeros."""
+    """x is written by torch after a long wait on its own stream: a launch on any other stream would read zeros."""
     torch = pytest.importorskip("torch")
     weight = make_weight(256, 200, Options(dtype))
     values = activations((2, 9, 256), dtype)

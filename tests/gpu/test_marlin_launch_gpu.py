@@ -47,7 +47,7 @@ def new_stream() -> Any:
 
 
 def stream_tiles(weight: Weight, m: int) -> int:
-    """How many tiles several blocks share through the workspace."""
+    """How many tiles several CTAs share through the workspace."""
     return configure(weight.packed, m, 0)[2].stream_tiles
 
 
@@ -57,7 +57,7 @@ def flags(space: MarlinWorkspace) -> Any:
 
 
 def differences(out: Any, wanted: Any) -> Any:
-    """Elements whose bits differ, counted on the card."""
+    """Elements whose bits differ, counted on the GPU."""
     return (bits(out) != bits(wanted)).sum()
 
 
@@ -74,7 +74,7 @@ def differences(out: Any, wanted: Any) -> Any:
     ],
 )
 def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool, options: Options) -> None:
-    """Tiles that several blocks share, through the workspace or within a cluster, or that they do not share."""
+    """Tiles that several CTAs share, through the workspace or within a cluster, or that they do not share."""
     weight = make_weight(k, n, options)
     x = activations((m, k), options.dtype)
     with use_load_path(weight.packed, m, options.load_path):

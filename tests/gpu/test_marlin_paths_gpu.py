@@ -1,4 +1,4 @@
-"""marlin_gemm's ways to a result on a card: activations that are arranged first, weights made dense. Needs CuPy.
+"""marlin_gemm's ways to a result on a GPU: activations that are arranged first, weights made dense. Needs CuPy.
 
 The kernels by themselves against NumPy, bit for bit; the calls against float64 and against the direct path.
 """
@@ -269,9 +269,9 @@ def test_the_dense_path(from_64_tokens: None, dtype: str, act_order: bool, k: in
         check(contiguous(out), wanted)
         assert is_poison(contiguous(buffer[:, n:]))
     assert dense.dense_bytes_in_use(0) >= budget
-    # Fewer tokens, or less memory, and the weight stays packed: the bits are those of a call without a budget.
-    for tokens, allowed in ((63, budget), (100, budget - 1)):
-        few = contiguous(x[:tokens])
+    # With a smaller M, or less memory, the weight stays packed: the bits are those of a call without a budget.
+    for m, allowed in ((63, budget), (100, budget - 1)):
+        few = contiguous(x[:m])
         plain = marlin_gemm(few, weight.packed)
         assert bool((bits(marlin_gemm(few, weight.packed, dense_bytes=allowed)) == bits(plain)).all())
 
@@ -346,7 +346,7 @@ def test_torchs_dense_product_and_its_capture(from_64_tokens: None, dtype: str, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), [(4096, 4096), (3584, 1000), (8192, 28672)])
 def test_a_row_has_the_same_bits_in_every_batch(k: int, n: int, dtype: str) -> None:
-    """Tiles of 8 to 256 tokens, several of them, and whatever the row's place in its tile."""
+    """Tiles of 8 to 256 rows, several of them, and whatever the row's place in its tile."""
     weight = make_weight(k, n, Options(dtype=dtype))
     x = activations((700, k), dtype, seed=3)
     whole = marlin_gemm(x, weight.packed, batch_invariant=True)

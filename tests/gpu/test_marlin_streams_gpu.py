@@ -249,7 +249,7 @@ def test_a_graphs_memory_goes_with_it() -> None:
     assert branches() == before
 
 
-def test_a_call_beside_a_capture_shares_nothing_with_the_graph() -> None:
+def test_a_call_during_a_capture_shares_nothing_with_the_graph() -> None:
     """The graph runs on one stream while calls go on on the stream that it was captured on."""
     inputs = Inputs(divided(), M, 2)
     captured, other = new_streams(2)

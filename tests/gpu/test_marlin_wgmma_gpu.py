@@ -1,4 +1,4 @@
-"""The wgmma kernel on a card, in its variants: a result that leaves by TMA stays within its bounds and follows the
+"""The wgmma kernel on a GPU, in its variants: a result that leaves by TMA stays within its bounds and follows the
 array that it is given; raster groups change no value. test_marlin_gpu.py has every tile of the table."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two arrays in turns: each launch reads what the one before it stored, and stores over what that one read.
 
-    Back to back, against the same launches with a wait behind each.
+    Back to back, against the same launches with a wait after each.
     """
     use(monkeypatch, SMALL)
     weight, results = make_weight(512, 512), []
@@ -135,7 +135,7 @@ def on_host(array: Any) -> Any:
     return bits(array).get().view(activation_type(array.dtype.name).numpy)
 
 
-def on_card(array: Any) -> Any:
+def on_gpu(array: Any) -> Any:
     return cupy.asarray(array.view(np.uint16)).view(array.dtype)
 
 
@@ -147,7 +147,7 @@ def rescaled(k: int, n: int, dtype: str, largest: float, ratio: float, fit: Scal
     sizes.flat[:2] = largest * 0.99, largest * ratio
     sizes *= rng.choice([-1, 1], sizes.shape)
     sizes[on_host(packed.scales) == 0] = 0
-    made = replace(packed, scales=on_card(sizes.astype(activation_type(dtype).numpy)))
+    made = replace(packed, scales=on_gpu(sizes.astype(activation_type(dtype).numpy)))
     assert made.scale_fit == fit
     return made
 
@@ -160,10 +160,10 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
     numbers = activation_type(dtype).numpy.type
     use(monkeypatch, replace(TILES[name], dtype=dtype))
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
-        packed, bias = rescaled(k, n, *SCALES[scales]), on_card(on_host(make_bias(n, dtype)) * numbers(largest))
+        packed, bias = rescaled(k, n, *SCALES[scales]), on_gpu(on_host(make_bias(n, dtype)) * numbers(largest))
         values = on_host(activations((rows, k), dtype))
         values[::3] *= numbers(2.0**-12)
-        x, found = on_card(values), []
+        x, found = on_gpu(values), []
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
                 patched.setattr(plan, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))

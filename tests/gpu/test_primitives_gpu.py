@@ -1,4 +1,4 @@
-"""The primitives on a card, against NumPy: what arrives in shared memory, what is written, what waits for what."""
+"""The primitives on a GPU, against NumPy: what arrives in shared memory, what is written, what waits for what."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kernel(name: str, spec: Any, target: Target) -> Kernel:
 
 
 def upload(array: Array) -> Any:
-    """A copy on the card with the same dtype; bf16 goes through CuPy's own."""
+    """A copy on the GPU with the same dtype; bf16 goes through CuPy's own."""
     import cupy
 
     return cupy.asarray(array)
@@ -197,7 +197,7 @@ def test_a_swizzled_box_lies_as_the_address_bits_say(target: Target, swizzle: st
     kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=maps.footprint_bytes)
     assert maps.footprint_bytes == rows * span
     arrived, wanted = download(dump), np.zeros(rows * span, np.uint8)
-    known = np.zeros(rows * span, bool)  # nothing is said of the padding behind a row narrower than the span
+    known = np.zeros(rows * span, bool)  # nothing is said of the padding after a row narrower than the span
     flat = source[:, :columns].copy().view(np.uint8)
     for row in range(rows):
         for column in range(row_bytes):
@@ -393,7 +393,7 @@ def test_elect_named_barrier_and_register_exchange(target: Target, programmatic:
     assert (download(out) == values[::-1]).all()
 
 
-def test_a_tensor_map_edited_on_the_card_is_used_after_the_fence(target: Target) -> None:
+def test_a_tensor_map_edited_on_the_gpu_is_used_after_the_fence(target: Target) -> None:
     if not target.has("tensormap_replace"):
         pytest.skip(f"{target.name} has no tensormap.replace")
     first, second = numbers((8, 32), np.float32, 1), numbers((8, 32), np.float32, 2)

@@ -1,4 +1,4 @@
-"""1000 arrays of random shapes in one launch on a card, again and again."""
+"""1000 arrays of random shapes in one launch on a GPU, again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random TMA operations that no capture has: the card and the emulator agree in every byte, traps included."""
+"""Random TMA operations that no capture has: the GPU and the emulator agree in every byte, traps included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 
-from capture_tma import Capture, on_card
+from capture_tma import Capture, on_gpu
 from compare_tma import difference
 from tma_cases import cases
 from tma_direct import answer
@@ -23,9 +23,9 @@ TRAPS = 24
 
 
 @pytest.mark.parametrize("seed", [101, 102])
-def test_the_emulator_does_what_the_card_does(seed: int, tmp_path: Path) -> None:
+def test_the_emulator_does_what_the_gpu_does(seed: int, tmp_path: Path) -> None:
     capture = Capture(list(cases(1500, seed)), tmp_path, TRAPS)
-    on_card(capture, jobs=4)
+    on_gpu(capture, jobs=4)
     asked = [case | {"answer": capture.answers[case["n"]]} for case in capture.asked]
     asked = [case for case in asked if case["answer"]["result"] != "skipped"]
     assert len(asked) > 1400

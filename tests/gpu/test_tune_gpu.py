@@ -1,4 +1,4 @@
-"""The tuner on a card: it measures, keeps what is right, and marlin_gemm then runs it."""
+"""The tuner on a GPU: it measures, keeps what is right, and marlin_gemm then runs it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tools.tune_check import difference
 from tools.tune_measure import GpuBench
 
 pytestmark = pytest.mark.gpu
-#: Channels that are no multiple of 64, and a depth that is: TMA brings x as it lies.
+#: An N that is no multiple of 64, and a K that is: TMA loads x directly.
 LAYER = LinearShape(1024, 1544, 128, False, "float16")
-TOKENS = (5, 64, 300)
+M_VALUES = (5, 64, 300)
 
 
 @pytest.fixture
@@ -37,57 +37,57 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_card_tells_its_clocks_and_bus() -> None:
-    card = gpu_of(0)
-    assert card.sm_count > 0
-    assert 500 < card.sm_clock_mhz < 5000
-    assert 500 < card.memory_clock_mhz < 50_000
-    assert card.memory_bus_bits >= 64
-    assert 1e5 < card.memory_bytes_per_us < 2e7, "0.1 to 20 TB/s"
+def test_the_gpu_tells_its_clocks_and_bus() -> None:
+    gpu = gpu_of(0)
+    assert gpu.sm_count > 0
+    assert 500 < gpu.sm_clock_mhz < 5000
+    assert 500 < gpu.memory_clock_mhz < 50_000
+    assert gpu.memory_bus_bits >= 64
+    assert 1e5 < gpu.memory_bytes_per_us < 2e7, "0.1 to 20 TB/s"
 
 
 def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 
-    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, TOKENS))]
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, M_VALUES))]
     assert tune.main([*shape, "--candidates", "6", "--seconds", "0.5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["cells"]
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
     assert not wrong
-    card = gpu_of(0)
-    entries, problems = usable_entries(file, MARLIN, card)
+    gpu = gpu_of(0)
+    entries, problems = usable_entries(file, MARLIN, gpu)
     assert not problems
-    assert {entry.problem.m for entry in entries} == set(TOKENS)
+    assert {entry.problem.m for entry in entries} == set(M_VALUES)
     assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
     tuning.forget()
     weight = random_weight(LAYER)
     dense = weight.dequantize(dtype=np.float64)
-    on_card = weight.to_device(0)
+    on_gpu = weight.to_device(0)
     for entry in entries:
-        assert decide(Problem(LAYER, entry.problem.m), card).spec == entry.spec
-        said = marlin_explain(on_card, entry.problem.m)
+        assert decide(Problem(LAYER, entry.problem.m), gpu).spec == entry.spec
+        said = marlin_explain(on_gpu, entry.problem.m)
         # A weight says whether scale and offset are one multiply-add; entries do not.
         assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", entry.spec)
         x = np.random.default_rng(entry.problem.m).standard_normal((entry.problem.m, LAYER.k)).astype(np.float16)
-        out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_card))
+        out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_gpu))
         wanted = (x.astype(np.float64) @ dense).astype(np.float16)
         assert difference(wanted, out, LAYER.dtype) == ""
 
     assert tune.main([*shape, "--json"]) == 0
-    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known"] * len(TOKENS)
+    assert [cell["status"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["known"] * len(M_VALUES)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
-    """Ten for each number of tokens, with zero points, without timing them."""
+    """Ten for each M, with zero points, without timing them."""
     layer = LinearShape(2048, 4096, 64, True, dtype)
-    card = gpu_of(0)
+    gpu = gpu_of(0)
     with GpuBench(MarlinTrial(0)).opened() as bench:
         for m in (1, 16, 48, 513):
             bench.prepare(Problem(layer, m))
             reference = None
-            for candidate in shortlist(MARLIN, Problem(layer, m), card, 10):
+            for candidate in shortlist(MARLIN, Problem(layer, m), gpu, 10):
                 result = _result(bench, candidate)
                 if reference is None:
                     reference = bench.keep(result)

@@ -1,4 +1,4 @@
-"""Runs TMA cases on a card and prints one answer a line; ends at the first trap, which loses the context.
+"""Runs TMA cases on a GPU and prints one answer a line; ends at the first trap, which loses the context.
 
 python tests/gpu/tma_worker.py CUBIN CASES.json < numbers of the cases, as JSON
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# The checkout's package, the cases and the files beside this one.
+# The checkout's package, the cases and the files next to this one.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,11 +29,11 @@ from cudatma.errors import check
 ARENA_BYTES = 64 << 20
 SETTLE_NS = 20_000
 MAX_WINDOW = 208 << 10
-#: Places of the edited map, the request, the window's image and the report in the arena; the global buffer's is behind.
+#: Places of the edited map, the request, the window's image and the report in the arena; the global buffer's is after.
 EDITED, REQUEST, IMAGE, REPORT, GMEM = 0, 4096, 1 << 16, 1 << 20, 32 << 20
 
 
-class Card:
+class Gpu:
     """The kernel loaded in a context of its own, and an arena of device memory."""
 
     def __init__(self, cubin: bytes) -> None:
@@ -121,10 +121,10 @@ class Card:
 
 
 def main() -> None:
-    card = Card(Path(sys.argv[1]).read_bytes())
+    gpu = Gpu(Path(sys.argv[1]).read_bytes())
     cases = json.loads(Path(sys.argv[2]).read_text())
     for number in json.loads(sys.stdin.read()):
-        print(json.dumps(card.run(cases[number])), flush=True)
+        print(json.dumps(gpu.run(cases[number])), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Launches of every registry and probe kernel on inputs made by seed, for a card and for the emulator alike.
+"""Launches of every registry and probe kernel on inputs made by seed, for a GPU and for the emulator alike.
 
 A case is a function that takes a Device and returns its results as NumPy arrays by name. Where tensor cores or sums of
 floats are at work the results agree within a tolerance (TOLERANCE), otherwise bit for bit.
@@ -25,7 +25,7 @@ TOLERANCE = {"mma_f16": 1e-5, "mma_bf16": 1e-5, "marlin_": 6e-3, "marlin_f16": 1
 
 
 class Device(Protocol):
-    """Memory and launches of a card or of the emulator."""
+    """Memory and launches of a GPU or of the emulator."""
 
     target: Target
 

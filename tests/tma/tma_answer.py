@@ -1,4 +1,4 @@
-"""What an operation did, as a JSON-able record, the same from a card and from the emulator."""
+"""What an operation did, as a JSON-able record, the same from a GPU and from the emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tma_data import Bytes, digest
 from cudatma.descriptor import Im2colSpec, TiledSpec
 from cudatma.errors import DescriptorError
 
-#: Compressed bytes up to which what changed in a memory is kept beside its hash.
+#: Compressed bytes up to which what changed in a memory is kept next to its hash.
 KEPT_BYTES = 12000
 
 

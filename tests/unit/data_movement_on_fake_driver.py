@@ -72,7 +72,7 @@ kernels: dict[tuple[Any, ...], Kernel] = {}
 
 
 def kernel_of(planned: Launch, target: Target) -> Kernel:
-    """A kernel that takes what the plan passes. NVRTC does not run beside the fake driver; the emulator's tests show
+    """A kernel that takes what the plan passes. NVRTC does not run next to the fake driver; the emulator's tests show
     that the real kernels take these arguments."""
     key = planned.template, planned.spec, target.name
     if key not in kernels:
@@ -211,7 +211,7 @@ def case_addresses_are_still_looked_at() -> None:
         c.ArgumentError, "src.device", lambda: c.copy(source, out=Array(64, (64, 80)), via="tma", backend="emulator")
     )
     assert record.launches == before
-    # The two halves of a matrix: not one behind the other, but apart.
+    # The two halves of a matrix: not one after the other, but apart.
     halves = [Array(32, (64, 40), more=160 * i, pitch=320) for i in range(2)]
     c.copy(halves[0], out=halves[1], via="tma")
     c.copy(halves[1], out=halves[0], via="tma")

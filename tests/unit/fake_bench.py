@@ -1,4 +1,4 @@
-"""A card for the tuner's tests: it computes and times nothing."""
+"""A GPU for the tuner's tests: it computes and times nothing."""
 
 from __future__ import annotations
 

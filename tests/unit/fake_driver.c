@@ -88,7 +88,7 @@ int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
 int cuDeviceGetCount(int *count) { return *count = 2, SUCCESS; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, SUCCESS; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    // major, minor, opt-in shared memory, multiprocessors
+    // major, minor, opt-in shared memory, SMs
     *value = attribute == 75 ? fake_capability / 10 : attribute == 76 ? fake_capability % 10 : 0;
     *value = attribute == 97 ? 232448 : attribute == 16 ? 132 : *value;
     return SUCCESS;

@@ -215,7 +215,7 @@ def case_a_producers_stream() -> None:
     assert (record.recorded_on, record.waited_on, record.events) == (0x66, 1 + 1, 0)
     kernel.launch(1, 1, (array, *args()[1:]), stream=0x55)
     assert (record.recorded_on, record.waited_on, record.events) == (0x66, 0x55 + 1, 0)
-    # That of an array behind a tensor map, as the array says it now.
+    # That of the array of a tensor map, as the array says it now.
     described = Map()
     described.owner = Array(0x7000)
     described.owner.__cuda_array_interface__["stream"] = 0x67

@@ -147,7 +147,7 @@ class Passed(Exception):  # noqa: N818  (no error: the call came through its che
 
 
 def test_the_right_calls_pass_the_checks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the table changes one thing of is right: it goes on to the first step behind the checks."""
+    """What the table changes one thing of is right: it goes on to the first step after the checks."""
 
     def passed(*_: object, **__: object) -> None:
         raise Passed

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import bars
-from benchmarks.shapes import FIVE, LARGE, TOKENS
+from benchmarks.shapes import FIVE, LARGE, M_VALUES
 
 SHAPES = tuple(dict.fromkeys((*FIVE, *LARGE)))
 #: Everything meets every bar.
@@ -23,7 +23,7 @@ def cell(m: int, shape: tuple[int, int] = (8192, 28672), **changed: float | None
 
 
 def all_good() -> list[dict[str, Any]]:
-    return [cell(m, shape) for shape in SHAPES for m in TOKENS]
+    return [cell(m, shape) for shape in SHAPES for m in M_VALUES]
 
 
 def missed(cells: list[dict[str, Any]]) -> list[str]:
@@ -79,8 +79,8 @@ def test_each_bar_has_its_edge(m: int, shape: tuple[int, int], field: str, good:
     [
         ((512,), "x_cublas", 1.06, "M = 512, all layers, over cuBLAS"),
         ((1024,), "x_cublas", 1.06, "M = 1024, all layers, over cuBLAS"),
-        (TOKENS[:8], "x_best", 1.2, "M <= 128, over the best rival"),
-        (TOKENS[8:], "x_best", 1.0, "M >= 256, over the best rival"),
+        (M_VALUES[:8], "x_best", 1.2, "M <= 128, over the best rival"),
+        (M_VALUES[8:], "x_best", 1.0, "M >= 256, over the best rival"),
     ],
 )
 def test_means_are_geometric(tokens: tuple[int, ...], field: str, limit: float, name: str) -> None:

@@ -173,7 +173,7 @@ def test_results_of_different_machines_are_not_drawn_together() -> None:
         plot.picture(result(), other)
 
 
-def test_points_are_means_by_tokens() -> None:
+def test_points_are_means_by_m() -> None:
     made = [{"m": 2, "x": 1.0}, {"m": 1, "x": 3.0}, {"m": 2, "x": 4.0}, {"m": 4, "x": None}]
     assert plot.points_of(made, lambda cell: cell["x"]) == ((1, pytest.approx(3.0)), (2, pytest.approx(2.0)))
 

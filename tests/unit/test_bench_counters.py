@@ -102,7 +102,7 @@ def test_ncu_is_run_on_one_launch() -> None:
     assert command[0] == "/opt/ncu"
     text = " ".join(command)
     assert "--set full" in text
-    assert "--clock-control none" in text, "the card's settings are left alone"
+    assert "--clock-control none" in text, "the GPU's settings are left alone"
     assert text.endswith("ncu.py --launch cp_async --cells 8192x28672:16")
     assert ncu.parse_cells("8192x28672:16,64x64:1") == (KEY, CellKey(64, 64, 1))
 
@@ -181,16 +181,16 @@ def test_nvidia_smi_is_read(answer: str, expected: object, monkeypatch: pytest.M
     assert seen[0][-1] == "--id=0000:04:00.0"
 
 
-def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_is_asked_about_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     nvml = SimpleNamespace(
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByPciBusId=lambda bus: asked.append(bus) or "card",
-        nvmlDeviceGetClockInfo=lambda card, kind: 1980,
-        nvmlDeviceGetPowerUsage=lambda card: 512_345,
-        nvmlDeviceGetTemperature=lambda card, kind: 50,
+        nvmlDeviceGetHandleByPciBusId=lambda bus: asked.append(bus) or "gpu",
+        nvmlDeviceGetClockInfo=lambda gpu, kind: 1980,
+        nvmlDeviceGetPowerUsage=lambda gpu: 512_345,
+        nvmlDeviceGetTemperature=lambda gpu, kind: 50,
     )
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
     reader = power.nvml_reader("0000:04:00.0")
@@ -198,7 +198,7 @@ def test_nvml_is_asked_about_the_right_card(monkeypatch: pytest.MonkeyPatch) -> 
     assert reader() == (1980.0, 512.345, 50.0)
     assert asked == [b"0000:04:00.0"]
 
-    def refused(card: str) -> int:
+    def refused(gpu: str) -> int:
         raise RuntimeError("not supported")
 
     nvml.nvmlDeviceGetPowerUsage = refused
@@ -219,7 +219,7 @@ def test_a_cell_of_load_paths_holds_their_code() -> None:
 
 
 def test_energy_is_the_counters_difference_over_all_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card of 500 W on which a replay takes 20 ms."""
+    """A GPU of 500 W on which a replay takes 20 ms."""
     clock = {"now": 0.0}
     monkeypatch.setattr(energy.time, "perf_counter", lambda: clock["now"])
 
@@ -246,4 +246,4 @@ def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "does not count" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         energy.main(["--tokens", "1,x"])
-    assert "write tokens with commas" in capsys.readouterr().err
+    assert "write values of M with commas" in capsys.readouterr().err

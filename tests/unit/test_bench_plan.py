@@ -44,8 +44,8 @@ def test_shapes_are_chosen_by_name() -> None:
     assert shapes.parse_shapes("8192x28672,llama3-70b,8192X8192") == (
         *((8192, 28672), (8192, 10240), (8192, 8192), (8192, 57344), (28672, 8192)),
     )
-    assert shapes.parse_tokens("64,1,16,1") == (1, 16, 64)
-    assert shapes.parse_tokens("all") == shapes.TOKENS
+    assert shapes.parse_m_values("64,1,16,1") == (1, 16, 64)
+    assert shapes.parse_m_values("all") == shapes.M_VALUES
 
 
 @pytest.mark.parametrize("text", ["4096", "4096x", "4096x100", "0x64", "ax64", "64x64x64", "llama", "", "five,"])
@@ -72,13 +72,13 @@ def test_the_important_cells_come_first() -> None:
     assert plan.importance(CellKey(8192, 28672, 16)) < plan.importance(CellKey(3584, 4608, 16))
     assert plan.importance(CellKey(8192, 10240, 1)) == plan.importance(CellKey(4096, 4096, 512))
     assert plan.importance(CellKey(3584, 4608, 2)) == max(
-        plan.importance(key) for key in plan.all_cells(shapes.all_shapes(), shapes.TOKENS)
+        plan.importance(key) for key in plan.all_cells(shapes.all_shapes(), shapes.M_VALUES)
     )
 
 
 @given(st.floats(0, 3000), st.lists(st.sampled_from(shapes.all_shapes()), min_size=1, max_size=6, unique=True))
 def test_a_plan_keeps_to_its_budget(budget_s: float, some: list[tuple[int, int]]) -> None:
-    keys = plan.all_cells(some, shapes.TOKENS)
+    keys = plan.all_cells(some, shapes.M_VALUES)
     chosen, late = plan.choose(keys, COSTS, budget_s)
     assert COSTS.total_s(chosen) <= budget_s + 1e-6
     assert sorted([*chosen, *late]) == sorted(keys)
@@ -148,7 +148,7 @@ def test_everything_is_measured_without_a_budget() -> None:
 
 @pytest.mark.parametrize("slower", [0.3, 1.0, 2.5])
 def test_the_clock_keeps_the_budget(slower: float) -> None:
-    keys = plan.all_cells(shapes.all_shapes(), shapes.TOKENS)
+    keys = plan.all_cells(shapes.all_shapes(), shapes.M_VALUES)
     bench, to = FakeBench(slower), result()
     left_out = marlin_bench.run(bench, keys, COSTS, 400.0, to, lambda: bench.now)
     assert sorted([*keys_of(to.cells), *left_out]) == sorted(keys)
@@ -169,7 +169,7 @@ def test_a_failure_is_a_cell_and_the_run_goes_on() -> None:
     assert bench.log.count("close") == 2
 
 
-def test_a_run_ends_when_the_card_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_when_the_gpu_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     keys = plan.all_cells(((64, 64), (64, 192), (64, 256)), (1, 16))
     bench, to = FakeBench(no_cell=CellKey(64, 192, 1)), result()
     left_out = marlin_bench.run(bench, keys, COSTS, None, to, lambda: bench.now)
@@ -205,12 +205,12 @@ def test_a_run_goes_on_with_the_cells_that_were_measured(tmp_path: Path) -> None
         ({"cells": None, "settings": None}, "result"),
     ],
 )
-def test_cells_of_two_cards_do_not_stand_in_one_file(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
+def test_cells_of_two_gpus_do_not_stand_in_one_file(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
     with pytest.raises(ArgumentError, match=word):
         marlin.cells_of(stored(tmp_path / "a.json", **changed), SETTINGS, MACHINE)
 
 
-def test_the_plan_needs_no_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--plan", "--shapes", "all", "--budget-minutes", "9"]
     assert marlin.main(arguments) == 0
     said = capsys.readouterr().out

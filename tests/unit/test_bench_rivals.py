@@ -1,4 +1,4 @@
-"""Rivals without a card: cuBLASLt behind a library whose functions are written in NumPy, and rivals that fail."""
+"""Rivals without a GPU: cuBLASLt replaced by a library whose functions are written in NumPy, and rivals that fail."""
 
 from __future__ import annotations
 

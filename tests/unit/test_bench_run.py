@@ -1,4 +1,4 @@
-"""The Marlin benchmark from its command line to its file, on a card whose clock is scripted."""
+"""The Marlin benchmark from its command line to its file, on a GPU whose clock is scripted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_card import FakeCard
+from fake_gpu import FakeGpu
 
 from benchmarks import marlin, marlin_bench
 from benchmarks.harness import Contender
@@ -24,16 +24,16 @@ CONFIG = FloorConfig(16384, 4, 2, False)
 
 
 class World:
-    """Stands in for everything that needs a card. speeds: contender -> microseconds of a launch at one token."""
+    """Stands in for everything that needs a GPU. speeds: contender -> microseconds of a launch at one token."""
 
-    def __init__(self, card: FakeCard) -> None:
-        self.card, self.opened, self.chains = card, list[tuple[Any, ...]](), list[str]()
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.opened, self.chains = gpu, list[tuple[Any, ...]](), list[str]()
         self.speeds = {"ours": 10.0, "ours chained": 8.0, "floor": 9.0, "floor chained": 7.5, "cublas nk": 30.0}
         self.speeds |= {"cublaslt kn 2": 25.0, "humming": 12.0}
 
     def contender(self, name: str, m: int) -> Contender:
         us = self.speeds[name] * max(1, m / 64)
-        return Contender(name, lambda index: self.card.launch(us), 2, 20)
+        return Contender(name, lambda index: self.gpu.launch(us), 2, 20)
 
     def make_layer(self, k: int, n: int, dtype: str, most: int, *, with_dense: bool) -> Any:
         self.opened.append((k, n, dtype, most, with_dense))
@@ -77,13 +77,13 @@ class FakeFloorBench:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(FakeCard())
+    made = World(FakeGpu())
 
     @contextlib.contextmanager
-    def stream() -> Iterator[FakeCard]:
-        yield made.card
+    def stream() -> Iterator[FakeGpu]:
+        yield made.gpu
 
-    monkeypatch.setitem(sys.modules, "cupy", made.card.module)
+    monkeypatch.setitem(sys.modules, "cupy", made.gpu.module)
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(init=lambda: None, empty_cache=lambda: None))
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(marlin, "require_card", lambda parser: None)

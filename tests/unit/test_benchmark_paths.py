@@ -1,4 +1,4 @@
-"""cudatma bench paths on a machine without a card: its table, and what it says."""
+"""cudatma bench paths on a machine without a GPU: its table, and what it says."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def test_a_cell_and_its_row() -> None:
     assert broken[:3] == ("1 x 2", 3, "-")
 
 
-def test_without_a_card_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def no_card() -> None:
+def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_gpu() -> None:
         raise DriverError("cuInit", None, "no CUDA driver on this machine")
 
-    monkeypatch.setattr(harness, "detect", no_card)
+    monkeypatch.setattr(harness, "detect", no_gpu)
     with pytest.raises(SystemExit) as ended:
         paths.main([])
     assert ended.value.code == 2

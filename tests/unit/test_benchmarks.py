@@ -1,4 +1,4 @@
-"""The benchmarks without a card: the harness on a scripted clock, tables as the README takes them, operands with NumPy,
+"""The benchmarks without a GPU: the harness on a scripted clock, tables as the README takes them, operands with NumPy,
 SASS loops on code written by hand and on one real compilation. test_bench_*.py hold the rest."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_card import FakeCard
+from fake_gpu import FakeGpu
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,116 +42,116 @@ from tools import bench
 from tools.dev.readme_tables import table_text
 from tools.sass import find_program
 
-# ---- The harness on a card whose clock is scripted ------------------------------------------------------------------
+# ---- The harness on a GPU whose clock is scripted ------------------------------------------------------------------
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
-    fake = FakeCard()
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
     monkeypatch.setitem(sys.modules, "cupy", fake.module)
     return fake
 
 
-def steady(card: FakeCard, name: str, us: float, copies: int = 4, launches: int = 20) -> Contender:
-    return Contender(name, lambda i: card.launch(us), copies, launches)
+def steady(gpu: FakeGpu, name: str, us: float, copies: int = 4, launches: int = 20) -> Contender:
+    return Contender(name, lambda i: gpu.launch(us), copies, launches)
 
 
-def test_cold_takes_turns_and_gives_the_time_of_one_launch(card: FakeCard) -> None:
-    measured = harness.cold(card, [steady(card, "a", 5.0), steady(card, "b", 7.0, launches=40)], replays=3)
+def test_cold_takes_turns_and_gives_the_time_of_one_launch(gpu: FakeGpu) -> None:
+    measured = harness.cold(gpu, [steady(gpu, "a", 5.0), steady(gpu, "b", 7.0, launches=40)], replays=3)
     assert measured.timings == {"a": Timing(5.0, 5.0, 5.0, 3), "b": Timing(7.0, 7.0, 7.0, 3)}
     a, b = [100.0] * 2, [280.0] * 2
-    assert card.log == ["upload", "upload", *a, *b, *b, *a, *a, *b], "each replays once untimed, and begins in turn"
+    assert gpu.log == ["upload", "upload", *a, *b, *b, *a, *a, *b], "each replays once untimed, and begins in turn"
 
 
-def test_cold_does_not_time_the_first_replay_of_a_turn(card: FakeCard) -> None:
+def test_cold_does_not_time_the_first_replay_of_a_turn(gpu: FakeGpu) -> None:
     # Whatever follows a switch takes three times as long.
     def slowdown(now_us: float) -> float:
-        return 3.0 if len(card.log) < 2 or card.log[-1] != card.log[-2] else 1.0
+        return 3.0 if len(gpu.log) < 2 or gpu.log[-1] != gpu.log[-2] else 1.0
 
-    card.slowdown = slowdown
-    measured = harness.cold(card, [steady(card, "a", 5.0), steady(card, "b", 7.0)], replays=4)
+    gpu.slowdown = slowdown
+    measured = harness.cold(gpu, [steady(gpu, "a", 5.0), steady(gpu, "b", 7.0)], replays=4)
     assert (measured.us("a"), measured.us("b")) == (5.0, 7.0)
 
 
 @pytest.fixture
-def rests(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
-    """Seconds of each rest, and whether the card had nothing to do; a rest stands in the card's log too."""
+def rests(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
+    """Seconds of each rest, and whether the GPU had nothing to do; a rest stands in the GPU's log too."""
     found: list[tuple[float, bool]] = []
-    at = [-1.0]  # the card's time when it was last waited for
+    at = [-1.0]  # the GPU's time when it was last waited for
 
     def sleep(seconds: float) -> None:
-        found.append((seconds, at[0] == card.now_us))
-        card.log.append("rest")
+        found.append((seconds, at[0] == gpu.now_us))
+        gpu.log.append("rest")
 
-    monkeypatch.setattr(card, "synchronize", lambda: at.__setitem__(0, card.now_us))
+    monkeypatch.setattr(gpu, "synchronize", lambda: at.__setitem__(0, gpu.now_us))
     monkeypatch.setattr(harness, "time", types.SimpleNamespace(sleep=sleep))
     return found
 
 
-def test_the_card_rests_before_each_turn(card: FakeCard, rests: list[tuple[float, bool]]) -> None:
-    contenders = [steady(card, "a", 5.0), steady(card, "b", 7.0)]
-    measured = harness.cold(card, contenders, replays=2)
+def test_the_gpu_rests_before_each_turn(gpu: FakeGpu, rests: list[tuple[float, bool]]) -> None:
+    contenders = [steady(gpu, "a", 5.0), steady(gpu, "b", 7.0)]
+    measured = harness.cold(gpu, contenders, replays=2)
     assert (measured.us("a"), measured.us("b")) == (5.0, 7.0)
     a, b = ["rest", 100.0, 100.0], ["rest", 140.0, 140.0]
-    assert card.log == ["upload", "upload", *a, *b, *b, *a]
+    assert gpu.log == ["upload", "upload", *a, *b, *b, *a]
     assert rests == [(harness.REST_S, True)] * 4
-    harness.cold(card, contenders, replays=1, rest_s=0.5)
+    harness.cold(gpu, contenders, replays=1, rest_s=0.5)
     assert rests[4:] == [(0.5, True)] * 2
 
 
-def test_long_and_quick_runs_do_not_rest(card: FakeCard, rests: list[tuple[float, bool]]) -> None:
-    harness.quick(card, steady(card, "a", 5.0), launches=3)
-    harness.sustained(card, [steady(card, "a", 100.0)], seconds=0.5)
-    harness.cold(card, [steady(card, "a", 5.0)], replays=2, rest_s=0.0)
+def test_long_and_quick_runs_do_not_rest(gpu: FakeGpu, rests: list[tuple[float, bool]]) -> None:
+    harness.quick(gpu, steady(gpu, "a", 5.0), launches=3)
+    harness.sustained(gpu, [steady(gpu, "a", 100.0)], seconds=0.5)
+    harness.cold(gpu, [steady(gpu, "a", 5.0)], replays=2, rest_s=0.0)
     assert rests == []
 
 
-def test_quick_takes_fewer_launches(card: FakeCard) -> None:
-    measured = harness.quick(card, steady(card, "a", 5.0, launches=200), launches=3)
+def test_quick_takes_fewer_launches(gpu: FakeGpu) -> None:
+    measured = harness.quick(gpu, steady(gpu, "a", 5.0, launches=200), launches=3)
     assert measured.us("a") == 5.0
-    assert card.log == ["upload", *[15.0] * 4]
+    assert gpu.log == ["upload", *[15.0] * 4]
 
 
-def test_cold_touches_every_buffer_before_the_capture(card: FakeCard) -> None:
+def test_cold_touches_every_buffer_before_the_capture(gpu: FakeGpu) -> None:
     seen: list[tuple[bool, int]] = []
 
     def run(index: int) -> None:
-        seen.append((card.capturing, index))
-        card.launch(1.0)
+        seen.append((gpu.capturing, index))
+        gpu.launch(1.0)
 
-    harness.cold(card, [Contender("a", run, 3, 6)], replays=1)
+    harness.cold(gpu, [Contender("a", run, 3, 6)], replays=1)
     assert seen == [(False, i) for i in range(3)] + [(True, i) for i in range(6)]
 
 
 @pytest.mark.parametrize("in_capture", [False, True])
-def test_a_contender_that_fails_stops_nobody(card: FakeCard, in_capture: bool) -> None:
+def test_a_contender_that_fails_stops_nobody(gpu: FakeGpu, in_capture: bool) -> None:
     def run(index: int) -> None:
-        if card.capturing or not in_capture:
+        if gpu.capturing or not in_capture:
             raise ValueError("no such kernel\nsecond line")
 
-    measured = harness.cold(card, [Contender("broken", run, 4, 20), steady(card, "a", 5.0)], replays=1)
+    measured = harness.cold(gpu, [Contender("broken", run, 4, 20), steady(gpu, "a", 5.0)], replays=1)
     assert measured.errors == {"broken": "ValueError: no such kernel"}
     assert measured.us("a") == 5.0
     assert measured.us("broken") is None
-    assert not card.capturing
+    assert not gpu.capturing
 
 
-def test_sustained_counts_the_second_half(card: FakeCard) -> None:
-    # A cold card is twice as fast for the first half second.
-    card.slowdown = lambda now_us: 1.0 if now_us < 0.5e6 else 2.0
-    measured = harness.sustained(card, [steady(card, "a", 100.0), steady(card, "b", 200.0)], seconds=1.0)
+def test_sustained_counts_the_second_half(gpu: FakeGpu) -> None:
+    # A cold GPU is twice as fast for the first half second.
+    gpu.slowdown = lambda now_us: 1.0 if now_us < 0.5e6 else 2.0
+    measured = harness.sustained(gpu, [steady(gpu, "a", 100.0), steady(gpu, "b", 200.0)], seconds=1.0)
     assert (measured.us("a"), measured.us("b")) == (200.0, 400.0)
     assert measured.timings["a"].samples >= 3
-    replays = [entry for entry in card.log if entry != "upload"]
+    replays = [entry for entry in gpu.log if entry != "upload"]
     switches = sum(replays[i] != replays[i - 1] for i in range(1, len(replays)))
     assert switches > 6, "rivals alternate in blocks of 40 ms"
 
 
-def test_sustained_without_anything_to_run(card: FakeCard) -> None:
+def test_sustained_without_anything_to_run(gpu: FakeGpu) -> None:
     def run(index: int) -> None:
         raise RuntimeError("gone")
 
-    assert harness.sustained(card, [Contender("a", run, 4, 20)]).errors == {"a": "RuntimeError: gone"}
+    assert harness.sustained(gpu, [Contender("a", run, 4, 20)]).errors == {"a": "RuntimeError: gone"}
 
 
 @given(st.integers(1, 2**34))
@@ -337,13 +337,13 @@ def test_the_scripts_are_found_with_a_summary() -> None:
 
 
 @pytest.mark.parametrize("module", [load_paths, host_cost, marlin, read_floor])
-def test_without_a_card_the_reason_is_said(
+def test_without_a_gpu_the_reason_is_said(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_card() -> None:
+    def no_gpu() -> None:
         raise DriverError("cuInit", None, "no CUDA driver on this machine")
 
-    monkeypatch.setattr(harness, "detect", no_card)
+    monkeypatch.setattr(harness, "detect", no_gpu)
     with pytest.raises(SystemExit) as ended:
         module.main([])
     assert ended.value.code == 2
@@ -396,7 +396,7 @@ def test_first_call_in_fresh_processes() -> None:
     assert "error" not in found, found
     assert found["compile_ms"] > 50
     assert found["warm_ms"]["load"] < found["cold_ms"]["load"] / 2
-    assert set(found["cold_ms"]) == {"load"}, "nothing touches a card where a target is named"
+    assert set(found["cold_ms"]) == {"load"}, "nothing touches a GPU where a target is named"
 
 
 def test_first_call_keeps_a_child_that_fails() -> None:
@@ -444,7 +444,7 @@ def test_the_floor_kernel_has_no_hazard() -> None:
 
 # ---- Loops in SASS --------------------------------------------------------------------------------------------------
 
-#: A loop whose inner loop runs first, and whose wait has its slow path behind the end of the kernel.
+#: A loop whose inner loop runs first, and whose wait has its slow path after the end of the kernel.
 SASS = """
         /*0000*/                   MOV R1, RZ ;
 .L_x_0:

@@ -481,7 +481,7 @@ def test_the_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         default_target()
 
 
-def test_the_target_is_that_of_the_card_or_sm_90a(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_is_that_of_the_gpu_or_sm_90a(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.context, "current_device", lambda: 3)
     monkeypatch.setattr(build, "detect", lambda device: get_target("sm_90a") if device == 3 else None)
     assert default_target().name == "sm_90a"
@@ -505,7 +505,7 @@ def test_the_target_is_that_of_the_card_or_sm_90a(monkeypatch: pytest.MonkeyPatc
 def test_every_command_takes_the_same_target(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That of the card here, which is another than without one."""
+    """That of the GPU here, which is another than without one."""
     monkeypatch.chdir(tmp_path)
     Path("k.cu").write_text(PLAIN.replace("*x = 1;", "*x = __CUDA_ARCH__; if (*x != 1200) __trap();"))
     monkeypatch.setattr(build, "detect", lambda device: get_target("sm_120a"))
@@ -518,7 +518,7 @@ def test_every_command_takes_the_same_target(
         assert "for sm_120a" in Path("out").read_text()
 
 
-def test_a_remedy_is_one_where_there_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match="TMA begins with sm_90"):
         get_target("sm_80")
     with pytest.raises(TargetError, match="sm_90a where there is none"):
@@ -527,7 +527,7 @@ def test_a_remedy_is_one_where_there_is_no_card(monkeypatch: pytest.MonkeyPatch)
     def without(device: int = 0) -> Any:
         raise DriverError("cuInit", None, "no CUDA driver on this machine", "compute on the CPU")
 
-    monkeypatch.setattr(backend, "_has_usable_card", lambda: False)
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: False)
     array, weight = np.zeros((64, 64), np.float16), cudatma.quantize(np.ones((64, 64), np.float16), group_size=64)
     for call in (
         lambda: compile_kernel(PLAIN, target="sm_90a").launch(1, 1, (array,), backend="cuda"),
@@ -570,7 +570,7 @@ def test_specs_of_the_package_are_keyed_by_their_neighbours() -> None:
 def test_backends(
     explicit: str | None, variable: str | None, expected: str, usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_has_usable_card", lambda: usable)
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: usable)
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDATMA_BACKEND", variable)
@@ -586,7 +586,7 @@ def test_backends(
 def test_a_function_says_that_it_computes_on_the_cpu_unless_asked_to(
     explicit: str | None, variable: str, warned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_has_usable_card", lambda: False)
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: False)
     monkeypatch.setenv("CUDATMA_BACKEND", variable)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -599,7 +599,7 @@ def test_a_function_says_that_it_computes_on_the_cpu_unless_asked_to(
 
 def test_it_is_said_once_in_a_process() -> None:
     code = (
-        "import numpy as np, cudatma.backend as b\nb._has_usable_card = lambda: False\n"
+        "import numpy as np, cudatma.backend as b\nb._has_usable_gpu = lambda: False\n"
         "b.backend_for('f', None)\nb.backend_for('f', None)\nb.backend_for('g', None)\n"
     )
     environment = {**os.environ, "CUDATMA_BACKEND": ""}
@@ -620,13 +620,13 @@ def test_unknown_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     ("answer", "expected"),
     [("sm_90a", True), ("sm_100a", False), (DriverError("cuInit", None, "none"), False), (ImportError("none"), False)],
 )
-def test_what_a_usable_card_is(answer: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_usable_gpu_is(answer: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def detect() -> Any:
         if isinstance(answer, Exception):
             raise answer
         return get_target(answer)
 
     monkeypatch.setattr(backend, "detect", detect)
-    backend._has_usable_card.cache_clear()
-    assert backend._has_usable_card() is expected
-    backend._has_usable_card.cache_clear()
+    backend._has_usable_gpu.cache_clear()
+    assert backend._has_usable_gpu() is expected
+    backend._has_usable_gpu.cache_clear()

@@ -253,7 +253,7 @@ def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int
     if not refused:
         assert Cache(root).folder == root
         return
-    with pytest.raises(CacheError, match=f"{root.parents[depth - 1]}, in which .* can be written by others"):
+    with pytest.raises(CacheError, match=f"{root.parents[depth - 1]}, which contains .* can be written by others"):
         Cache(root)
 
 
@@ -264,7 +264,7 @@ def test_the_parents_of_what_a_link_leads_to_count(tmp_path: Path) -> None:
     (tmp_path / "root_link").symlink_to(shared / "mine" / "cache")
     (tmp_path / "link").symlink_to("shared/mine")
     for root in (tmp_path / "root_link", tmp_path / "link" / "cache"):
-        with pytest.raises(CacheError, match=f"{shared}, in which"):
+        with pytest.raises(CacheError, match=f"{shared}, which contains"):
             Cache(root)
     shared.chmod(0o755)
     assert Cache(tmp_path / "link" / "cache").folder is not None
@@ -278,7 +278,7 @@ def test_the_parents_of_what_a_link_inside_the_cache_leads_to_count(cache: Cache
     (tmp_path / "hop").symlink_to(shared / "mine")
     (cache.root / "entries").rmdir()
     (cache.root / "entries").symlink_to(tmp_path / target)
-    with pytest.raises(CacheError, match=f"{shared}, in which"):
+    with pytest.raises(CacheError, match=f"{shared}, which contains"):
         Cache(cache.root)
     shared.chmod(0o755)
     assert Cache(cache.root).folder is not None
@@ -296,7 +296,7 @@ def test_a_parent_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "theirs").mkdir()
     monkeypatch.setattr(Path, "stat", stat)
-    with pytest.raises(CacheError, match=r"theirs, in which .* belongs to user 12345"):
+    with pytest.raises(CacheError, match=r"theirs, which contains .* belongs to user 12345"):
         Cache(tmp_path / "theirs" / "cache")
 
 
@@ -310,7 +310,7 @@ def test_a_group_of_ones_own_may_write(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(grp, "getgrgid", lambda group: own)
     assert Cache(parent / "cache").folder is not None
     members.append("somebody")
-    with pytest.raises(CacheError, match=r"home, in which .*mode 0775"):
+    with pytest.raises(CacheError, match=r"home, which contains .*mode 0775"):
         Cache(parent / "cache")
 
 
@@ -441,7 +441,7 @@ def test_many_writers_and_readers_meet_no_half_entry(tmp_path: Path) -> None:
     assert list((tmp_path / "root" / "tmp").iterdir()) == []
 
 
-def test_an_entry_that_goes_away_right_behind_a_failed_rename_is_stored(
+def test_an_entry_that_goes_away_right_after_a_failed_rename_is_stored(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process stored the key, then pruned it: the rename fails on something that is no longer there."""

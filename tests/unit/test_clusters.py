@@ -1,4 +1,4 @@
-"""How many clusters fit on a card, and what a spec whose depth they divide looks like."""
+"""How many clusters fit on a GPU, and what a spec looks like whose K they divide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-#: What cuOccupancyMaxActiveClusters says of an H200, by blocks of a cluster that take a multiprocessor each.
+#: What cuOccupancyMaxActiveClusters says of an H200, by the number of CTAs in a cluster, each on an SM of its own.
 MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
@@ -23,7 +23,7 @@ def spec(**fields: object) -> WgmmaSpec:
     return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
 
 
-def test_an_h200_has_room_for_as_many_as_counted_or_one_more() -> None:
+def test_an_h200_fits_as_many_as_counted_or_one_more() -> None:
     for cluster_k, count in MEASURED.items():
         assert count - 1 <= clusters_at_once(cluster_k, 132) <= count
     assert set(CLUSTER_K) == set(MEASURED)
@@ -31,13 +31,13 @@ def test_an_h200_has_room_for_as_many_as_counted_or_one_more() -> None:
 
 
 @given(st.sampled_from(CLUSTER_K), st.integers(0, 200))
-def test_never_more_than_multiprocessors(cluster_k: int, multiprocessors: int) -> None:
-    at_once = clusters_at_once(cluster_k, multiprocessors)
-    assert 0 <= at_once * cluster_k <= multiprocessors
-    assert clusters_at_once(cluster_k, multiprocessors + 1) >= at_once
+def test_never_more_than_sms(cluster_k: int, sm_count: int) -> None:
+    at_once = clusters_at_once(cluster_k, sm_count)
+    assert 0 <= at_once * cluster_k <= sm_count
+    assert clusters_at_once(cluster_k, sm_count + 1) >= at_once
 
 
-def test_each_block_has_room_for_the_others_sums_of_its_tokens() -> None:
+def test_each_block_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
     for block_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
         of = spec(block_m=block_m, cluster_k=cluster_k)
         parts = {name: size for name, _, size in of.smem_layout()}

@@ -197,7 +197,7 @@ def test_arrays_of_another_device() -> None:
 
 
 def test_without_a_card_it_says_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "_has_usable_card", lambda: False)
+    monkeypatch.setattr(backend_module, "_has_usable_gpu", lambda: False)
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     empty = fresh((0, 64))
     calls: list[Callable[[], object]] = [

@@ -43,7 +43,7 @@ def test_the_reference_keeps_the_limit(no_model: None, capsys: pytest.CaptureFix
     assert found["shape"] == [384, 1536]
     assert found["packed_bytes"] < 0.3 * found["fp16_bytes"]
     assert 0.01 < found["weight_error"] < 0.2
-    assert [result["tokens"] for result in found["results"]] == list(demo.TOKENS)
+    assert [result["tokens"] for result in found["results"]] == list(demo.M_VALUES)
     assert all(0 < result["error"] <= demo.ERROR_LIMIT for result in found["results"])
 
 
@@ -65,12 +65,12 @@ def test_relative_error() -> None:
     assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)
 
 
-def test_without_a_card_the_emulator_runs_the_kernel_and_draws_its_pipeline(
+def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
     monkeypatch.setattr(demo, "selected_backend", lambda wanted: "emulator")
-    monkeypatch.setattr(demo, "TOKENS", (3,))
+    monkeypatch.setattr(demo, "M_VALUES", (3,))
     monkeypatch.setattr(demo, "CHECKED", 3)
     assert demo.main(["--json", "--out", str(tmp_path / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -85,7 +85,7 @@ def test_without_a_card_the_emulator_runs_the_kernel_and_draws_its_pipeline(
 def test_the_gemm_that_ran_is_drawn_and_its_hazards_are_checked(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo, "TOKENS", (16,))
+    monkeypatch.setattr(demo, "M_VALUES", (16,))
     assert demo.main(["--backend", "emulator", "--json", "--out", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     checked = found["checked"]
@@ -100,7 +100,7 @@ def test_a_hazard_is_a_failure(
 ) -> None:
     hazard = SimpleNamespace(kind="read_before_load", message="a tile is read too early")
     report = SimpleNamespace(kernel="k", schedules=3, hazards=[hazard], is_clean=False)
-    monkeypatch.setattr(demo, "TOKENS", (16,))
+    monkeypatch.setattr(demo, "M_VALUES", (16,))
     monkeypatch.setattr(demo, "_gemm", lambda x, weight, bias, backend: x @ weight.dequantize(dtype=np.float32) + bias)
     monkeypatch.setattr(demo, "check_and_draw", lambda *args: report)
     assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 1
@@ -121,7 +121,7 @@ def test_what_compiling_takes_is_told_apart(small_layer: None, monkeypatch: pyte
         build.compile_seconds.append(2.5)
         return x @ weight.dequantize(dtype=np.float32) + bias
 
-    monkeypatch.setattr(demo, "TOKENS", (1, 2))
+    monkeypatch.setattr(demo, "M_VALUES", (1, 2))
     monkeypatch.setattr(demo, "_gemm", compiling)
     found = demo.run(demo.load_layer(), 128, "emulator", tmp_path, show=False)
     assert [result["compiling"] for result in found["results"]] == [2500, 2500]
@@ -130,7 +130,7 @@ def test_what_compiling_takes_is_told_apart(small_layer: None, monkeypatch: pyte
 def test_the_text_names_progress_errors_and_the_picture(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo, "TOKENS", (1,))
+    monkeypatch.setattr(demo, "M_VALUES", (1,))
     monkeypatch.setattr(demo, "CHECKED", 1)
     assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The generator behind the capture of driver tensor maps: its valid specs are valid, its mutations break what they say.
+"""The generator of the capture of driver tensor maps: its valid specs are valid, its mutations break what they say.
 
 The capture itself needs a driver (tests/gpu/capture_descriptors.py).
 """

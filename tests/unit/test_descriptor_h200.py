@@ -41,7 +41,7 @@ def refused_field(case: Case) -> str | None:
     try:
         spec = make(case)
         check_described_bytes(spec, target)
-        # The driver of a card refuses what the card lacks.
+        # The driver of a GPU refuses what the GPU lacks.
         for needed, feature in ((spec.dtype.packed, "packed_types"), (spec.swizzle.is_atom, "swizzle_atoms")):
             if needed:
                 target.require(feature, "the map")

@@ -76,7 +76,7 @@ def test_activations() -> None:
 
 @pytest.mark.parametrize(("m", "strides"), [(333, (8192, 2)), (333, (8208, 2)), (1, (3, 2))])
 def test_blocks_of_activations(m: int, strides: tuple[int, int]) -> None:
-    """Depth d of row r stands at (d % 64, r, d // 64); one load brings 256 depths of 16 rows."""
+    """Element k of row r is at (k % 64, r, k // 64); one load brings 256 elements of K of 16 rows."""
     x = device_array((m, 4096), "float16", strides)
     made = create_activation_tma_desc(x, 16, blocks=4, encoder="codec", target="sm_90a")
     spec = made.spec
@@ -89,7 +89,7 @@ def test_blocks_of_activations(m: int, strides: tuple[int, int]) -> None:
     assert (made.expected_bytes, spec.l2_promotion) == (4 * one.expected_bytes, one.spec.l2_promotion)
 
 
-def test_blocks_of_other_depths() -> None:
+def test_blocks_of_another_k() -> None:
     x = device_array((8, 96), ml_dtypes.bfloat16)
     spec = create_activation_tma_desc(x, 8, 32, blocks=3, swizzle="64B", encoder="codec").spec
     assert (spec.dims, spec.strides_bytes, spec.box) == ((32, 8, 3), (192, 64), (32, 8, 3))

@@ -15,10 +15,10 @@ from cudatma.errors import CompileError, DriverError
 from cudatma.target import Target
 from tools import checks as module
 from tools import doctor
-from tools.checks import Card, Check, Machine, examine
+from tools.checks import Check, Gpu, Machine, examine
 
-H200 = Card(0, "NVIDIA H200", (9, 0), 232448, 141 * 2**30)
-OLD = Card(1, "Tesla T4", (7, 5), 65536, 15 * 2**30)
+H200 = Gpu(0, "NVIDIA H200", (9, 0), 232448, 141 * 2**30)
+OLD = Gpu(1, "Tesla T4", (7, 5), 65536, 15 * 2**30)
 
 
 class Sound(Machine):
@@ -42,8 +42,8 @@ class Sound(Machine):
     def cuda_version(self) -> tuple[int, int]:
         return self._answer("cuda_version", (13, 0))
 
-    def cards(self) -> list[Card]:
-        return self._answer("cards", [H200])
+    def gpus(self) -> list[Gpu]:
+        return self._answer("gpus", [H200])
 
     def nvrtc_version(self) -> tuple[int, int]:
         return self._answer("nvrtc_version", (13, 0))
@@ -67,7 +67,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_sound_machine_passes(root: Path) -> None:
     found = examine(Sound(), root)
     assert doctor.passed(found, gpu=True)
-    assert "target sm_90a" in next(check.found for check in found if check.name == "card")
+    assert "target sm_90a" in next(check.found for check in found if check.name == "GPU")
     able = doctor.abilities(found)
     assert able["launch kernels"] == (True, "")
     assert able["render, compile and dump"] == (True, "")
@@ -79,10 +79,10 @@ NO_DRIVER = DriverError("cuInit", None, "no CUDA driver on this machine")
 @pytest.mark.parametrize(
     ("changes", "line", "status", "words"),
     [
-        ({"cuda_version": NO_DRIVER, "cards": NO_DRIVER}, "driver", "warn", "no kernel can be launched"),
+        ({"cuda_version": NO_DRIVER, "gpus": NO_DRIVER}, "driver", "warn", "no kernel can be launched"),
         ({"cuda_version": (11, 8)}, "driver", "fail", "TMA needs 12.0"),
-        ({"cards": []}, "card", "warn", "no card"),
-        ({"cards": [OLD]}, "card", "warn", "compute capability 7.5"),
+        ({"gpus": []}, "GPU", "warn", "no GPU"),
+        ({"gpus": [OLD]}, "GPU", "warn", "compute capability 7.5"),
         ({"cuda_version": (12, 9)}, "NVRTC", "fail", "may not load"),
         ({"nvrtc_version": DriverError("nvrtcVersion", None, "no library")}, "NVRTC", "fail", "nothing compiles"),
         ({"sm_90a": CompileError("NVRTC refused probe.cu")}, "sm_90a", "fail", "refused"),
@@ -92,7 +92,7 @@ NO_DRIVER = DriverError("cuInit", None, "no CUDA driver on this machine")
         ({"python": (3, 9, 1)}, "python", "fail", "3.9.1"),
         ({"emulate_probe": [0] * 32}, "emulator", "fail", "wrong results"),
         ({"emulate_probe": EmulatorError("no such form")}, "emulator", "fail", "no such form"),
-        ({"cards": ValueError("surprise")}, "cards", "fail", "ValueError: surprise"),
+        ({"gpus": ValueError("surprise")}, "gpus", "fail", "ValueError: surprise"),
     ],
 )
 def test_trouble_is_named(changes: dict[str, Any], line: str, status: str, words: str, root: Path) -> None:
@@ -103,7 +103,7 @@ def test_trouble_is_named(changes: dict[str, Any], line: str, status: str, words
     assert doctor.passed(found, gpu=False) == (status != "fail")
 
 
-@pytest.mark.parametrize("changes", [{"cards": []}, {"cards": [OLD]}, {"cupy": ImportError("gone")}])
+@pytest.mark.parametrize("changes", [{"gpus": []}, {"gpus": [OLD]}, {"cupy": ImportError("gone")}])
 def test_gpu_makes_a_machine_that_cannot_launch_fail(changes: dict[str, Any], root: Path) -> None:
     found = examine(Sound(**changes), root)
     assert doctor.passed(found, gpu=False)
@@ -113,18 +113,18 @@ def test_gpu_makes_a_machine_that_cannot_launch_fail(changes: dict[str, Any], ro
     assert why
 
 
-def test_one_usable_card_is_enough(root: Path) -> None:
-    assert doctor.passed(examine(Sound(cards=[H200, OLD]), root), gpu=True)
+def test_one_usable_gpu_is_enough(root: Path) -> None:
+    assert doctor.passed(examine(Sound(gpus=[H200, OLD]), root), gpu=True)
 
 
 def test_a_backend_asked_for_by_name_must_be_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
-    assert lines(Sound(cuda_version=NO_DRIVER, cards=NO_DRIVER), root)["driver"].status == "fail"
+    assert lines(Sound(cuda_version=NO_DRIVER, gpus=NO_DRIVER), root)["driver"].status == "fail"
 
 
 def test_less_shared_memory_than_the_target_counts_on(root: Path) -> None:
-    small = Card(0, "NVIDIA H200 MIG", (9, 0), 100_000, 2**34)
-    check = lines(Sound(cards=[small]), root)["card"]
+    small = Gpu(0, "NVIDIA H200 MIG", (9, 0), 100_000, 2**34)
+    check = lines(Sound(gpus=[small]), root)["GPU"]
     assert check.status == "warn"
     assert "will not launch" in check.remedy
     assert not check.missing
@@ -153,8 +153,8 @@ def test_missing_disassemblers_only_cost_the_sass(root: Path, monkeypatch: pytes
     assert doctor.abilities(found)["launch kernels"][0]
 
 
-def test_without_a_card_kernels_run_on_the_emulator(root: Path) -> None:
-    found = examine(Sound(cuda_version=NO_DRIVER, cards=NO_DRIVER), root)
+def test_without_a_gpu_kernels_run_on_the_emulator(root: Path) -> None:
+    found = examine(Sound(cuda_version=NO_DRIVER, gpus=NO_DRIVER), root)
     able = doctor.abilities(found)
     assert able["run kernels on the emulator"] == (True, "")
     assert "emulator" in next(check.remedy for check in found if check.name == "driver")

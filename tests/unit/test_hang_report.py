@@ -41,13 +41,13 @@ def record(kind: int, offset: int = 64, **fields: Any) -> np.ndarray[Any, Any]:
 
 def hang(*made: np.ndarray[Any, Any], verified: bool = True, taken: int = 0) -> PipelineHang:
     all_records = np.concatenate([*made, np.zeros(3, shared.RECORD)])
-    found = hang_of(all_records, NAMES, verified=verified, where="a card", taken=taken)
+    found = hang_of(all_records, NAMES, verified=verified, where="a GPU", taken=taken)
     assert found is not None
     return found
 
 
 def test_no_record_is_no_hang() -> None:
-    assert hang_of(np.zeros(8, shared.RECORD), NAMES, verified=True, where="a card") is None
+    assert hang_of(np.zeros(8, shared.RECORD), NAMES, verified=True, where="a GPU") is None
 
 
 def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
@@ -63,10 +63,10 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
     assert (wait.line, wait.text, wait.waited_seconds) == (2, "wait(full);", 2.0)
     shown = str(error)
     for part in (
-        "k on a card: a wait of 2 s expired",
+        "k on a GPU: a wait of 2 s expired",
         "full[1], parity 1, by warp 2 lane 6 of block (3, 1, 2)",
         "line 2: wait(full);",
-        f"raw {encode(state):#018x}, decoded (not verified on this card): 1 arrival and 4096 bytes pending, parity 1",
+        f"raw {encode(state):#018x}, decoded (not verified on this GPU): 1 arrival and 4096 bytes pending, parity 1",
         "initialised with 2 arrivals",
         "1 arrival is missing, and 4096 bytes",
     ):

@@ -241,7 +241,7 @@ def test_every_bit_of_maps_that_are_not_valid_too(capsys: pytest.CaptureFixture[
     assert cli.main(["inspect", HEX, "--bits", "--wide"]) == 0
     wide = capsys.readouterr().out
     assert "box_minus_1" not in wide
-    assert "verified on no card" in wide
+    assert "verified on no GPU" in wide
 
 
 # What is refused

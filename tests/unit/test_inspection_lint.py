@@ -94,7 +94,7 @@ def test_a_plain_map_has_two_notes() -> None:
         ("target", "error", tiled(swizzle="none", box=(256, 256), dtype="float32"), "262144 bytes"),
         ("target", "error", tiled(**SLICES | {"box": (16, 9, 5)}), "box[1]"),
         ("target", "note", tiled(box=(64, 256), swizzle="128B_ATOM_64B"), "not for sm_90, sm_90a"),
-        ("documents-only", "note", tiled(swizzle="128B_ATOM_64B"), "no card"),
+        ("documents-only", "note", tiled(swizzle="128B_ATOM_64B"), "no GPU"),
         ("documents-only", "note", WIDE, "documents only"),
     ],
 )  # fmt: skip

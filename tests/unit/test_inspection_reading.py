@@ -215,7 +215,7 @@ def test_wrong_objects(source: object, device: int | None, error: type[Exception
         cudatma.inspect(source, device=device)
 
 
-def test_memory_of_a_card_is_copied_after_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_gpu_is_copied_after_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
     def copy(to: int, pointer: int, size: int) -> tuple[int]:
@@ -288,7 +288,7 @@ def test_object_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert cli.main(["inspect", "--object", "my_maps:Holder.spec", "--bits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bits"][0]["value"] == 16
     assert cli.main(["inspect", "--object", "my_maps:Holder.wide", "--bits", "--lint"]) == 0
-    assert "verified on no card" in " ".join(capsys.readouterr().out.split())
+    assert "verified on no GPU" in " ".join(capsys.readouterr().out.split())
     for name in (
         "my_maps:nothing",
         "my_maps:broken",

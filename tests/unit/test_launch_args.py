@@ -93,7 +93,7 @@ def test_an_unreadable_parameter_is_an_error() -> None:
         entries(".visible .entry k(.param .texref t)")
 
 
-def test_a_kernel_knows_its_parameters_without_a_card(tmp_path: Path) -> None:
+def test_a_kernel_knows_its_parameters_without_a_gpu(tmp_path: Path) -> None:
     made = compile_source(SOURCE, HOPPER)
     kernel = Kernel(made.cubin, "many", HOPPER, ptx=made.ptx, log=made.log, folder=tmp_path)
     assert tuple((p.kind, p.size_bytes) for p in kernel.parameters) == MANY

@@ -41,7 +41,7 @@ def test_an_installed_gpu_is_asked_in_khz(
     )
     monkeypatch.setattr(gpu_module, "detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(gpu_module.context, "initialise", lambda: driver)
-    monkeypatch.setattr(gpu_module.context, "device", lambda device: SimpleNamespace(multiprocessors=132))
+    monkeypatch.setattr(gpu_module.context, "device", lambda device: SimpleNamespace(sm_count=132))
     gpu_of.cache_clear()
     try:
         assert gpu_of(0) == wanted

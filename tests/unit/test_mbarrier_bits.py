@@ -80,6 +80,6 @@ def test_what_is_no_64_bit_number_is_refused() -> None:
             decode(raw)
 
 
-def test_only_the_card_that_answered_is_verified() -> None:
+def test_only_the_gpu_that_answered_is_verified() -> None:
     assert is_verified((9, 0)) is True
     assert is_verified((12, 0)) is False

@@ -196,7 +196,7 @@ def test_the_largest_group_size_that_divides_is_chosen(multiple: int, largest: i
     assert found == max(fitting)
 
 
-def test_a_depth_without_a_group_size_is_refused() -> None:
+def test_a_k_without_a_group_size_is_refused() -> None:
     with pytest.raises(ArgumentError, match="multiple of 32"):
         minilm.Choice().group_size_for(100)
 
@@ -366,11 +366,11 @@ def test_wrong_calls_are_exit_status_2(folder: Path, arguments: list[str], capsy
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_asking_for_a_card_in_vain_is_exit_status_2(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def no_card() -> None:
+def test_asking_for_a_gpu_in_vain_is_exit_status_2(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def no_gpu() -> None:
         raise DriverError("cuInit", None, "no CUDA driver on this machine")
 
-    monkeypatch.setattr(minilm.cudatma, "detect", no_card)
+    monkeypatch.setattr(minilm.cudatma, "detect", no_gpu)
     assert minilm.main(["--model", str(folder), "--backend", "cuda"]) == 2
     assert "DriverError" in capsys.readouterr().err
 

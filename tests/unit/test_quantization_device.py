@@ -1,4 +1,4 @@
-"""Quantization on a card: the same integers as on the host, and weights there and back."""
+"""Quantization on a GPU: the same integers as on the host, and weights there and back."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(QuantizationError, match=r"weight\[40, 7\]"):
         quantize(weight)
     weight[40, 7] = 1e6
-    with pytest.raises(QuantizationError, match="group 0, channel 7"):
+    with pytest.raises(QuantizationError, match="group 0, column 7"):
         quantize(weight)
     good = quantize(dense())
     with pytest.raises(QuantizationError, match="library and device"):

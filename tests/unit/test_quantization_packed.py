@@ -91,15 +91,15 @@ def test_every_byte_is_where_the_layout_says(depth: int, width: int, size: int, 
         n64, k64 = divmod(row, k_blocks)
         words = weight.qweight[row].view("<u4").reshape(4, 32, 4)
         for c, lane, j, r, h in np.ndindex(4, 32, 4, 4, 2):
-            channel = 64 * n64 + 16 * c + (lane >> 2) + 8 * (r & 1)
+            column = 64 * n64 + 16 * c + (lane >> 2) + 8 * (r & 1)
             k = 64 * k64 + 16 * j + 2 * (lane & 3) + h + 8 * (r >> 1)
             value = int(words[c, lane, j]) >> (4 * (r + 4 * h)) & 15
-            if k < depth and channel < width:
-                assert value == given_weight["q"][k, channel], (channel, k)
+            if k < depth and column < width:
+                assert value == given_weight["q"][k, column], (column, k)
             else:
                 group = 0 if size == -1 else k // size
-                inside = zeros and channel < width and group < weight.groups
-                assert value == (min(15, given_weight["zeros"][group, channel]) if inside else 8), (channel, k)
+                inside = zeros and column < width and group < weight.groups
+                assert value == (min(15, given_weight["zeros"][group, column]) if inside else 8), (column, k)
 
 
 @pytest.mark.parametrize("width", [64, 65, 200])
@@ -108,13 +108,11 @@ def test_scales_and_zeros_stand_where_the_layout_says(width: int) -> None:
     weight = pack(**given_weight)
     padded = -(-width // 64) * 64
     assert weight.scales.shape == weight.zeros.shape == (3, padded)
-    for channel in range(padded):
-        block, inside = divmod(channel, 64)
+    for column in range(padded):
+        block, inside = divmod(column, 64)
         c, r, g = inside // 16, inside % 16 // 8, inside % 8
         stands = 64 * block + 8 * g + 2 * c + r
-        expected = (
-            (given_weight["scales"][:, channel], given_weight["zeros"][:, channel]) if channel < width else (0, 8)
-        )
+        expected = (given_weight["scales"][:, column], given_weight["zeros"][:, column]) if column < width else (0, 8)
         np.testing.assert_array_equal(weight.scales[:, stands], expected[0])
         np.testing.assert_array_equal(weight.zeros[:, stands], expected[1])
 
@@ -228,7 +226,7 @@ def test_packed_weight_refuses(case: str) -> None:
     assert caught.value.field == field  # type: ignore[attr-defined]
 
 
-def test_a_broken_scale_is_named_by_its_channel() -> None:
+def test_a_broken_scale_is_named_by_its_column() -> None:
     scales = GOOD.scales.copy()
     scales[1, 64 + 8 * 5 + 2 * 0 + 1] = np.nan  # of channels 64 ..: 16 * 0 + 8 * 1 + 5
     with pytest.raises(QuantizationError, match=r"scales\[1, 77\]"):

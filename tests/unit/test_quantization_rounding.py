@@ -253,7 +253,7 @@ def test_quantizing_takes_at_most_twice_the_memory_of_the_weight(kind: Any, size
 def test_what_is_wrong_is_found_in_every_tile() -> None:
     weight = dense(700, 900)
     weight[555, 650] = 1e6
-    with pytest.raises(QuantizationError, match=r"group 4, channel 650\]: got values from -0\.\d+ to 1e\+06"):
+    with pytest.raises(QuantizationError, match=r"group 4, column 650\]: got values from -0\.\d+ to 1e\+06"):
         quantize(weight)
     weight[666, 777] = np.nan
     with pytest.raises(QuantizationError, match=r"weight\[666, 777\]: got nan"):
@@ -301,14 +301,14 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "NaN": (_with(np.nan), {}, QuantizationError, r"weight\[40, 7\]"),
     "infinite": (_with(-np.inf), {}, QuantizationError, r"weight\[40, 7\]"),
     "NaN in bf16": (_with(np.nan, BF16), {}, QuantizationError, r"weight\[40, 7\]"),
-    "too large for fp16": (_with(7e4), {"group_size": 32}, QuantizationError, r"group 1, channel 7"),
-    "scale too large for fp16": (_with(1e6), {"group_size": 32}, QuantizationError, r"group 1, channel 7"),
-    "too large for float32": (_with(1e300, np.float64), {"dtype": "bfloat16"}, QuantizationError, "group 0, channel 7"),
+    "too large for fp16": (_with(7e4), {"group_size": 32}, QuantizationError, r"group 1, column 7"),
+    "scale too large for fp16": (_with(1e6), {"group_size": 32}, QuantizationError, r"group 1, column 7"),
+    "too large for float32": (_with(1e300, np.float64), {"dtype": "bfloat16"}, QuantizationError, "group 0, column 7"),
     "a range fp16 cannot hold": (
         np.array([[65504.0], [-65504.0]], np.float32),
         {"symmetric": False},
         QuantizationError,
-        "group 0, channel 0",
+        "group 0, column 0",
     ),
     "integers": (np.ones((4, 4), np.int32), {}, QuantizationError, "dtype int32"),
     "complex": (np.ones((4, 4), np.complex64), {}, QuantizationError, "dtype complex64"),

@@ -143,7 +143,7 @@ def test_threads_meet_where_their_bssy_said() -> None:
     assert successors(code)[2] == (4,)
 
 
-def test_a_return_goes_behind_every_call() -> None:
+def test_a_return_goes_after_every_call() -> None:
     program = (Line("CALL.REL.NOINC `(f)"), Line("CALL.REL.NOINC `(f)"), EXIT, Line("RET.REL.NODEC R4 `(k)", label="f"))
     (code,) = parse_encoded(assemble(*program))
     assert successors(code) == [(3,), (3,), (), (1, 2)]

@@ -82,7 +82,7 @@ def same(scales: Any, form: str, p: int) -> bool:
 
 @pytest.mark.parametrize("dtype", UNIT)
 def test_the_rounding_is_the_types(dtype: Any) -> None:
-    """Of every number, of the points half-way between two, and of those beside them."""
+    """Of every number, of the points half-way between two, and of those next to them."""
     numbers = POSITIVE[dtype].astype(np.float64)
     halfway = (numbers[:-1] + numbers[1:]) / 2
     up = numbers[:-1] + (numbers[1:] - numbers[:-1]) * (np.arange(1, len(numbers)) & 1 == 1)
@@ -117,7 +117,7 @@ def test_scales_that_are_fit_give_the_same_bits(scales: Any) -> None:
         assert same(scales, fit.form, fit.exponent)
 
 
-#: All that is too large: fp16's products with -8 overflow; of bf16, 2^p would leave fp32 behind.
+#: All that is too large: fp16's products with -8 overflow; of bf16, 2^p would leave the range of fp32.
 @pytest.mark.parametrize(("dtype", "exponents", "most"), [(HALF, 22, 65504 / 8), (BRAIN, 127, 2.0**121)])
 def test_every_scale_alone(dtype: Any, exponents: int, most: float) -> None:
     """All of a type: as stored, with the least p that keeps s 2^u finite; but for those that are too large."""

@@ -36,7 +36,7 @@ FACTS = (
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")
-#: The emulator's packages in the same order; "" is what stands beside them and uses all.
+#: The emulator's packages in the same order; "" is the modules next to them, which use all.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
 
 

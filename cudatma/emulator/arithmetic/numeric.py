@@ -138,7 +138,7 @@ def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
 def _fused(a: Array, b: Array, c: Array, to: type, cut: int, least: int) -> Array:
     """a * b + c rounded once to a type that has ``cut`` bits less than float64 and normal numbers from 2**least on.
 
-    Rounding to float64 before is harmless unless the sum there lies halfway between two numbers of the type, or between
+    Rounding to float64 before is harmless unless the sum is halfway between two numbers of the type, or between
     zero and the normal ones, where more bits are cut off.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)

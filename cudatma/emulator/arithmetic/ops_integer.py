@@ -20,7 +20,7 @@ def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
 
 
 def operands(e: SegmentWriter, i: Instruction, count: int) -> None:
-    e.need(len(i.operands) == count, f"{count} operands are expected, {len(i.operands)} stand here")
+    e.need(len(i.operands) == count, f"{count} operands are expected, {len(i.operands)} are given")
 
 
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
@@ -85,7 +85,7 @@ def with_carry(
 ) -> Array:
     """Extended-precision add or subtract; the warp's carry flag is kept where ``.cc`` asks.
 
-    A subtraction adds the complement and 1 (or the flag), so its flag is 1 where nothing was borrowed: the 128-bit
+    A subtraction adds the complement and 1 (or the flag); its flag is 1 where nothing was borrowed: the 128-bit
     division of NVIDIA's compilers looks at it with addc.
     """
     if minus:
@@ -168,7 +168,8 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Integer division towards zero; by zero all bits are set (the ISA leaves it open, ptxas makes it so)."""
+    """Integer division towards zero; by zero all bits are set (the ISA leaves it open; this is what ptxas
+    generates)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":

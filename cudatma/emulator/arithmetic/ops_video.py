@@ -62,20 +62,20 @@ def video(e: SegmentWriter, i: Instruction) -> None:
         types.insert(0, "u32")
     signs = tuple(kind == "s32" for kind in types)
     e.need(len(signs) == 3, "three types are expected, two for vset")
-    behind = i.parts[1 + sum(p in ("u32", "s32") for p in i.parts) :]
-    compare = next((p for p in behind if p in _COMPARE), "")
-    second = next((p for p in behind if p in _SECOND), "")
-    flags = f"{'sat' in behind}, {'wrap' in behind}"
+    after = i.parts[1 + sum(p in ("u32", "s32") for p in i.parts) :]
+    compare = next((p for p in after if p in _COMPARE), "")
+    second = next((p for p in after if p in _SECOND), "")
+    flags = f"{'sat' in after}, {'wrap' in after}"
     if name == "mad":
-        shift = 7 if "shr7" in behind else 15 if "shr15" in behind else 0
+        shift = 7 if "shr7" in after else 15 if "shr15" in after else 0
         head = f"{a}, {a_part!r}, {b}, {b_part!r}, {c}, {signs}"
-        text = f"video_mad({head}, {'po' in behind}, {shift}, {'sat' in behind})"
+        text = f"video_mad({head}, {'po' in after}, {shift}, {'sat' in after})"
     elif lanes == 1:
         text = f"video_scalar({name!r}, {compare!r}, {a}, {a_part!r}, {b}, {b_part!r}, {c}, {signs}, {flags}, "
         text += f"{second!r}, {mask!r})"
     else:
         text = f"video_lanes({name!r}, {compare!r}, {lanes}, {a}, {a_part!r}, {b}, {b_part!r}, {c}, {signs}, "
-        text += f"{'sat' in behind}, {second == 'add'}, {mask!r})"
+        text += f"{'sat' in after}, {second == 'add'}, {mask!r})"
     e.dst(to.reg if isinstance(to, Part) else to, text, "u32")
 
 

@@ -70,7 +70,7 @@ def div64_mode(a: Array, b: Array, mode: str) -> Array:
 
 @runtime
 def sqrt64_mode(a: Array, mode: str) -> Array:
-    """The nearest root's square against the operand says on which side it lies."""
+    """The nearest root's square against the operand says on which side it is."""
     out = np.sqrt(a)
     for k, (value, root) in enumerate(zip(a.tolist(), out.tolist(), strict=True)):
         if not math.isfinite(root) or root == 0:

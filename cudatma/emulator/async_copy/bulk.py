@@ -62,13 +62,13 @@ def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
 
 
 def check_cluster(w: Warp, at: int) -> None:
-    """Bulk copies between shared memories trap in a launch that names no cluster, of one block at least (measured)."""
+    """Bulk copies between shared memories trap in a launch that names no cluster, of one CTA at least (measured)."""
     if not w.launch.setup.extra.get("names_cluster", True):
         access.trap(w, at, "a bulk copy between shared memories in a launch without a cluster")
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
-    """cp.async.bulk into shared memory, completing on an mbarrier; from global or another block's shared memory."""
+    """cp.async.bulk into shared memory, completing on an mbarrier; from global or another CTA's shared memory."""
     size = check_run(w, at, size, to, source)
     to = strip(to)
     if from_shared:
@@ -109,13 +109,13 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """(destination, barrier) addresses: one pair, or one a block of a multicast at the same offsets."""
+    """(destination, barrier) addresses: one pair, or one a CTA of a multicast at the same offsets."""
     if multicast is None:
         return [(to, bar)]
     low = (1 << RANK_SHIFT) - 1
     blocks = len(w.block.cluster.blocks)
     if multicast >> blocks:
-        access.trap(w, at, f"multicast mask {multicast:#x} in a cluster of {blocks} blocks")
+        access.trap(w, at, f"multicast mask {multicast:#x} in a cluster of {blocks} CTAs")
     ranks = [rank for rank in range(blocks) if multicast >> rank & 1]
     return [((to & low) | rank << RANK_SHIFT, (bar & low) | rank << RANK_SHIFT) for rank in ranks]
 

@@ -31,7 +31,7 @@ class Group:
     lanes: int = 0
     owner: int = 0
     tokens: list[list[Group]] = field(default_factory=list)
-    #: An mbarrier's arrival stands behind it: a part of the group that the next commit closes.
+    #: An mbarrier's arrival follows it: a part of the group that the next commit closes.
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
@@ -79,7 +79,7 @@ class Queue:
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Some of the lanes go their own way: their queue, which keeps what was committed together."""
+        """Some of the lanes diverge: their queue, which keeps what was committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine

@@ -60,12 +60,12 @@ class MBarrier:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """What tells it from others of its cluster."""
+        """What distinguishes it from other mbarriers of its cluster."""
         return "mbarrier", self.block.rank, self.offset
 
     @property
     def name(self) -> str:
-        """The barrier's shared address and block."""
+        """The barrier's shared address and CTA."""
         return f"mbarrier at {self.offset + (self.block.shared_base & 0xFFFFFF):#x} of block {self.block.index}"
 
     def describe(self) -> str:

@@ -106,7 +106,7 @@ RESPONSE_BYTES = 16
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
     """clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not begun.
 
-    The answer, 16 bytes in shared memory of the block or of all blocks of the cluster: the first block's index, and
+    The answer, 16 bytes in shared memory of the CTA or of all CTAs of the cluster: the first CTA's index, and
     whether there was a cluster left.
     """
     for lane in groups.lanes(mask):

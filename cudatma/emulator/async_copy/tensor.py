@@ -64,7 +64,7 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
 
 
 def _map_in_use(w: Warp, address: int, *until: tuple[int, int]) -> None:
-    """Tell the hazard layer how long a copy uses a tensor map that lies in global memory: until one of these."""
+    """Tell the hazard layer how long a copy uses a tensor map in global memory: until one of these."""
     region, observer = w.launch.memory.find(address), w.block.cluster.observer
     if region is not None and observer is not None:
         observer.globals.map_in_use(w, region, address - region.base, *until)
@@ -83,7 +83,7 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 
 
 def _region(w: Warp, at: int, box: Box) -> Region | None:
-    """The memory that the box's part of the tensor lies in, None where no part does; traps outside of memory."""
+    """The memory that holds the box's part of the tensor, None where no part is in memory; traps outside of memory."""
     if not box.valid.any():
         return None
     inside, spec = box.valid > 0, box.spec
@@ -96,7 +96,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Numbers of the chunks in the block's shared memory; a footprint that leaves it traps."""
+    """Numbers of the chunks in the CTA's shared memory; a footprint that leaves it traps."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -206,7 +206,7 @@ def store(
     if observer is not None:
         observer.box_stored(w, at, block, chunks, spec.swizzle)
         _map_in_use(w, map_address, observer.read_until(w, lane, group))
-    # What lies outside the tensor goes nowhere: a box's padding in shared memory may hold anything.
+    # Elements outside the tensor are not written: a box's padding in shared memory may hold anything.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, lane, block, used, read, write, group)
 
@@ -257,7 +257,7 @@ def _runs(box: Box, region: Region) -> list[tuple[Array, int]]:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """The bytes that hold the tensor, and where it begins in them; nothing where a box lies all outside."""
+    """The bytes that hold the tensor, and where it begins in them; nothing where a box is all outside."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 

@@ -1,4 +1,4 @@
-"""Tensor copies that the hardware stops. The rules stand in ``descriptor.access``; here they become BoxError."""
+"""Tensor copies that the hardware stops. The rules are in ``descriptor.access``; here they become BoxError."""
 
 from __future__ import annotations
 

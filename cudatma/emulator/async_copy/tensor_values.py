@@ -73,7 +73,7 @@ def loaded(box: Box, memory: Array, origin: int) -> Array:
 
 
 def shared_chunks(memory: Array) -> Array:
-    """(n, 2) words: a block's shared memory as chunks."""
+    """(n, 2) words: a CTA's shared memory as chunks."""
     return _chunks(memory, 0)
 
 
@@ -83,7 +83,7 @@ def stored(box: Box) -> Array:
 
 
 def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) -> None:
-    """Write chunks (n, 2) at byte offsets of a memory; what lies past its end is dropped.
+    """Write chunks (n, 2) at byte offsets of a memory; what is past its end is dropped.
 
     unit_bytes: how many of a chunk's bytes are written, the first ones.
     """
@@ -101,7 +101,7 @@ def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) 
 
 
 def read(memory: Array, offsets: Array) -> Array:
-    """Chunks (n, 2) at byte offsets of a memory; zeros for what lies past its end."""
+    """Chunks (n, 2) at byte offsets of a memory; zeros for what is past its end."""
     fits = offsets + CHUNK <= memory.size
     if fits.all():
         result: Array = np.take(_chunks(memory, int(offsets[0]) % CHUNK), offsets // CHUNK, axis=0)

@@ -1,4 +1,4 @@
-"""Who touches memory in a cluster, numbered, and what each warp, and each of its lanes, knows of the others.
+"""Who accesses memory in a cluster, numbered, and what each warp, and each of its lanes, knows of the other agents.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -31,7 +31,7 @@ def lanes_now(w: Warp) -> int:
 
 
 def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Of the granules of a load by so many lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    """Of the granules of a load by ``lanes`` lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -144,7 +144,7 @@ class Agents:
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """The groups of a warp's lanes, None while no part of a warp has met without the others."""
+        """The groups of a warp's lanes, None while no part of a warp has met without the rest."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
@@ -165,7 +165,7 @@ class Agents:
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def acquired(self, w: Warp) -> None:
-        """A lane has learnt what others released: from here on this is not looked into."""
+        """A lane has learnt what other agents released: this is not checked from here on."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:

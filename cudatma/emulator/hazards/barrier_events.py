@@ -56,7 +56,7 @@ class BarrierEvents(Checks):
         #: Of each warp, what its threads have initialised and not fenced yet.
         self._unfenced: dict[int, list[Init]] = {}
 
-    # ---- barriers of a block and cluster
+    # ---- barriers of a CTA and cluster
 
     def barrier_arrive(self, w: Warp, barrier: NamedBarrier) -> None:
         known = self._named.get(id(barrier))
@@ -121,7 +121,7 @@ class BarrierEvents(Checks):
         self._unfenced.setdefault(w.agent, []).append(made)
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Whoever has used the barrier must be known to have done so; later it is bytes like any others."""
+        """Whoever has used the barrier must be known to have done so; later it is bytes like any other."""
         order = self.known(w).order
         for agent, clock in self._uses.pop(id(barrier), {}).items():
             if clock > order[agent]:
@@ -210,7 +210,7 @@ class BarrierEvents(Checks):
             self.findings.add("exit_with_pending_load", message, self.launch, program, issued, warp)
 
     def check_bytes(self) -> None:
-        """Nobody can do anything any more: phases that wait for bytes which no copy under way will bring."""
+        """No warp can go on: phases that wait for bytes which no copy under way will bring."""
         coming = {id(operation.barrier) for operation in self._operations.values()}
         for block in self.cluster.blocks:
             for barrier in block.mbarriers.values():
@@ -234,7 +234,7 @@ class BarrierEvents(Checks):
     # ---- fences
 
     def fence(self, w: Warp, at: int, kind: str) -> None:
-        """membar and fence; kind: the opcode behind its root."""
+        """membar and fence; kind: the opcode after its root."""
         if kind.startswith("proxy.async"):
             uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.epoch(w))
             for clock in self.learners(w):

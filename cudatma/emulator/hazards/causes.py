@@ -1,8 +1,8 @@
 """Which finding is the cause of which: the order of a report, and what it folds.
 
-One mistake shows itself in several ways: a slot that is read without a wait is released too early, refilled while it is
-read, and in the end two sides wait for each other. A cause stands first, and what follows from it in the same bytes or
-at the same mbarrier stands under it.
+One mistake has several effects: a slot that is read without a wait is released too early, refilled while it is
+read, and in the end two sides wait for each other. A cause comes first; what follows from it in the same bytes or
+at the same mbarrier is listed under it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from cudatma.emulator.hazards.report import Hazard
 
-#: What a finding concerns: ("bytes", block rank, first, last) of shared memory, or ("mbarrier", block rank, offset).
+#: What a finding concerns: ("bytes", CTA rank, first, last) of shared memory, or ("mbarrier", CTA rank, offset).
 Place = tuple[str, int, int] | tuple[str, int, int, int]
 #: Places kept of one finding.
 _MOST_PLACES = 64

@@ -84,7 +84,7 @@ class Checks(Agents):
         return True
 
     def written_at(self, origin: int) -> str:
-        """Where an instruction of the kernel stands, for messages; nothing for one of a called function."""
+        """The position of an instruction of the kernel, for messages; nothing for one of a called function."""
         body = self.launch.program.function.body
         if not 0 <= origin < len(body):
             return ""

@@ -13,7 +13,7 @@ from cudatma.emulator.ptx.types import Array
 
 #: Key in Far.fenced of what fence.proxy.tensormap has made visible.
 TENSORMAP = -1
-#: The same of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it tells of barriers.
+#: The same of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
 INITS = -2
 
 
@@ -141,7 +141,7 @@ def joined(one: Clock, other: Clock) -> Clock:
 
 
 class LaneClocks:
-    """The clocks of a warp's lanes from the moment at which some have acquired more than the others until they meet.
+    """The clocks of a warp's lanes from the moment at which some have acquired more than the rest until they meet.
 
     meetings: the warp's count when they parted. parts: (lane bits, clock); lanes of no part know what all know.
     """

@@ -177,7 +177,7 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     arrived = "".join(
         f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
     )
-    message = f"nobody can run and nothing is under way:\n    {shown}{more}{arrived}"
+    message = f"no warp can run and nothing is under way:\n    {shown}{more}{arrived}"
     findings.add("deadlock", message, launch, first.frame.program, at, first.warp)
 
 

@@ -23,7 +23,8 @@ _LANE_REUSE = "{} of the same warp reads these bytes, and the lanes have not met
 
 
 class GlobalChecks:
-    """The rules for one cluster. number: of the cluster, which tells its agents from those of others."""
+    """The rules for one cluster. number: of the cluster, which distinguishes its agents from those of other
+    clusters."""
 
     def __init__(self, observer: Checks, number: int) -> None:
         self._observer, self._number = observer, number

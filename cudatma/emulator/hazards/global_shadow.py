@@ -17,7 +17,7 @@ from cudatma.emulator.ptx.types import Array
 
 #: Columns of ``writers``. STRENGTH: 0 for a weak access, 1 + scope for a strong one. PLACE: instruction * 2 + async.
 WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
-#: Tells, of positions among the accessed granules and what stands there, which of them are ordered before now.
+#: Decides, from positions among the accessed granules and their contents, which of them are ordered before now.
 Seen = Callable[[Array, Array], Array]
 
 

@@ -1,4 +1,4 @@
-"""Parts of a warp that meet without the others: of whose accesses each lane knows, and may publish.
+"""Parts of a warp that meet without its other lanes: of whose accesses each lane knows, and may publish.
 
 The accesses of a group of lanes count as one agent's. A group is what every meeting so far took as a whole; it is
 known from the first meeting of a part of a warp on, to all warps and all later schedules of a launch.

@@ -2,9 +2,9 @@
 
 Since Volta lanes of a warp run independently: that they happened to run together orders nothing. A meeting is any
 instruction that the whole warp executes together (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma, ldmatrix,
-wgmma.fence); where its mask names some lanes, those have met, and no others. Whatever acquires (a wait for an mbarrier,
-an acquiring load, a fence) counts as one, too, since what a lane has released is then known to the others. Source: PTX
-ISA, "Memory Consistency Model", "bar.warp.sync".
+wgmma.fence); where its mask names some lanes, only those have met. Whatever acquires (a wait for an mbarrier,
+an acquiring load, a fence) counts as one, too, since what a lane has released is then known to the other lanes. Source:
+PTX ISA, "Memory Consistency Model", "bar.warp.sync".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
 #: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
-#: since, and the lane; 32 stands for all lanes together.
+#: since, and the lane; 32 means all lanes together.
 _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
@@ -79,7 +79,7 @@ class LaneRaces:
         self._bases.pop(w.agent, None)
         self._copies.pop(w.agent, None)
         if met.max() == _COUNT:
-            self._agents.acquired(w)  # no room to count on
+            self._agents.acquired(w)  # the counter is full
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)

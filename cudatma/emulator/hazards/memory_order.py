@@ -1,8 +1,8 @@
 """Order across the grid through global memory: fences, and flags that strong writes set and strong reads see.
 
 A fence makes what is ordered before it ready to be published at its scope; a strong write (relaxed, volatile, atomic)
-after it, by the same thread or by one that a barrier has ordered behind it, publishes it at its address. A strong read
-that sees the write, or an atomic that follows it there, has acquired it once a fence of that scope stands behind it.
+after it, by the same thread or by one that a barrier has ordered after it, publishes it at its address. A strong read
+that sees the write, or an atomic that follows it there, has acquired it once a fence of that scope follows it.
 .release and .acquire do both at once. Source: PTX ISA, "Memory Consistency Model": release and acquire patterns,
 observation order, scopes, "membar, fence".
 """
@@ -38,13 +38,13 @@ def acquires(order: str) -> bool:
 
 
 class MemoryOrder:
-    """Fences and flags of one cluster's warps; what is published lies with the shadows, which clusters share."""
+    """Fences and flags of one cluster's warps; what is published is kept with the shadows, which clusters share."""
 
     def __init__(self, observer: Checks, number: int) -> None:
         self._observer, self._number = observer, number
 
     def fence(self, w: Warp, kind: str) -> None:
-        """fence.acq_rel, .sc, .acquire, .release and membar at their scope. kind: the opcode behind its root."""
+        """fence.acq_rel, .sc, .acquire, .release and membar at their scope. kind: the opcode after its root."""
         observer = self._observer
         parts = kind.split(".")
         scope = next((SCOPES[part] for part in parts if part in SCOPES), _GPU)

@@ -231,7 +231,7 @@ class Observer(SwizzleChecks):
     # ---- wgmma
 
     def wgmma_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
-        """A wgmma reads 16-byte chunks of its block's shared memory through the asynchronous proxy."""
+        """A wgmma reads 16-byte chunks of its CTA's shared memory through the asynchronous proxy."""
         shadow = self.shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
         self._check_read(w, at, shadow, indices, self.known(w), True)
@@ -258,7 +258,7 @@ class Observer(SwizzleChecks):
     # ---- ends
 
     def warp_ended(self, w: Warp) -> None:
-        """When a warp leaves: bulk stores not waited for, or not committed; with the block's last one, loads that
+        """When a warp leaves: bulk stores not waited for, or not committed; with the CTA's last one, loads that
         nobody has waited for, and bytes too many."""
         if self.cluster.is_done:
             self.check_bytes()

@@ -46,7 +46,7 @@ class RegisterWatch:
         """A wgmma was issued: from now on its registers are watched."""
         state = self._state(w)
         if not state.is_fenced:
-            self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence stands before this warp's first wgmma")
+            self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
             state.is_fenced = True
         self._check_fenced(w, at)
         instruction = w.split.frame.program.instruction(at)
@@ -66,7 +66,9 @@ class RegisterWatch:
         late = program.unfenced.get(at, 0)
         if late:
             name = program.function.register_names[late.bit_length() - 1]
-            message = f"{name} and perhaps others are written by other instructions, and no wgmma.fence stands behind"
+            message = (
+                f"{name} and perhaps other registers are written by other instructions, and no wgmma.fence follows"
+            )
             self.observer.report("wgmma_missing_fence", w, at, message)
 
     def fenced(self, w: Warp) -> None:

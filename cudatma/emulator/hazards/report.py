@@ -34,7 +34,7 @@ CAUSES: dict[str, str] = {
     "swizzle_mismatch": "the reader's swizzle differs from the tensor map's (wgmma's codes run the other way)",
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
     "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
-    "divergent_barrier": "bar.sync stands inside a branch that not all lanes of a warp take",
+    "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
     "block_gone": "barrier.cluster arrive and wait are missing at the end of the kernel",
     "barrier_count": "threads disagree on how many take part in a named barrier",
@@ -104,7 +104,7 @@ class Hazard:
 class Report:
     """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
 
-    hazards: causes, the first one first; what follows from one stands in its ``consequences``. warnings: what may be
+    hazards: causes, the first one first; what follows from one is in its ``consequences``. warnings: what may be
     meant as it is; they leave a report clean. unchecked: what of the kernel could not be checked, and why.
     """
 

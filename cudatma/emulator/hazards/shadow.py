@@ -1,4 +1,4 @@
-"""What is known of every few bytes of a block's shared memory: who wrote them last, who has read them since.
+"""What is known of every few bytes of a CTA's shared memory: who wrote them last, who has read them since.
 
 Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
 its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
@@ -127,7 +127,7 @@ class Awaited:
 
 
 class AsyncWrite:
-    """A copy into shared memory that is under way. number: what stands in Shadow.in_flight; awaited: what it ends;
+    """A copy into shared memory that is under way. number: its value in Shadow.in_flight; awaited: what it ends;
     barrier: the mbarrier that its bytes complete on, None for a cp.async; issuer: the agent and clock of its issue."""
 
     __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "shadow", "what")

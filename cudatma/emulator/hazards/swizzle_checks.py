@@ -29,7 +29,7 @@ _LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 
 
 def _swizzle_of(mode: int) -> Swizzle:
-    """The swizzle that an entry of Shadow.mode stands for; 0 means that nobody laid the bytes down by a tensor map."""
+    """The swizzle that an entry of Shadow.mode means; 0: no tensor map wrote the bytes."""
     return Swizzle((mode & (CROOKED - 1)) - 1)
 
 
@@ -69,7 +69,7 @@ class SwizzleChecks(BarrierEvents):
     def plain_read(self, w: Warp, at: int, shadow: Shadow, offsets: Array) -> None:
         """ld of a whole warp from a swizzled box: note where it goes over the bytes as if the box were not swizzled.
 
-        Code that applies the swizzle goes over the elements in a regular way, and therefore not over the bytes. A read
+        Code that applies the swizzle visits the elements in a regular order, and therefore not the bytes. A read
         whose bytes are regular and whose elements are not is a mistake, a raw dump of the tile, or the first half of an
         update in place, which the store that follows tells.
         """
@@ -105,7 +105,7 @@ class SwizzleChecks(BarrierEvents):
         self._linear.clear()
 
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
-        """ldmatrix: the eight rows of a matrix that lie in eight rows of a box are pieces of one column of it.
+        """ldmatrix: the eight rows of a matrix that are in eight rows of a box are parts of one column of it.
 
         Where they are not, the code that made the addresses thinks of another swizzle than the tensor map's.
         """
@@ -121,7 +121,7 @@ class SwizzleChecks(BarrierEvents):
     def descriptor_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
         """wgmma: the descriptor's swizzle is the map's.
 
-        A tile that does not begin on the pattern is none of its concern: both swizzle absolute addresses, so base
+        A tile that does not begin on the pattern is not checked: both swizzle absolute addresses, so base
         offset 0 is right wherever a tensor copy has put the tile (CUTLASS aligns its tiles to 128 bytes only).
         """
         laid = self.shadows[w.block.rank].mode[offsets // 16]

@@ -24,7 +24,7 @@ _union = np.bitwise_or.reduce
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise what the hardware would stop with; the launch adds instruction, source line, block and warp. error: its
+    """Raise what the hardware would stop with; the launch adds instruction, source line, CTA and warp. error: its
     CUresult."""
     raise TrapError(message, error, at)
 
@@ -145,7 +145,7 @@ class FlagWait:
 
 
 def look(w: Warp, at: int, found: Array, order: str) -> None:
-    """Notice a strong load, or an atomic operation that changes nothing, that spins: let others run."""
+    """Notice a strong load, or an atomic operation that changes nothing, that spins: let other splits run."""
     seen = at, found.tobytes()
     if seen != w.looked:
         w.looked = seen
@@ -211,7 +211,7 @@ def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> 
 
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
-    """(block, int64 offsets) of shared addresses; all lanes must lie in one block's memory and inside it."""
+    """(block, int64 offsets) of shared addresses; all lanes must lie in one CTA's memory and inside it."""
     block = w.block
     own = block.shared.inside(addresses, size)
     if own is not None:
@@ -246,7 +246,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
 
 
 def _by_rank(w: Warp, addresses: Array) -> list[Any]:
-    """Lane indices grouped by the block that their shared address names."""
+    """Lane indices grouped by the CTA that their shared address names."""
     if w.block.shared.inside(addresses, 1) is not None:
         return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)

@@ -215,7 +215,7 @@ def atomic(
 
 
 def _done(w: Warp, at: int, old: Array, active: Array, has_changed: bool) -> None:
-    """An operation that changes memory may release others; one that does not, and comes again, is a spin."""
+    """An operation that changes memory may release other splits; one that does not, and comes again, is a spin."""
     if has_changed:
         w.launch.scheduler.progress += 1
         w.launch.scheduler.synchronized()

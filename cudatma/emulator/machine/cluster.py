@@ -1,4 +1,4 @@
-"""A cluster begins: its blocks, their shared memory and their warps."""
+"""A cluster begins: its CTAs, their shared memory and their warps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 def new_cluster(launch: Launch, first: Dim, number: int) -> Cluster:
-    """A cluster whose first block is ``first``, without warps yet. number: how many have started before it."""
+    """A cluster whose first CTA is ``first``, without warps yet. number: how many have started before it."""
     cluster = Cluster(launch, number)
     shape = launch.cluster
     for z in range(shape[2]):
@@ -24,7 +24,7 @@ def new_cluster(launch: Launch, first: Dim, number: int) -> Cluster:
 
 
 def start(cluster: Cluster) -> None:
-    """Create the warps of all blocks and hand them to the scheduler."""
+    """Create the warps of all CTAs and hand them to the scheduler."""
     for block in cluster.blocks:
         for number in range(block.warp_count):
             warp = Warp(block, number, block.launch.program, SpecialValues(block, number))
@@ -37,7 +37,7 @@ def start(cluster: Cluster) -> None:
 
 
 def _shared_memory(launch: Launch) -> Array:
-    """A block's shared memory: what the kernel asked for, and the system's part, which is zero, where it is used."""
+    """A CTA's shared memory: what the kernel asked for, and the system's part, which is zero, where it is used."""
     if not launch.reserved_bytes:
         return _poisoned(launch.shared_bytes)
     data = _poisoned(launch.reserved_start + launch.reserved_bytes)

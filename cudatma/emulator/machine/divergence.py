@@ -1,7 +1,7 @@
 """Lanes of a warp part, meet again, call functions and leave the kernel.
 
 They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync,
-shuffle or mma by paths that join before that: as on hardware the lanes that come first wait there for the others.
+shuffle or mma by paths that join before that: as on hardware the lanes that come first wait there for the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Part the running split: lanes in ``taken`` go to target, the others to following; they meet at ``meet``."""
+    """Part the running split: lanes in ``taken`` go to target, the rest to following; they meet at ``meet``."""
     split = w.split
     join = _join_at(w, split, meet)
     others = split.mask & ~taken
@@ -177,7 +177,7 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 def meet(w: Warp, at: int, members: Array | None) -> int:
     """Bring the lanes of a joint instruction together before it is executed.
 
-    0: go on (all have come, or the others cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
+    0: go on (all have come, or the rest cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
     split has grown and begins the segment again.
     """
     split = w.split

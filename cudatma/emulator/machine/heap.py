@@ -14,7 +14,7 @@ _ALIGN = 16
 
 
 def allocate(launch: Launch, size: int) -> int:
-    """The address of ``size`` fresh bytes, 0 where the heap has no room for them."""
+    """The address of ``size`` fresh bytes, 0 where the heap is full."""
     if not 0 <= size <= HEAP_BYTES - sum(launch.heap.values()):
         return 0
     raw = np.full(max(size, 1) + _ALIGN, 0xA5, np.uint8)

@@ -62,11 +62,11 @@ class Image:
             memory.add(data, f"variable {name}")
 
     def function_number(self, name: str) -> int:
-        """What stands for the address of a function."""
+        """The number that represents the address of a function."""
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """The function that such an address names."""
+        """The function that an address of function_address() names."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
@@ -108,7 +108,7 @@ class Image:
         return seen
 
     def reads(self, entry: str, register: str) -> bool:
-        """Whether a kernel, or what it calls, reads a special register whose name begins so."""
+        """Whether a kernel, or what it calls, reads a special register whose name begins with ``prefix``."""
         return any(
             getattr(operand, "name", "").startswith(register)
             for name in self.reachable(entry)
@@ -120,7 +120,7 @@ class Image:
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
         """Offsets of the shared variables that an entry can reach, and where the dynamic part begins.
 
-        Static variables come first, the widest aligned in front; every extern array begins behind them.
+        Static variables come first, the widest aligned in front; every extern array begins after them.
         """
         if entry in self._layouts:
             return self._layouts[entry]

@@ -19,11 +19,11 @@ from cudatma.emulator.machine.scheduler import Scheduler
 from cudatma.emulator.machine.state import Block, Cluster, Split
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
-#: Shared memory that a card keeps for the system in each block.
+#: Shared memory that a GPU reserves for the system in each CTA.
 RESERVED_BYTES = 1024
 #: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
 MOST_LIVE_BYTES = 2 << 30
-#: What the emulator and its hazard layer keep for each byte of shared memory, and for each warp beside its clock.
+#: What the emulator and its hazard layer keep for each byte of shared memory, and for each warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
 FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
@@ -69,7 +69,7 @@ class GridLaunch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
-        #: Where cooperative groups keep the barriers of groups of several warps: behind all other shared memory.
+        #: Where cooperative groups keep the barriers of groups of several warps: after all other shared memory.
         self.reserved_start = -(-self.shared_bytes // 16) * 16
         self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
         #: What malloc has given: address -> bytes.
@@ -77,7 +77,7 @@ class GridLaunch:
         self.printed: list[str] = []
         #: What of the kernel could not be checked, and why.
         self.unchecked: list[str] = []
-        #: (special register, warp) -> its vector, the same in every block.
+        #: (special register, warp) -> its vector, the same in every CTA.
         self.lane_values: dict[tuple[str, int], Array] = {}
         self._parameter_values: dict[tuple[str, int, str, int], Array] = {}
         self.decoded_maps: dict[bytes, Any] = {}
@@ -95,14 +95,15 @@ class GridLaunch:
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
-        #: What has passed beside the steps, in ns, and whether the kernel has looked at a clock since then.
+        #: Time that has passed in addition to the steps, in ns, and whether the kernel has looked at a clock since
+        #: then.
         self._waited_ns, self._looked_at_clock = 0, False
         #: Clusters that have started and not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
         #: Of those that have not started, the ones of which the next is picked.
         self._window: list[Dim] = []
-        #: The first block of each cluster that has started, by the cluster's number.
+        #: The first CTA of each cluster that has started, by the cluster's number.
         self.started: list[Dim] = []
 
     def unmap(self) -> None:
@@ -172,11 +173,11 @@ class GridLaunch:
         return window.pop(pick(len(window))) if window else None
 
     def take_cluster(self) -> Dim | None:
-        """The first block of a cluster that will not be launched, because a running one does its work."""
+        """The first CTA of a cluster that will not be launched, because a running one does its work."""
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
-        """A block's last thread has left; a cluster that is done makes room for the next."""
+        """A CTA's last thread has exited; the next cluster replaces one that is done."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
 
@@ -207,7 +208,7 @@ class GridLaunch:
     def pass_time(self) -> bool:
         """Nobody can do anything but look at a clock: let time pass. False where nobody does, or it has not helped.
 
-        A wait that is bounded by a clock ends this way; a kernel that reads one by the way still deadlocks, because it
+        A wait that is bounded by a clock ends here; a kernel that merely reads a clock still deadlocks, because it
         does not read it again. Each time is as long as all before it together.
         """
         if not self._looked_at_clock or self._waited_ns > MOST_IDLE_NS:

@@ -1,7 +1,7 @@
 """Byte memories of the emulated device.
 
-Global addresses are the host addresses of the arrays' own bytes, so a tensor map that names a NumPy array's pointer
-works as it is. Shared addresses have the block's rank in its cluster in bits 24 and up and begin at 0x400, as on
+Global addresses are the host addresses of the arrays' own bytes; a tensor map that names a NumPy array's pointer
+works as it is. Shared addresses have the CTA's rank in its cluster in bits 24 and up and begin at 0x400, as on
 Hopper. Generic addresses of shared and local memory lie in windows at 2^60 and 2^61.
 """
 
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.errors import ArgumentError, counted
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
-#: Offset of the first byte of a block's shared memory: below it the system's own KiB.
+#: Offset of the first byte of a CTA's shared memory: below it the system's own KiB.
 SHARED_START = 0x400
 RANK_SHIFT = 24
 #: Address of the first kernel parameter in the .param space, where programs keep addresses in 32 bits.
@@ -52,7 +52,7 @@ class Region:
     def inside(self, addresses: Array, size: int) -> Array | None:
         """Byte offsets, int64, of aligned accesses of ``size`` bytes that all lie here; None where some do not.
 
-        What lies below the region wraps around to far above it; the union of all bits is no less than the largest.
+        What is below the region wraps around to far above it; the union of all bits is no less than the largest.
         """
         offsets = addresses - self.base_word[: addresses.size]
         bits = int(_union(offsets))
@@ -97,7 +97,7 @@ def in_units(offsets: Array, shift: int) -> Array:
 
 
 def bytes_of(array: Any, name: str = "array") -> Array:
-    """The bytes behind a NumPy array as (n,) uint8 without a copy: of the array that a view with gaps was cut from.
+    """The bytes of a NumPy array as (n,) uint8 without a copy: of the array that a view with gaps was cut from.
 
     Raises ArgumentError where there is no array without gaps.
     """
@@ -118,7 +118,7 @@ def bytes_of(array: Any, name: str = "array") -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Where an array's first byte lies."""
+    """The address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -142,7 +142,7 @@ class GlobalMemory:
         self.recent: dict[int, Region] = {}
 
     def add(self, array: Any, name: str) -> int:
-        """Map an array; returns its address. An array that lies inside a mapped one is not mapped twice."""
+        """Map an array; returns its address. An array inside a mapped one is not mapped twice."""
         data = bytes_of(array, name)
         address = address_of(array)
         if data.size == 0:
@@ -154,7 +154,7 @@ class GlobalMemory:
         return address
 
     def _insert(self, region: Region) -> None:
-        """Put a region in; arrays that overlap it, pieces of one buffer, become one region with it."""
+        """Add a region; arrays that overlap it, parts of one buffer, become one region with it."""
         near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)
@@ -192,7 +192,7 @@ class GlobalMemory:
         return region if address < region.end else None
 
     def nearest(self, address: int) -> str:
-        """What lies nearest to an address, for error texts."""
+        """What is nearest to an address, for error texts."""
         best = min(self._regions.values(), key=lambda r: max(r.base - address, address - r.end + 1), default=None)
         if best is None:
             return "no memory is mapped"

@@ -1,4 +1,4 @@
-"""Branches, calls, ends, barriers of a block or cluster, and instructions that only take time.
+"""Branches, calls, ends, barriers of a CTA or cluster, and instructions that only take time.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -209,14 +209,14 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Launches run one after the other here, so whatever came before is done; the hazard layer is told of the wait."""
+    """Launches run one after the other here: the launch before is done. The hazard layer is notified of the wait."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 
 
 @emitter("alloca", "stacksave", "stackrestore")
 def stack(e: SegmentWriter, i: Instruction) -> None:
-    """Local memory behind the function's own; all lanes of a warp have the same stack pointer."""
+    """Local memory after the function's own; all lanes of a warp have the same stack pointer."""
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":
         e.line(f"restore_stack(w, {e.src(i.operands[0], code)}, {e.mask})")

@@ -64,7 +64,7 @@ def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | Non
 
 
 def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str | None:
-    """The arguments that name an aligned piece of a kernel parameter; None for any other load."""
+    """The arguments that name an aligned part of a kernel parameter; None for any other load."""
     function = e.flow.function
     base = mem.base
     if space != "param" or not function.is_entry or not isinstance(base, Sym):

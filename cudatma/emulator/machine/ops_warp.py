@@ -60,7 +60,7 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """(source lane, whether it lies in the segment) of every lane."""
+    """(source lane, whether it is in the segment) of every lane."""
     b, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     least = _LANE & segment
     most = least | (clamp & ~segment)

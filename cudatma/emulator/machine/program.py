@@ -54,7 +54,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Index of a wgmma -> its registers that some path writes with no wgmma.fence behind."""
+        """Index of a wgmma -> its registers that some path writes with no wgmma.fence after it."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -81,7 +81,7 @@ class Program:
         return self.function.body[at]
 
     def live_registers(self, segment: int) -> list[int]:
-        """Indices of the registers that a segment, or one behind it, reads before they are written."""
+        """Indices of the registers that a segment, or one after it, reads before they are written."""
         found = self._live.get(segment)
         if found is None:
             live = self.flow.segments[segment].live_in

@@ -110,7 +110,7 @@ class GlobalObserver(Protocol):
 class Observer(Protocol):
     """The hazard layer of one cluster (hazards/observer.py): told of every access, copy, fence and barrier.
 
-    w: the warp, at: the index of its instruction. offsets: in the block's shared memory. barrier, group: an mbarrier
+    w: the warp, at: the index of its instruction. offsets: in the CTA's shared memory. barrier, group: an mbarrier
     and a group of copies (async_copy/), or a state.NamedBarrier.
     """
 
@@ -167,7 +167,7 @@ class Observer(Protocol):
     def store_until(self, w: Any, lane: int, group: Any, /) -> Until: ...
     def copies_until(self, w: Any, group: Any, /) -> Until: ...
 
-    # barriers of a block and a cluster, mbarriers
+    # barriers of a CTA and a cluster, mbarriers
     def barrier_arrive(self, w: Any, barrier: Any, /) -> None: ...
     def barrier_complete(self, barrier: Any, warps: list[Any], /) -> None: ...
     def cluster_arrive(self, w: Any, release: bool, /) -> None: ...

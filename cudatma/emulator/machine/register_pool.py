@@ -1,4 +1,4 @@
-"""setmaxnreg: the pool of registers that the warps of a CTA give back to and take from.
+"""setmaxnreg: the pool of registers to which the warps of a CTA return registers and from which they take them.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until it has enough), ".maxnreg", ".maxntid",
 ".minnctapersm".
@@ -15,7 +15,7 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Registers of an SM; what a thread gets is a multiple of the unit, and at most so many.
+#: Registers of an SM; what a thread gets is a multiple of the unit, and at most this.
 _SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: nothing says how many registers a thread has when the kernel begins, so that nobody knows whether "

@@ -1,4 +1,4 @@
-"""Lanes that wait for other lanes of their warp, and whether these are still on their way.
+"""Lanes that wait for other lanes of their warp, and whether these may still arrive.
 
 Source: PTX ISA, "shfl.sync", "bar.warp.sync" ("wait until all non-exited threads corresponding to membermask have
 executed" it), "bar", "mma" (.aligned).
@@ -44,7 +44,7 @@ def lanes_moved(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Whether all that is missing is still on its way: not parked at a join, nor waiting for these lanes elsewhere."""
+    """Whether all that is missing may still arrive: not parked at a join, nor waiting for these lanes elsewhere."""
     missing = wait.missing
     coming = np.zeros_like(missing)
     for other in w.splits:

@@ -40,7 +40,7 @@ def state_of(split: Split) -> int:
 
 class Retries:
     """Which try_waits time out. A loop that comes back with nothing changed retries for ever: from then on its waits
-    are suspended until their phase ends. All others are let time out again and again, so that they give up."""
+    are suspended until their phase ends. All other waits time out again and again, so that they give up."""
 
     def __init__(self, chance: float, draw: random.Random) -> None:
         """chance: of timing out, for a wait that is not known to be retried for ever."""

@@ -39,7 +39,7 @@ class Grid(Protocol):
 
 
 class Deadlock(Exception):  # noqa: N818
-    """Nobody can run, nothing is under way. blocked: the splits that wait."""
+    """No warp can run, nothing is under way. blocked: the splits that wait."""
 
     def __init__(self, blocked: list[Split]) -> None:
         super().__init__(f"{len(blocked)} groups of lanes wait for ever")
@@ -107,12 +107,12 @@ class Scheduler:
         waiters.clear()
 
     def poll(self, split: Split) -> None:
-        """The running split asked for something that is not there yet and goes on: let others run."""
+        """The running split asked for something that is not there yet and goes on: let other splits run."""
         split.polls += 1
         self.is_polling = True
 
     def synchronized(self) -> None:
-        """The running split executed a strong access: a drawn schedule may let others run before it goes on."""
+        """The running split executed a strong access: a drawn schedule may let other splits run before it goes on."""
         if self._may_switch and self._draw.random() < 0.5:
             self.is_polling = True
 
@@ -190,7 +190,7 @@ class Scheduler:
                 return
         if self._complete_one() or self.launch.admit():
             return
-        # Only what lies in global memory can come from a cluster that has not started.
+        # Only what is in global memory can come from a cluster that has not started.
         if any(not hasattr(split.last_poll, "barrier") for split in self.ready) and self.launch.admit_beyond():
             return
         if not self._release_suspended("is_joint"):
@@ -207,7 +207,7 @@ class Scheduler:
             raise Deadlock(list(self.blocked.values()))
 
     def pick(self, count: int) -> int:
-        """Which of so many clusters starts next."""
+        """Which of ``count`` clusters starts next."""
         if self.in_order or self.most_delayed:
             return 0 if self.in_order else count - 1
         return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
@@ -231,17 +231,18 @@ class Scheduler:
         return self.ready[self.random.randrange(len(self.ready))]
 
     def _quantum(self, split: Split, is_whole: bool) -> None:
-        """Run a split until it blocks, ends, polls, or has had its share. is_whole: as in schedules that draw none."""
+        """Run a split until it blocks, ends, polls, or has used its time slice. is_whole: as in schedules that draw no
+        slices."""
         warp = split.warp
         warp.split = self.running = split
         program, registers = split.frame.program, split.frame.registers
         is_whole = is_whole or self.in_order or self.most_delayed
         self._may_switch = not is_whole
-        share = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
+        slice_steps = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
         self.is_polling = False
         polls = split.polls
         watch = self.launch.watch
-        for _ in range(share):
+        for _ in range(slice_steps):
             self.steps += 1
             pc = split.pc
             if split.is_full:

@@ -11,14 +11,14 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Multiprocessors of the imagined card.
-_PROCESSORS = 132
+#: SMs of the imagined GPU.
+_SM_COUNT = 132
 _LANE = np.arange(LANES, dtype=np.uint64)
 _BIT = np.uint64(1) << _LANE
 
 
 def _threads(number: int) -> Array:
-    """The threads of a warp by their number in the block."""
+    """The threads of a warp by their number in the CTA."""
     found: Array = _LANE + np.uint64(LANES * number)
     return found
 
@@ -35,11 +35,11 @@ _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "lanemask_ge": lambda launch, number: ~(_BIT - np.uint64(1)),
     "lanemask_gt": lambda launch, number: ~(2 * _BIT - np.uint64(1)),
 }
-#: Registers that a block's threads agree on.
+#: Registers that a CTA's threads agree on.
 _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "nwarpid": lambda block: block.warp_count,
-    "smid": lambda block: block.index[0] % _PROCESSORS,
-    "nsmid": lambda block: _PROCESSORS,
+    "smid": lambda block: block.index[0] % _SM_COUNT,
+    "nsmid": lambda block: _SM_COUNT,
     "gridid": lambda block: 1,
     "cluster_ctarank": lambda block: block.rank,
     "cluster_nctarank": lambda block: len(block.cluster.blocks),
@@ -51,7 +51,7 @@ _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
     "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
 }
-#: The same with an axis behind the name: (block, axis) -> value.
+#: The same with an axis after the name: (block, axis) -> value.
 _OF_AXIS: dict[str, Callable[[Block, int], int]] = {
     "ntid": lambda block, axis: block.launch.block[axis],
     "ctaid": lambda block, axis: block.index[axis],
@@ -67,8 +67,8 @@ _WIDE = {"gridid"}
 class SpecialValues(dict[str, Array]):
     """Name -> (32,) vector of one warp, made when a kernel first reads it; never written to.
 
-    Grids have many blocks and kernels read few registers, so what is equal for several warps is kept by their block or
-    by the launch.
+    Grids have many CTAs and kernels read few registers; values that are equal for several warps are kept by their CTA
+    or by the launch.
     """
 
     __slots__ = ("block", "number")

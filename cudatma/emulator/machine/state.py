@@ -1,4 +1,4 @@
-"""What exists while a grid runs: clusters, blocks, their barriers, warps, and groups of lanes at one place.
+"""What exists while a grid runs: clusters, CTAs, their barriers, warps, and groups of lanes at one place.
 
 Lanes of a warp that part at a branch become splits which run independently (so that one may wait for another) and meet
 again at the branch's immediate post-dominator (divergence.py).
@@ -38,7 +38,7 @@ class Frame:
 
 
 class Join:
-    """Where splits meet. at: segment, -1 for the end of the frame's function; missing: splits still on their way."""
+    """Where splits meet. at: segment, -1 for the end of the frame's function; missing: splits that may still arrive."""
 
     __slots__ = ("at", "frame", "mask", "missing", "parent")
 
@@ -80,7 +80,7 @@ class Split:
 
 
 class Warp:
-    """32 threads of a block. ``split`` is the one that runs; ``alive`` the lanes that have not left the kernel."""
+    """32 threads of a CTA. ``split`` is the one that runs; ``alive`` the lanes that have not left the kernel."""
 
     def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
         """special: name of a special register -> (32,) vector."""
@@ -88,7 +88,7 @@ class Warp:
         self.launch = block.launch
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
-        #: End of what alloca has taken of local memory; frames of calls begin behind it.
+        #: End of what alloca has taken of local memory; frames of calls begin after it.
         self.stack_top = 0
         #: How often all live lanes have met at a warp-wide instruction, and how often some of them.
         self.meetings = 0
@@ -143,7 +143,7 @@ class Warp:
         return np.full(LANES, self.launch.image.function_number(name), np.uint64)
 
     def clock(self, name: str) -> Array:
-        """Steps of the whole launch stand for clock cycles and nanoseconds."""
+        """Steps of the whole launch serve as clock cycles and nanoseconds."""
         value = self.launch.clock(name)
         return np.full(LANES, value, np.uint64)
 
@@ -201,7 +201,7 @@ class Warp:
 
 
 class NamedBarrier:
-    """One of a block's 16 barriers (bar.sync id). arrived: threads so far; expected: None until somebody says."""
+    """One of a CTA's 16 barriers (bar.sync id). arrived: threads so far; expected: None until somebody says."""
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
 
@@ -224,7 +224,7 @@ class ClusterBarrier:
 
 
 class Cluster:
-    """Blocks that may reach each other's shared memory. observer: the hazard layer, or None."""
+    """CTAs that may reach each other's shared memory. observer: the hazard layer, or None."""
 
     def __init__(self, launch: Launch, number: int) -> None:
         self.launch, self.number = launch, number
@@ -260,7 +260,7 @@ class Block:
         self.register_pool: Any = None
         self.warps: list[Warp] = []
         self.live_warps, self.live_threads = 0, 0
-        #: Special registers and addresses that all warps of the block have in common.
+        #: Special registers and addresses that all warps of the CTA have in common.
         self.common_values: dict[str, Array] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
 

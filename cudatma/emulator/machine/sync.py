@@ -1,4 +1,4 @@
-"""Barriers of a block (bar), of a cluster (barrier.cluster) and of a warp.
+"""Barriers of a CTA (bar), of a cluster (barrier.cluster) and of a warp.
 
 Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
 """
@@ -72,7 +72,7 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
     others = barrier.expected if barrier.arrived else None
     if observer is not None and expected is not None and others is not None and expected != others:
-        message = f"barrier {index} is used with {expected} threads, others said {others} in the same phase"
+        message = f"barrier {index} is used with {expected} threads, other warps gave {others} in the same phase"
         observer.report("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected

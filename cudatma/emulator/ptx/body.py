@@ -111,7 +111,7 @@ class BodyParser:
             self.cursor.skip_statement()
         else:
             if token.text in scope.labels:
-                raise PtxError(f"label `{token.text}` stands twice", token.line)
+                raise PtxError(f"label `{token.text}` is declared twice", token.line)
             self.function.labels[mangled] = len(self.function.body)
         scope.labels[token.text] = mangled
 
@@ -202,7 +202,7 @@ class BodyParser:
 
     def _variable(self, scope: _Scope, variable: Variable) -> None:
         if variable.name in scope.variables:
-            raise self.cursor.error(f"variable `{variable.name}` stands twice")
+            raise self.cursor.error(f"variable `{variable.name}` is declared twice")
         renamed = scope.mangle(variable.name)
         scope.variables[variable.name] = renamed
         variable = replace(variable, name=renamed)

@@ -15,7 +15,7 @@ MAX_ALIGN = 1 << 16
 
 
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
-    """The variables of one declaration; the cursor stands behind the space's directive and ends before ``;`` ``,``
+    """The variables of one declaration; the cursor is after the space's directive and ends before ``;`` ``,``
     ``)``.
 
     Forms: ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each
@@ -30,7 +30,7 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
             value = cursor.integer()
             if not 1 <= value <= MAX_ALIGN or value & (value - 1):
                 raise cursor.error(f".align {value}: a power of two of at most {MAX_ALIGN} belongs here")
-            if not is_pointer:  # behind .ptr it is the alignment of what the pointer points to
+            if not is_pointer:  # after .ptr it is the alignment of what the pointer points to
                 align = align or value
         elif directive == "ptr":
             is_pointer = True

@@ -1,7 +1,8 @@
 """Control flow of a function: segments, where diverged lanes meet again, and which registers live across segments.
 
 A segment is a straight run of instructions that the machine executes without looking at other warps; instructions
-that may block or that talk to other warps stand alone. Reconvergence is at immediate post-dominators.
+that may block or that communicate with other warps are segments of their own. Reconvergence is at immediate
+post-dominators.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The instructions of PTX as a table of forms: what the emulator is held to, and which modifiers there are.
 
-A line of a table is a form. ``{a,b}`` (without spaces) stands for each of a and b, ``{,.ftz}`` for an optional part,
+A line of a table is a form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` for an optional part,
 ``{r1..4}`` for the vector of r1, r2, r3, r4. Operands name registers by their first letter: p predicate, b 8 bits,
-h 16, r 32, d 64, q 128. The tables stand in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
+h 16, r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MORE = ("uni", "idx", "all", "any", "ballot", "pred")
 
 
 def expand(line: str) -> Iterator[str]:
-    """Every form that a line stands for."""
+    """Every form that a line describes."""
 
     def whole(found: re.Match[str]) -> str:
         letter, first, last = found[1], int(found[2]), int(found[3])
@@ -67,7 +67,7 @@ def module_of(form: str) -> str:
 
 @lru_cache(maxsize=1)
 def _modifiers() -> frozenset[str]:
-    """Every part of an opcode behind its root that some form has."""
+    """Every part of an opcode after its root that some form has."""
     known = set(_MORE)
     for chapter in FORMS.values():
         for line in chapter.strip().splitlines():

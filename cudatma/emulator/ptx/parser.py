@@ -151,7 +151,7 @@ class _ModuleParser:
                 raise cursor.error("parameters in .reg space are not served")
             for param in read_variable(cursor, "param"):
                 if any(param.name == other.name for other in params[-_MAX_PARAMS:]):
-                    raise cursor.error(f"parameter `{param.name}` stands twice")
+                    raise cursor.error(f"parameter `{param.name}` is declared twice")
                 params.append(param)
             if len(params) > _MAX_PARAMS:
                 raise cursor.error(f"more than {_MAX_PARAMS} parameters")

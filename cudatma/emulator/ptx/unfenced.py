@@ -1,7 +1,7 @@
-"""wgmmas that begin a group though their registers were written and no wgmma.fence stands behind.
+"""wgmmas that begin a group though their registers were written and no wgmma.fence follows.
 
-Source: PTX ISA, "wgmma.fence": it stands before the first wgmma.mma_async, and wherever registers of one (accumulators,
-fragments of A) have been written by other instructions. Compilers move such writes behind the fence of a group, which
+Source: PTX ISA, "wgmma.fence": it precedes the first wgmma.mma_async, and wherever registers of one (accumulators,
+fragments of A) have been written by other instructions. Compilers move these writes after the fence of a group, which
 the assembler puts right; a group without any fence it does not.
 """
 
@@ -12,7 +12,7 @@ from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Index in the body of a wgmma -> bit set of its registers that some path writes, with no fence behind and none
+    """Index in the body of a wgmma -> bit set of its registers that some path writes, with no fence after it and none
     since the last wgmma.commit_group.
 
     Copies of registers are what compilers rename accumulators with: a copy is as fenced as its source, a constant is.

@@ -361,7 +361,7 @@ class SegmentWriter:
         return self.splat(0, self.classes[register])
 
     def _store_back(self) -> None:
-        """Put registers that others may read back into the frame."""
+        """Put registers that other segments may read back into the frame."""
         for index in sorted(self.written):
             if self.segment.live_out >> index & 1:
                 self.line(f"R[{index}] = r{index}")

@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
-#: PTX element type -> bits that one takes in a register or in shared memory. 6- and 4-bit floats stand alone in bytes;
+#: PTX element type -> bits that one takes in a register or in shared memory. 6- and 4-bit floats take a byte each;
 #: "e2m1p" is e2m1 packed two to a byte, as .kind::mxf4 has it.
 ELEMENT_BITS = {
     **dict.fromkeys(("f16", "bf16"), 16),
@@ -69,7 +69,7 @@ def _narrow(raw: Array, kind: str) -> Array:
 
 @lru_cache(maxsize=64)
 def a_order(rows: int, depth: int, bits: int) -> Array:
-    """Where element (m, k) of operand A stands in its fragment, flattened as (register, lane, element)."""
+    """The place of element (m, k) of operand A in its fragment, flattened as (register, lane, element)."""
     per = max(1, 32 // bits)
     order = np.zeros((rows, depth), np.int64)
     halves = rows // 8
@@ -83,7 +83,7 @@ def a_order(rows: int, depth: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def b_order(depth: int, columns: int, bits: int) -> Array:
-    """Where element (k, n) of operand B stands in its fragment."""
+    """The place of element (k, n) of operand B in its fragment."""
     per = max(1, 32 // bits)
     order = np.zeros((depth, columns), np.int64)
     for register in range(depth * columns // (LANES * per)):
@@ -98,7 +98,8 @@ def b_order(depth: int, columns: int, bits: int) -> Array:
 def c_order(rows: int, columns: int) -> Array:
     """Element (m, n), as m * columns + n, of each place (register, lane) of an accumulator of 32- or 64-bit elements.
 
-    (registers, 32): registers 4 j and 4 j + 1 hold columns 8 j + 2 t and the next of row g, the others of row g + 8.
+    (registers, 32): registers 4 j and 4 j + 1 hold columns 8 j + 2 t and the next of row g, the other two those of row
+    g + 8.
     """
     halves = rows // 8
     order = np.zeros((rows * columns // LANES, LANES), np.int64)
@@ -111,7 +112,7 @@ def c_order(rows: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_places(rows: int, columns: int) -> Array:
-    """(rows, columns): where each element stands in the accumulator, the inverse of c_order."""
+    """(rows, columns): the place of each element in the accumulator, the inverse of c_order."""
     return np.argsort(c_order(rows, columns), axis=None).reshape(rows, columns)
 
 

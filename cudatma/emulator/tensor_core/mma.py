@@ -1,7 +1,8 @@
-"""ldmatrix, stmatrix, movmatrix and mma.sync at run time; wgmma stands in wgmma.py.
+"""ldmatrix, stmatrix, movmatrix and mma.sync at run time; wgmma is in wgmma.py.
 
-Products and sums are formed in float64 and rounded once: hardware's order of additions is not documented, so results
-agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
+Products and sums are formed in float64 and rounded once: the hardware's order of additions is not documented, and
+results agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
+Instructions".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.emulator.ptx.types import LANES, Array
 
 _ROWS = 16
-#: Types whose metadata stand as 16 bits of row g and 16 bits of row g + 8 in each thread; those of the others fill a
+#: Types whose metadata are 16 bits of row g and 16 bits of row g + 8 in each thread; those of other types fill a
 #: word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 

@@ -22,7 +22,7 @@ from cudatma.emulator.tensor_core import fragments, sparse
 from cudatma.emulator.tensor_core.mma import Mma, product_of
 from cudatma.layout import Swizzle, swizzle
 
-#: The descriptor's codes run the other way than the tensor map's.
+#: The descriptor's codes are in the opposite order of the tensor map's.
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 CHUNK = 16
 WARP_ROWS = 16
@@ -193,7 +193,7 @@ def commit(w: Warp, at: int) -> None:
 def wait(w: Warp, at: int, newest: int) -> bool:
     """wgmma.wait_group: True while the split has to wait.
 
-    Products are formed when they are issued, so a group is complete when all four warps have committed it.
+    Products are formed when they are issued; a group is complete when all four warps have committed it.
     """
     group = warpgroup(w)
     number = w.async_state.get("wgmma", 0) - newest

@@ -2,7 +2,7 @@
 
 PTX leaves open which lane holds which element of a fragment. Here element e = row * columns + column of a matrix of
 m x n elements is held by lane e % 32 and is its element e // 32, in a fragment of as many elements as the ISA gives
-it; fragments that have room for more hold the matrix again. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
+it; larger fragments hold the matrix again. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
 Operations Using wmma Instructions".
 """
 

@@ -1,6 +1,6 @@
 """A trace as Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Processes are blocks; threads are warps, and one for each mbarrier; copies and stores in flight are asynchronous events;
+Processes are CTAs; threads are warps, and one for each mbarrier; copies and stores in flight are asynchronous events;
 arrows lead from the instruction that issues a copy to the phase that it completes, and from a phase to the warps that
 waited for it; a counter tells how many stages are in flight and full. One step is one microsecond: what a warp does in
 step n lasts from n - 1 to n, and what that brings about happens at n.
@@ -17,7 +17,7 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, views
 
-#: Threads of a block's mbarriers begin here; warps are numbered from 1.
+#: Threads of a CTA's mbarriers begin here; warps are numbered from 1.
 BARRIER_THREADS = 1001
 #: Slices of a thread may not overlap: those of one step are given this much of it each.
 _SLIVER = 1e-3
@@ -50,7 +50,7 @@ def chrome_trace(trace: Recording) -> str:
 
 
 class _Process:
-    """One block. Identifiers of copies and arrows carry its number, so that they are unique in the file."""
+    """One CTA. Identifiers of copies and arrows carry its number, so that they are unique in the file."""
 
     def __init__(self, view: BlockView, pid: int) -> None:
         self.view, self.pid = view, pid
@@ -61,7 +61,7 @@ class _Process:
         return f"{self.pid:x}.{self._count:x}"
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything of the block, in no order."""
+        """Everything of the CTA, in no order."""
         phases = self._phases()
         out = [*self._names(phases), *self._counters(), *self._marks()]
         waits: list[Slice] = []

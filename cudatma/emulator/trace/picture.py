@@ -1,7 +1,7 @@
 """A trace as a picture: producers, TMA, the ring of stages and consumers over time.
 
 A stage has one colour wherever it appears. Waits are hatched; a thin line leads from what ended a wait to the warp that
-waited. Labels are placed last, where no such line crosses them.
+waited. Labels are placed last, where no line crosses them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LABEL, _TICK = 11, 11
 
 
 def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
-    """The first blocks of a trace as an SVG document. Raises ArgumentError."""
+    """The first CTAs of a trace as an SVG document. Raises ArgumentError."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
@@ -41,7 +41,7 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
 
 
 def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
-    """From the block's first event on, as much as fits."""
+    """From the CTA's first event on, as much as fits."""
     if view is None or not view.events:
         return 0, max(1, steps)
     first = min(event.begin for event in view.events if event.kind != "phase" or not view.stages)
@@ -96,7 +96,7 @@ class _Picture:
         self._obstacles: list[_Obstacle] = []
 
     def x(self, step: float) -> float:
-        """Pixels of a step; what lies outside of the window is put onto its edge."""
+        """Pixels of a step; what is outside of the window is put onto its edge."""
         return LEFT + (min(max(step, self.first), self.last) - self.first) * self.scale
 
     def draw(self, shown: list[BlockView], title: str) -> str:
@@ -362,7 +362,7 @@ class _Picture:
     # ---- around
 
     def _axis(self, top: float, position: int) -> None:
-        """Steps below, and lines of the grid behind what has been drawn from ``position`` on."""
+        """Steps below, and lines of the grid under what has been drawn from ``position`` on."""
         grid = Svg()
         self.y += 4
         span = self.last - self.first

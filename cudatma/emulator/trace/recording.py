@@ -23,7 +23,7 @@ class Event:
     kind: "copy" (into shared memory), "store" (out of it), "wait", "acquire" (a wait that passed), "phase" (of an
     mbarrier), "mma" or "wgmma" (``count`` instructions in a row), "hazard", "warp" (its life).
     block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy.
-    barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had behind it.
+    barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had completed.
     offset, size_bytes: in shared memory. end: None where the schedule ended before it did.
     """
 
@@ -90,7 +90,7 @@ class Recording:
         return self._add(event)
 
     def copy_begins(self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier) -> Event:
-        """An asynchronous copy into a block's shared memory is issued; ended() says when it has landed."""
+        """An asynchronous copy into a CTA's shared memory is issued; ended() says when it has landed."""
         event = self._at("copy", f"{size} bytes", w, at)
         event.issuer, event.block = (w.block.index, w.index), block.index
         event.offset, event.size_bytes = offset, size
@@ -98,7 +98,7 @@ class Recording:
         return event
 
     def store_begins(self, w: Warp, at: int, block: Block, offset: int, size: int) -> Event:
-        """An asynchronous store or reduction out of a block's shared memory is issued."""
+        """An asynchronous store or reduction out of a CTA's shared memory is issued."""
         event = self._at("store", f"{size} bytes", w, at)
         event.issuer, event.offset, event.size_bytes = (w.block.index, w.index), offset, size
         return event

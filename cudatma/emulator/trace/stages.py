@@ -49,9 +49,9 @@ class Work:
 
 
 class BlockView:
-    """The events of one block, sorted out.
+    """The events of one CTA, sorted out.
 
-    issued: copies that its warps issued into other blocks of the cluster. votes: how often a full and an empty barrier
+    issued: copies that its warps issued into other CTAs of the cluster. votes: how often a full and an empty barrier
     looked like a pair. last: the schedule's last step.
     """
 
@@ -114,7 +114,7 @@ class BlockView:
         return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
 
     def of_warp(self, warp: int, kind: str) -> list[Event]:
-        """What a warp of this block did, of one kind."""
+        """What a warp of this CTA did, of one kind."""
         return self._of_warp.get((warp, kind), [])
 
     def role(self, warp: int) -> str:
@@ -161,7 +161,7 @@ class BlockView:
 
 
 def views(trace: Recording, most: int | None = None) -> list[BlockView]:
-    """The blocks of a trace, at most so many: those that copy first, in the order in which they appear."""
+    """The CTAs of a trace, at most ``most``: those that copy first, in the order in which they appear."""
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}
     votes: dict[Dim, Counter[tuple[int, int]]] = {}
@@ -173,7 +173,7 @@ def views(trace: Recording, most: int | None = None) -> list[BlockView]:
         if event.kind == "acquire" and event.barrier >= 0:
             waited[event.block, event.warp] = event.barrier, -1
         elif event.kind == "copy" and event.issuer in waited and event.barrier >= 0:
-            # A producer's last wait before it fills a slot, in one block or by multicast in several, is for that slot.
+            # A producer's last wait before it fills a slot, in one CTA or by multicast in several, is for that slot.
             empty, fills = waited[event.issuer]
             if fills in (-1, event.barrier):
                 waited[event.issuer] = empty, event.barrier

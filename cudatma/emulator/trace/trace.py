@@ -18,7 +18,7 @@ class Trace(Recording):
         return chrome_trace(self)
 
     def to_svg(self, width: int = 1200, blocks: int = 1, window: tuple[int, int] | None = None, title: str = "") -> str:
-        """A picture of the first ``blocks`` blocks that copy something.
+        """A picture of the first ``blocks`` CTAs that copy something.
 
         width: in pixels. window: (first, last) step to show; by default the beginning, as much as can be read.
         title: what was run; by default the kernel's name.

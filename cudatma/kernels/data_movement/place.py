@@ -58,7 +58,7 @@ def _card(device: int) -> Place:
 
 def processors(device: int) -> int:
     """Multiprocessors of a card."""
-    return context.device(device).multiprocessors
+    return context.device(device).sm_count
 
 
 def described(array: object, field: str) -> ArrayInfo:

@@ -71,7 +71,7 @@ def configure_arrangement(
     w: PackedWeight, rows: int, is_aligned: bool, device: int, stream: int | None = None
 ) -> tuple[Kernel, PermuteColumnsSpec, tuple[int, int]]:
     """The copying kernel, loaded onto the device, and its grid. stream: as for plan.configure()."""
-    processors = context.device(device).multiprocessors
+    processors = context.device(device).sm_count
     spec = choose_arrangement(w, rows, is_aligned, detect(device), processors)
     kernel, resident = loaded(TEMPLATE, spec, device, stream)
     return kernel, spec, permute_grid(spec, rows, w.shape[0], processors * resident)

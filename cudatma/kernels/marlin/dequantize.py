@@ -187,7 +187,7 @@ def dequantize_into(w: PackedWeight, out: ArrayInfo, stream: int) -> None:
     target, spec = detect(device), spec_for(w)
     # Shared memory is what limits the blocks of a multiprocessor.
     resident = max(1, target.smem_per_sm_bytes // (spec.smem_bytes + SMEM_RESERVED_BYTES))
-    grid, args = prepare(w, out, spec, target, context.device(device).multiprocessors * resident)
+    grid, args = prepare(w, out, spec, target, context.device(device).sm_count * resident)
     kernel = load_kernel(TEMPLATE, spec, target)
     kernel.launch(grid, spec.threads, args, shared_bytes=spec.smem_bytes, stream=stream, backend="cuda")
 

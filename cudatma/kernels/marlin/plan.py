@@ -31,7 +31,7 @@ def configure(
     problem, gpu = Problem.of(w, m, batch_invariant=batch_invariant), gpu_of(device)
     spec = resolve_fused(decide(problem, gpu).spec, w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
-    ctas = context.device(device).multiprocessors * min(spec.blocks_per_sm, resident)
+    ctas = context.device(device).sm_count * min(spec.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, problem.n, problem.k, ctas, divide=not batch_invariant)
 
 

@@ -38,7 +38,7 @@ class ListeningModule:
         progress: Callable[[int], None] | None = None,
         **options: Any,
     ) -> Any:
-        """Run it, get an emulator's Report. Behind a PipelineHang the arrays hold what they held before."""
+        """Run it, get an emulator's Report. After a PipelineHang the arrays hold what they held before."""
         del programmatic
         blocks = math.prod(grid) if isinstance(grid, Iterable) else int(grid)
         records = np.zeros(shared.CAPACITY, shared.RECORD)

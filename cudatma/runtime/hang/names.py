@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cudatma.runtime.source_lines import own_lines
 
 _BARRIER_BYTES = 8
-#: A shared address has the block's rank in its cluster from here on.
+#: A shared address has the CTA's rank in its cluster from here on.
 _RANK_SHIFT = 24
 
 

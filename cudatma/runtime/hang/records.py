@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 
 #: The module's variable that the host sets before each launch. [CUDA driver API, cuModuleGetGlobal]
 PANEL_NAME = "cudatma_debug_panel"
-#: aborted, timeout in ns, addresses of records and block notes; capacity, taken, blocks, reserved.
+#: aborted, timeout in ns, addresses of records and CTA notes; capacity, taken, blocks, reserved.
 _PANEL = struct.Struct("<QQQQIIII")
 PANEL_BYTES = _PANEL.size
 RECORD = np.dtype(
@@ -38,7 +38,7 @@ RECORD = np.dtype(
 CAPACITY = 4096
 #: 64 barriers, 16 named barriers, a flag and four numbers for each of 32 warps, 8 bytes each.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
-#: Blocks behind these find no notes: there an uninitialised mbarrier is not told, and bar.sync waits without an end.
+#: CTAs after these have no notes: an uninitialised mbarrier is not recognized there, and bar.sync waits without end.
 MAX_NOTED_BLOCKS = 1 << 16
 
 WAIT_EXPIRED, WAITED, NAMED_EXPIRED, NAMED_WAITED, REFUSED = 1, 2, 3, 4, 5
@@ -75,12 +75,12 @@ def panel_bytes(records: int, notes: int, blocks: int) -> bytes:
 
 
 def taken_of(panel: bytes) -> int:
-    """How many records a launch has asked room for, out of its panel."""
+    """How many records a launch has reserved, from its panel."""
     return int(_PANEL.unpack(panel)[5])
 
 
 def notes_bytes(blocks: int) -> int:
-    """Bytes of the block notes of a grid."""
+    """Bytes of the CTA notes of a grid."""
     return min(blocks, MAX_NOTED_BLOCKS) * BLOCK_NOTES_BYTES
 
 

@@ -16,7 +16,7 @@ from cudatma.runtime.hang.rules import RULES
 
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
-_UNREAD = "nobody has read the state of the barrier: its block has no room for notes, or too many records were left"
+_UNREAD = "nobody has read the state of the barrier: its block has no notes, or too many records were left"
 #: Groups of equal waits that a message lists.
 _LISTED = 16
 _STATES = {
@@ -34,11 +34,11 @@ class StuckWait:
 
     state: "expired" (its own time was up), "waiting" (it waited when the kernel was ended), "refused" (it asked for
     what the hardware would stop; ``rule`` names it, ``detail`` says it). barrier: array and stage, "named barrier 3".
-    address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and block.
+    address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and CTA.
     lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
     arrivals: what mbarrier_init was told, or how many threads a named barrier waits for; 0 where it is not known.
     raw: the mbarrier's 8 bytes once the kernel was quiet; bits: decoded, None where there are none. verified: whether
-    that decoding has been checked on such a card. line, text: of the generated source.
+    that decoding has been checked on such a GPU. line, text: of the generated source.
     """
 
     state: str
@@ -105,9 +105,9 @@ class StuckWait:
 def hang_of(
     records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, taken: int = 0
 ) -> PipelineHang | None:
-    """The error that the records of a launch stand for, None where there are none.
+    """The error that the records of a launch describe, None where there are none.
 
-    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that card. where: the card's name, or
+    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that GPU. where: the GPU's name, or
     the emulator. taken: how many records there would be if all had been kept.
     """
     states = shared.states(records)
@@ -118,8 +118,8 @@ def hang_of(
 
 
 def _order(wait: StuckWait) -> tuple[Any, ...]:
-    """Refusals first, then barriers at which something but not everything has come: the others mostly wait because of
-    them. What is over stands last. Among equals what expired, longest first; in a block by warp."""
+    """Refusals first, then barriers at which something but not everything has come: the other waits mostly result from
+    them. What is over comes last. Among equals what expired, longest first; in a CTA by warp."""
     follows = not wait.rule and not wait.is_half_done
     return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
 
@@ -171,14 +171,14 @@ def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> st
 
 
 def _group(waits: Sequence[StuckWait]) -> list[str]:
-    """Two or three lines for waits that differ in block and warp only."""
+    """Two or three lines for waits that differ in CTA and warp only."""
     first = waits[0]
     asked = "" if first.parity is None else f", parity {first.parity}"
     place = f"line {first.line}: {first.text}" if first.line else "line not known: NVRTC tells it from 12.9 on"
     lines = [f"  {first.state}: {first.barrier}{asked}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
         told = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
-        sure = "" if first.verified else " (not verified on this card)"
+        sure = "" if first.verified else " (not verified on this GPU)"
         bits = first.bits
         pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
         state = f"{pending}, parity {bits.parity}"

@@ -1,4 +1,4 @@
-"""Where the steps of the guide run: on the card with CuPy if there is one, else on the emulator with NumPy."""
+"""Where the steps of the guide run: on the GPU with CuPy if there is one, else on the emulator with NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ warnings.simplefilter("ignore", cudatma.BackendWarning)  # check() says where it
 
 
 def library() -> Any:
-    """cupy, or numpy where the machine has no usable card (launches then run on the emulator)."""
+    """cupy, or numpy where the machine has no usable GPU (launches then run on the emulator)."""
     if cudatma.selected_backend() != "cuda":
         return np
     import cupy
@@ -23,12 +23,12 @@ def library() -> Any:
 
 
 def target() -> str | None:
-    """What kernels are compiled for: None is the card at hand; without one, the architecture that is emulated."""
+    """What kernels are compiled for: None: the GPU of this machine. Without one: what is emulated."""
     return "sm_90a" if library() is np else None
 
 
 def address(array: Any) -> int:
-    """Where an array begins, in the card's memory or, for the emulator, in the host's."""
+    """The address of an array, in the GPU's memory or, for the emulator, in the host's."""
     return describe(array).pointer
 
 
@@ -37,4 +37,4 @@ def check(name: str, got: Any, wanted: Any) -> None:
     xp = library()
     if not bool(xp.array_equal(xp.asarray(got), xp.asarray(wanted))):
         raise SystemExit(f"{name}: wrong")
-    print(f"{name}: right, on {'the card' if xp is not np else 'the emulator'}")
+    print(f"{name}: right, on {'the GPU' if xp is not np else 'the emulator'}")

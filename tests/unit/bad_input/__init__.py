@@ -1,1 +1,1 @@
-"""The rows of the table of wrong calls, by room, and the bench that they work on."""
+"""The rows of the table of wrong calls, by topic, and the bench that they work on."""

@@ -188,22 +188,22 @@ class Bench:
         self.folder.chmod(0o777)
         return str(self.folder)
 
-    def without_driver(self, said: Callable[..., Any] | None = None, cards: int = 0) -> None:
-        """No libcuda, as cuda.bindings reports it; or a driver that answers cuInit with ``said`` and has no cards."""
+    def without_driver(self, said: Callable[..., Any] | None = None, gpus: int = 0) -> None:
+        """No libcuda, as cuda.bindings reports it; or a driver that answers cuInit with ``said`` and has no GPUs."""
         driver = pytest.importorskip("cuda.bindings.driver")
 
         def absent(*_: Any) -> Any:
             raise RuntimeError("libcuda.so.1 was not found")
 
         self.patch.setattr(driver, "cuInit", said or absent)
-        self.patch.setattr(driver, "cuDeviceGetCount", lambda: (driver.CUresult.CUDA_SUCCESS, cards))
+        self.patch.setattr(driver, "cuDeviceGetCount", lambda: (driver.CUresult.CUDA_SUCCESS, gpus))
         self.patch.setattr(context, "_initialised", False)
         self.patch.setattr(context, "_devices", {})
         self.patch.setattr(context, "_contexts", {})
         forget_the_driver()
 
-    def without_card(self, answer: str) -> None:
-        """A driver that answers cuInit with a CUresult, and has no cards."""
+    def without_gpu(self, answer: str) -> None:
+        """A driver that answers cuInit with a CUresult, and has no GPUs."""
         driver = pytest.importorskip("cuda.bindings.driver")
         self.without_driver(lambda *_: (driver.CUresult[answer],))
 
@@ -233,5 +233,5 @@ class Bench:
 
 
 def forget_the_driver() -> None:
-    for remembered in (_detect, has_driver, backend._has_usable_card):
+    for remembered in (_detect, has_driver, backend._has_usable_gpu):
         remembered.cache_clear()

@@ -15,7 +15,7 @@ from cudatma.target import detect, target_for
 # One row a line, wrapped by hand: the table is read by columns.
 # fmt: off
 
-#: Environment variables, the cache folder; no driver, no card, no CuPy, no NVRTC.
+#: Environment variables, the cache folder; no driver, no GPU, no CuPy, no NVRTC.
 ENVIRONMENT = [
     Case("backend variable", ArgumentError, "CUDATMA_BACKEND", "tpu",
          lambda b: (b.variable("CUDATMA_BACKEND", "tpu"), gemm(backend=None))),
@@ -43,16 +43,16 @@ ENVIRONMENT = [
          lambda b: (b.without_driver(), c.Kernel(b"", "k", c.get_target("sm_90a"), ptx=KERNEL_PTX).load())),
     Case("no driver: a map by the driver", DriverError, "cuInit", "libcuda",
          lambda b: (b.without_driver(), c.TensorMap.tiled(tiled(), encoder="driver"))),
-    Case("no card: detect", DriverError, "cuInit", "CUDA_ERROR_NO_DEVICE",
-         lambda b: (b.without_card("CUDA_ERROR_NO_DEVICE"), detect())),
-    Case("no card: detect, driver present", TargetError, "device", "no CUDA device",
-         lambda b: (b.without_card("CUDA_SUCCESS"), detect())),
-    Case("no card: workspace", LaunchError, "device", "no CUDA device",
-         lambda b: (b.without_card("CUDA_SUCCESS"), c.MarlinWorkspace(0))),
+    Case("no GPU: detect", DriverError, "cuInit", "CUDA_ERROR_NO_DEVICE",
+         lambda b: (b.without_gpu("CUDA_ERROR_NO_DEVICE"), detect())),
+    Case("no GPU: detect, driver present", TargetError, "device", "no CUDA device",
+         lambda b: (b.without_gpu("CUDA_SUCCESS"), detect())),
+    Case("no GPU: workspace", LaunchError, "device", "no CUDA device",
+         lambda b: (b.without_gpu("CUDA_SUCCESS"), c.MarlinWorkspace(0))),
     Case("driver too old", DriverError, "cuInit", "SYSTEM_DRIVER_MISMATCH",
-         lambda b: (b.without_card("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), gemm())),
-    Case("a card before Hopper", TargetError, "device", "8.0", lambda b: target_for((8, 0))),
-    Case("a card of tomorrow", TargetError, "device", "99.0", lambda b: target_for((99, 0))),
+         lambda b: (b.without_gpu("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), gemm())),
+    Case("a GPU before Hopper", TargetError, "device", "8.0", lambda b: target_for((8, 0))),
+    Case("a GPU of tomorrow", TargetError, "device", "99.0", lambda b: target_for((99, 0))),
     Case("no CuPy", DriverError, "PackedWeight.to_device", "cupy-cuda13x",
          lambda b: (b.without_cupy(), host_weight().to_device())),
     Case("CuPy without a driver", DriverError, "PackedWeight.to_device", "InsufficientDriver",

@@ -58,7 +58,7 @@ GEMM = [
     Case("out on the host", ArgumentError, "out.device", "device 0", lambda b: gemm(out=np.zeros((4, N), np.float16))),
     Case("bias on another device", ArgumentError, "bias.device", "device 1",
          lambda b: gemm(bias=on_device((N,), BIAS_ADDRESS, device=1))),
-    Case("host arrays with the card", ArgumentError, "x.device", "the host", lambda b: host_gemm(backend="cuda")),
+    Case("host arrays with the GPU", ArgumentError, "x.device", "the host", lambda b: host_gemm(backend="cuda")),
     Case("device arrays without", ArgumentError, "x.device", "backend 'reference'",
          lambda b: gemm(backend="reference")),
     # strides
@@ -115,7 +115,7 @@ GEMM = [
     Case("interface, address text", ArgumentTypeError, "x", "broken",
          lambda b: gemm(x=Interface(data=("0x7f", False)))),
     Case("interface, stream 0", ArgumentError, "x.stream", "from 1 up", lambda b: gemm(x=Interface(stream=0))),
-    Case("DLPack of another card", ArgumentTypeError, "x", "type 7", lambda b: gemm(x=Dlpack((7, 0)))),
+    Case("DLPack of another GPU", ArgumentTypeError, "x", "type 7", lambda b: gemm(x=Dlpack((7, 0)))),
     Case("DLPack that says nothing", ArgumentTypeError, "x", "__dlpack_device__", lambda b: gemm(x=Dlpack(None))),
     Case("DLPack that refuses", ArgumentTypeError, "x", "strides that", lambda b: gemm(x=Dlpack((1, 0)))),
     # options

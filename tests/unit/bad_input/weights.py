@@ -56,7 +56,7 @@ WEIGHTS = [
     Case("dense weight masked", ArgumentTypeError, "weight", "mask", lambda b: c.quantize(np.ma.masked_array(ONES))),
     Case("dense weight NaN", QuantizationError, "weight[5, 7]", "nan", lambda b: c.quantize(spoiled(np.nan))),
     Case("dense weight inf", QuantizationError, "weight[5, 7]", "inf", lambda b: c.quantize(spoiled(np.inf))),
-    Case("dense weight beyond fp16", QuantizationError, "weight[group 0, channel 7]", "bfloat16",
+    Case("dense weight beyond fp16", QuantizationError, "weight[group 0, column 7]", "bfloat16",
          lambda b: c.quantize(spoiled(1e6), group_size=32)),
     Case("integers over 15", QuantizationError, "q", "0..15", lambda b: pack(Q + 9, SCALES, group_size=32)),
     Case("integers signed", QuantizationError, "q", "int8", lambda b: pack(Q.astype(np.int8), SCALES, group_size=32)),

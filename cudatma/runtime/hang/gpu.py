@@ -1,6 +1,6 @@
-"""A debug kernel on a card: the panel is set before each launch, the records are read after it.
+"""A debug kernel on a GPU: the panel is set before each launch, the records are read after it.
 
-The records lie in pinned host memory, so that they can be read even if the context is lost; everything else lies on the
+The records are in pinned host memory, so that they can be read even if the context is lost; everything else is on the
 device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
 """
 
@@ -87,7 +87,7 @@ class Listener:
         check(driver.cuMemcpyHtoDAsync(self._panel, source, shared.PANEL_BYTES, stream), "cuMemcpyHtoDAsync")
 
     def _taken(self, driver: Any) -> int:
-        """Records that the kernel would have left if there had been room for all."""
+        """Records that did not fit into the panel."""
         host = ctypes.addressof(self._panel_host)
         check(driver.cuMemcpyDtoH(host, self._panel, shared.PANEL_BYTES), "cuMemcpyDtoH")
         return shared.taken_of(self._panel_host.raw)

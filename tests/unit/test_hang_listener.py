@@ -1,4 +1,4 @@
-"""The host of a debug kernel on a card, with a driver made of host memory in the card's place."""
+"""The host of a debug kernel on a GPU, with a driver made of host memory in the GPU's place."""
 
 # ruff: noqa: N802  (the driver's names)
 
@@ -16,9 +16,9 @@ from cudatma import context
 from cudatma.context import Device
 from cudatma.errors import DriverError, LaunchError, PipelineHang
 from cudatma.runtime.hang import Names
-from cudatma.runtime.hang import card as card_module
+from cudatma.runtime.hang import gpu as gpu_module
 from cudatma.runtime.hang import records as shared
-from cudatma.runtime.hang.card import Listener
+from cudatma.runtime.hang.gpu import Listener
 
 STREAM = 0x77
 
@@ -187,9 +187,9 @@ def test_a_panel_of_another_version_is_refused(driver: FakeDriver) -> None:
         listener()
 
 
-def test_what_a_card_means_is_asked_of_its_capability(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_module, "is_verified", lambda capability: capability != (9, 0))
+def test_what_a_gpu_means_is_asked_of_its_capability(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "is_verified", lambda capability: capability != (9, 0))
     with pytest.raises(PipelineHang) as caught:
         listener().run(kernel_that_hangs(driver), 4, STREAM)
     assert caught.value.waits[0].verified is False
-    assert "decoded (not verified on this card)" in str(caught.value)
+    assert "decoded (not verified on this GPU)" in str(caught.value)

@@ -1,4 +1,4 @@
-"""A card whose clock is scripted, behind the few CuPy calls that the benchmarks' harness makes."""
+"""A GPU whose clock is scripted, under the few CuPy calls that the benchmarks' harness makes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 
 
-class FakeCard:
+class FakeGpu:
     """One stream; a graph takes the sum of its launches' microseconds; what happened is kept in ``log``."""
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class FakeCard:
 
 
 class FakeEvent:
-    def __init__(self, card: FakeCard) -> None:
-        self.card, self.at = card, 0.0
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.at = gpu, 0.0
 
     def record(self, stream: object) -> None:
-        self.at = self.card.now_us
+        self.at = self.gpu.now_us
 
 
 class FakeGraph:
-    def __init__(self, card: FakeCard, us: float) -> None:
-        self.card, self.us = card, us
+    def __init__(self, gpu: FakeGpu, us: float) -> None:
+        self.gpu, self.us = gpu, us
 
     def upload(self, stream: object) -> None:
-        self.card.log.append("upload")
+        self.gpu.log.append("upload")
 
     def launch(self, stream: object) -> None:
-        self.card.log.append(self.us)
-        self.card.now_us += self.us * self.card.slowdown(self.card.now_us)
+        self.gpu.log.append(self.us)
+        self.gpu.now_us += self.us * self.gpu.slowdown(self.gpu.now_us)
