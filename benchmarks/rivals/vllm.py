@@ -1,13 +1,13 @@
 """vLLM's W4A16 kernels, Marlin and Machete, without vLLM: fp16, group 128, symmetric.
 
 They come from two libraries in a folder that ``--vllm`` names. To build them (nvcc 13, some 12 minutes on one core, no
-card), with vLLM's source distribution, unpacked, and a checkout of CUTLASS:
+GPU), with vLLM's source distribution, unpacked, and a checkout of CUTLASS:
 
     curl -LO https://files.pythonhosted.org/.../vllm-0.33.0.tar.gz      # "Download files" of pypi.org/project/vllm
     git clone --depth 1 https://github.com/NVIDIA/cutlass               # 4.7
     benchmarks/rivals/vllm_build/build.sh vllm-0.33.0 cutlass FOLDER    # FOLDER/libmarlin.so, libmachete.so, VERSION
 
-The folder travels to the machine with the card. Marlin runs what vLLM chooses. Machete runs every tile that vLLM's
+The folder travels to the machine with the GPU. Marlin runs what vLLM chooses. Machete runs every tile that vLLM's
 heuristic knows, and the fastest take part.
 """
 

@@ -1,4 +1,4 @@
-"""vLLM's kernels as rivals, without a card: C functions written in NumPy, called through ctypes."""
+"""vLLM's kernels as rivals, without a GPU: C functions written in NumPy, called through ctypes."""
 
 from __future__ import annotations
 
