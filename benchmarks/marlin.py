@@ -25,7 +25,8 @@ from benchmarks.plot import write_picture
 from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure, machine_facts, print_table
-from benchmarks.rivals import RIVALS
+from benchmarks.rivals import RIVALS, VLLM
+from benchmarks.rivals.vllm import version_of
 from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError
 
@@ -85,8 +86,15 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "warm_replays": WARM_REPLAYS,
         "sustained_seconds": options.seconds,
         "block_seconds": BLOCK_S,
-        "rivals": {name: package_version("humming-kernels") if name == "humming" else "" for name in options.rivals},
+        "rivals": {name: _version(name, options.vllm) for name in options.rivals},
     }
+
+
+def _version(rival: str, vllm: Path | None) -> str:
+    """A rival's version where it is not torch's."""
+    if rival in VLLM:
+        return version_of(vllm)
+    return package_version("humming-kernels") if rival == "humming" else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,11 +123,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_card(parser)
     left_out: list[CellKey] = []
     result = Result(settings, summary_table, options.json, lambda cells: _more(cells, left_out), kept)
-    left_out += _measured(result, keys, costs, budget_s)
+    left_out += _measured(result, keys, costs, budget_s, options.vllm)
     return _told(result, left_out, options)
 
 
-def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: float | None) -> list[CellKey]:
+def _measured(
+    result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: float | None, vllm: Path | None
+) -> list[CellKey]:
     """Measure on the GPU; returns the cells there was no time for."""
     began = time.monotonic()
     torch_error = ""
@@ -140,7 +150,8 @@ def _measured(result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: f
         reader = find_reader()
         if reader is None:
             result.say("clocks and watts cannot be read: neither NVML nor nvidia-smi answers")
-        bench = GpuBench(stream, str(result.settings["dtype"]), costs, floor_bench, reader, result.say)
+        dtype = str(result.settings["dtype"])
+        bench = GpuBench(stream, dtype, costs, floor_bench, reader, result.say, vllm)
         spent = time.monotonic() - began
         left_out = run(bench, keys, costs, None if budget_s is None else budget_s - spent, result)
     result.say(f"{time.monotonic() - began:.0f} s")
@@ -176,7 +187,9 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
     options.tokens = options.tokens or (QUICK_M_VALUES if options.quick else M_VALUES)
     if options.rivals is None:
-        options.rivals = tuple(name for name in RIVALS if name != "tinygemm" or options.dtype == "bfloat16")
+        absent = {"tinygemm"} if options.dtype == "float16" else set()
+        absent |= set() if options.vllm else set(VLLM)
+        options.rivals = tuple(name for name in RIVALS if name not in absent)
     if options.quick:
         options.seconds = min(options.seconds, QUICK_SECONDS)
     return options
@@ -199,7 +212,8 @@ def _parser() -> argparse.ArgumentParser:
         "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
     )
     add("--tokens", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
-    add("--rivals", type=parse_rivals, metavar="R,..", help="of cublas, humming, tinygemm (bf16 only); none")
+    add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (bf16 only); none")
+    add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.cells import (
@@ -61,7 +62,10 @@ class Floors:
 
 
 class GpuBench:
-    """LayerBench on the current device. say: prints a line. reader: of clock and watts, or None."""
+    """LayerBench on the current device.
+
+    say: prints a line. reader: of clock and watts, or None. vllm: the folder of vLLM's kernels.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,10 @@ class GpuBench:
         floor_bench: FloorBench | None,
         reader: Callable[[], Sample] | None,
         say: Callable[[str], None],
+        vllm: Path | None = None,
     ) -> None:
         self.stream, self.dtype, self.costs, self.say = stream, dtype, costs, say
+        self.vllm = vllm
         self.floor_bench, self.reader = floor_bench, reader
         self.layer: Layer | None = None
         self.field, self.floors = Field(), Floors(None, None, {})
@@ -85,7 +91,7 @@ class GpuBench:
         rivals = self.costs.rivals
         self.layer = make_layer(k, n, self.dtype, max(m_values), with_dense="cublas" in rivals)
         began = time.monotonic()
-        self.field = make_field(rivals, self.layer, m_values)
+        self.field = make_field(rivals, self.layer, m_values, self.vllm)
         self.say(f"{k} x {n}: rivals ready in {time.monotonic() - began:.1f} s")
         for name, why in self.field.errors.items():
             self.say(f"{k} x {n}: {name}: {why}")

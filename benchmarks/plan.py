@@ -24,11 +24,12 @@ _SHAPE_TIERS = ((*FIVE, *LARGE), (*model_shapes("llama3-70b"), *model_shapes("ll
 #: What a GPU of the H200's kind does: bytes and floating-point operations in a microsecond.
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 #: Seconds for a layer's operands and its F; for what a rival compiles; for a cell's captures and checks.
-_SHAPE_S, _RIVAL_S, _CELL_S = 3.0, {"cublas": 0.5, "humming": 15.0, "tinygemm": 1.0}, 0.4
+_SHAPE_S, _CELL_S = 3.0, 0.4
+_RIVAL_S = {"cublas": 0.5, "humming": 15.0, "marlin": 0.5, "machete": 0.5, "tinygemm": 1.0}
 #: Takes part at small M only.
 _SMALL_M = "tinygemm"
-#: Ways among which cuBLAS' fastest is chosen, and how often each runs.
-_CUBLAS_WAYS, _CHOOSING_S = 34, 0.02
+#: Ways among which cuBLAS' fastest is chosen, and Machete's, and how often each runs.
+_CUBLAS_WAYS, _MACHETE_WAYS, _CHOOSING_S = 34, 9, 0.02
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,6 +72,8 @@ class Costs:
         took = _CELL_S
         if "cublas" in self.rivals:
             took += _CUBLAS_WAYS * (_CHOOSING_S + 3e-6 * expected_us(k, n, m, 2 * k * n))
+        if "machete" in self.rivals:
+            took += _MACHETE_WAYS * (_CHOOSING_S + 2e-5 * expected_us(k, n, m))
         if m >= SUSTAINED_FROM:
             return took + self.seconds * max(1, sum(name != _SMALL_M for name in self.rivals))
         us, copies = expected_us(k, n, m), copies_for(packed_bytes(k, n))

@@ -294,12 +294,11 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
     where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
     commits: dict[str, list[str]] = {}
     for number, result in enumerate(results):
+        rivals = [_NAMES.get(rival, rival) for rival in rivals_of(result)]
         if number == 0:
-            what = "cudatma and cuBLAS"
-        elif rivals := rivals_of(result):
-            what = ", ".join(_NAMES.get(rival, rival) for rival in rivals)
+            what = ", ".join(("cudatma", "cuBLAS", *rivals)) if rivals else "cudatma and cuBLAS"
         else:
-            what = "other layers"
+            what = ", ".join(rivals) or "other layers"
         commits.setdefault(result.get("commit") or "unknown", []).append(what)
     of = "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(what))}" for commit, what in commits.items())
     how = "Weights cold in L2; from M = 256 on in long runs, at the power limit"

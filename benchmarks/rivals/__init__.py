@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.harness import Contender
@@ -15,8 +16,12 @@ from benchmarks.report import failure
 RIVALS = {
     "cublas": ("benchmarks.rivals.cublas", "Cublas"),
     "humming": ("benchmarks.rivals.humming", "Humming"),
+    "marlin": ("benchmarks.rivals.vllm", "Marlin"),
+    "machete": ("benchmarks.rivals.vllm", "Machete"),
     "tinygemm": ("benchmarks.rivals.tinygemm", "Tinygemm"),
 }
+#: Those whose kernels come from a folder of libraries.
+VLLM = ("marlin", "machete")
 
 
 class Rival(Protocol):
@@ -52,13 +57,17 @@ class Field:
         return found, errors
 
 
-def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int]) -> Field:
-    """The named rivals on a layer. m_values: what they will run, so that they can compile it all at once."""
+def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
+    """The named rivals on a layer.
+
+    m_values: what they will run, so that they can compile it all at once. vllm: the folder of vLLM's kernels.
+    """
     made = Field()
     for name in names:
         module, kind = RIVALS[name]
         try:
-            made.rivals.append(getattr(importlib.import_module(module), kind)(layer, m_values))
+            folder = (vllm,) if name in VLLM else ()
+            made.rivals.append(getattr(importlib.import_module(module), kind)(layer, m_values, *folder))
         except Exception as error:
             made.errors[name] = failure(error)
     return made

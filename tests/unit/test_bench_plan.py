@@ -57,7 +57,7 @@ def test_a_wrong_shape_is_refused(text: str) -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "1,x"], ["--rivals", "marlin"], ["--resume"]])
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "1,x"], ["--rivals", "others"], ["--resume"]])
 def test_other_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         marlin.main(arguments)

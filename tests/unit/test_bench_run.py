@@ -45,7 +45,7 @@ class World:
         assert programmatic == (name == "ours chained")
         return self.contender(name, m)
 
-    def make_field(self, names: Any, layer: Any, tokens: Any) -> Field:
+    def make_field(self, names: Any, layer: Any, tokens: Any, vllm: Any) -> Field:
         rivals: list[Any] = []
         for name, ways in {"cublas": ["cublas nk", "cublaslt kn 2"], "humming": ["humming"]}.items():
             if name in names:
