@@ -211,9 +211,6 @@ struct SlotAddresses {
         scales = zeros = 0;
     }
 
-    // This thread's channels of an N tile, four side by side in the permuted order of a 64-channel row: channel
-    // 16 c + 8 r + g stands at 8 g + 2 c + r, c from 0 or 2 on. Those of the row's other N tile follow, or precede.
-    __device__ __forceinline__ static u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 };
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
