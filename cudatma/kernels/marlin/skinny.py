@@ -16,6 +16,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
+from cudatma.kernels.marlin.problem_struct import RESULT
 from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
@@ -112,6 +113,11 @@ class SkinnySpec(StagedTile):
         weights = ("weight_map",) * (self.whole_rows > 0) + ("half_weight_map",) * self.has_half_row
         tables = () if self.has_stage_scales else self.tables()
         return (*weights, *self.table_maps(), "activation_map", *tables, "bias", "output", "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        scales = () if self.has_stage_scales else ("scale_pitch",)
+        return ("k_iterations", "tiles_n", "prefetch_stages", *scales, *RESULT)
 
     # What a reader of the generated source finds as named constants.
 
