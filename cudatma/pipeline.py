@@ -2,15 +2,14 @@
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
 (completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
-arrivals). Kernel specs describe their ring here, take every offset and count from it, and get an error for a
-contradiction before anything hangs on a GPU. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk"
-(alignment).
+arrivals). Kernel specs describe their ring here and take every offset and count from it; a contradiction raises an
+error before a kernel can hang. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -20,6 +19,8 @@ MBARRIER_BYTES = 8
 #: Largest arrival count and most outstanding bytes of one phase (PTX ISA, "Contents of the mbarrier object").
 MBARRIER_MAX_COUNT = (1 << 20) - 1
 MBARRIER_MAX_TX_BYTES = (1 << 20) - 1
+#: CTAs of the largest cluster, where a kernel asks for a non-portable size (CUDA C++ programming guide).
+MAX_CLUSTER = 16
 #: Bulk copies move multiples of 16 bytes to addresses that are multiples of 16 (PTX ISA, "cp.async.bulk").
 BULK_UNIT_BYTES = 16
 
@@ -82,8 +83,11 @@ class PipelineSpec:
 
     producer_arrivals: arrivals at `full` a lap: one for the thread that calls expect_tx, plus one for each thread that
     arrives without bytes (cp.async, plain stores).
-    consumer_arrivals: arrivals at `empty` a lap: how many times release() is called for a slot, by all consumers.
+    consumer_arrivals: how many times the consumers of one CTA call release() for a slot in a lap.
     expect_tx_bytes: what the kernel passes to expect_tx, where it counts for itself; it must agree with the operands.
+    cluster: CTAs of a cluster that fill each other's slots by multicast. Each consumer then releases a slot in every
+    CTA of the cluster. An operand's expected_bytes include the bytes that other CTAs send.
+    by_operand: True puts all slots of the first operand first, then those of the next one.
 
     The slots come first, operands in the order given, each at its alignment; then full[stages], empty[stages].
     Raises ArgumentError or ArgumentTypeError for numbers that contradict each other, and says what would happen.
@@ -94,6 +98,8 @@ class PipelineSpec:
     producer_arrivals: int = 1
     consumer_arrivals: int = 1
     expect_tx_bytes: int | None = None
+    cluster: int = 1
+    by_operand: bool = False
 
     def __post_init__(self) -> None:
         _whole("stages", self.stages, 1)
@@ -110,6 +116,10 @@ class PipelineSpec:
             ("consumer_arrivals", self.consumer_arrivals, "`empty` would never complete: the producer waits for ever"),
         ):
             _whole(field, count, 1, MBARRIER_MAX_COUNT, waiter)
+        _whole("cluster", self.cluster, 1, MAX_CLUSTER)
+        if self.empty_arrivals > MBARRIER_MAX_COUNT:
+            allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
+            raise ArgumentError("consumer_arrivals * cluster", self.empty_arrivals, allowed, "release once a warp")
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
             allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes a stage"
             raise ArgumentError("operands", self.stage_tx_bytes, allowed, "the barrier's byte count would overflow")
@@ -122,6 +132,11 @@ class PipelineSpec:
     def stage_tx_bytes(self) -> int:
         """Bytes that the loads of one stage report to `full`: the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
+
+    @property
+    def empty_arrivals(self) -> int:
+        """Arrivals that free a slot, of the consumers of all CTAs: the consumer_arrivals that init() is told."""
+        return self.cluster * self.consumer_arrivals
 
     @former_arguments("field")
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
@@ -138,7 +153,7 @@ class PipelineSpec:
         raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
 
     def check_arrivals(self, *, produced: int | None = None, released: int | None = None) -> None:
-        """Raise ArgumentError unless a kernel's arrivals for one slot and lap are those that init() is told."""
+        """Raise ArgumentError unless the arrivals of one CTA for one slot and lap are those that init() is told."""
         for field, told, count, waiter in (
             ("producer_arrivals", self.producer_arrivals, produced, "consumers"),
             ("consumer_arrivals", self.consumer_arrivals, released, "the producer"),
@@ -155,13 +170,13 @@ class PipelineSpec:
     # Places of a stage's operands.
 
     def offset(self, name: str) -> int:
-        """Offset of an operand in its slot, bytes."""
+        """Offset of an operand's copy in slot 0 from the ring's base, bytes."""
         position = 0
         for operand in self.operands:
             position = align_up(position, operand.alignment)
             if operand.name == name:
                 return position
-            position += operand.footprint_bytes
+            position += self.slot_distance(operand.name) * self.stages if self.by_operand else operand.footprint_bytes
         raise ArgumentError("operand", name, ", ".join(o.name for o in self.operands))
 
     @property
@@ -171,17 +186,32 @@ class PipelineSpec:
 
     @property
     def stage_bytes(self) -> int:
-        """Distance of one slot from the next, bytes; the padding of every operand's alignment included."""
+        """Shared memory of one stage, bytes; the padding of every operand's alignment included."""
+        if self.by_operand:
+            return sum(self.slot_distance(o.name) for o in self.operands)
         last = self.operands[-1]
         return align_up(self.offset(last.name) + last.footprint_bytes, self.alignment)
 
+    def slot_distance(self, name: str) -> int:
+        """Distance from an operand's copy in one slot to the one in the next slot, bytes."""
+        if not self.by_operand:
+            return self.stage_bytes
+        operand = next((o for o in self.operands if o.name == name), None)
+        if operand is None:
+            raise ArgumentError("operand", name, ", ".join(o.name for o in self.operands))
+        return align_up(operand.footprint_bytes, operand.alignment)
+
     def address(self, name: str, slot: int) -> int:
         """Offset of an operand's copy in slot 0..stages-1 from the ring's base, bytes."""
-        return _whole("slot", slot, 0, self.stages - 1) * self.stage_bytes + self.offset(name)
+        return _whole("slot", slot, 0, self.stages - 1) * self.slot_distance(name) + self.offset(name)
 
     @property
     def barriers_offset(self) -> int:
         """Offset of the barriers (TmaPipeline's base_address) from the ring's base, bytes."""
+        if self.by_operand:
+            last = self.operands[-1]
+            end = self.offset(last.name) + self.slot_distance(last.name) * self.stages
+            return align_up(end, MBARRIER_BYTES)
         return self.stages * self.stage_bytes
 
     @property
@@ -196,10 +226,12 @@ class PipelineSpec:
 
     @former_arguments("other_bytes")
     def check_fits(self, target: Target, *, other_bytes: int = 0) -> None:
-        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one block's shared memory."""
+        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one CTA's shared memory."""
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:
-            most = (limit - other_bytes) // (self.stage_bytes + 2 * MBARRIER_BYTES)
+            most = max(0, (limit - other_bytes) // (self.stage_bytes + 2 * MBARRIER_BYTES))
+            while most > 0 and replace(self, stages=most).smem_bytes + other_bytes > limit:
+                most -= 1  # the padding between the arrays of a ring by operand
             remedy = f"at most {most} stages fit" if most > 0 else "not even one stage fits: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 
@@ -222,7 +254,7 @@ class PipelineSpec:
         """What each stage holds, for the comment that a rendered kernel opens with."""
         lines = [
             f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes}, "
-            f"{self.producer_arrivals} producer and {self.consumer_arrivals} consumer arrivals; "
+            f"{self.producer_arrivals} producer and {self.empty_arrivals} consumer arrivals; "
             f"{self.smem_bytes} bytes of shared memory"
         ]
         for operand in self.operands:

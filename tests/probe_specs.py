@@ -109,7 +109,7 @@ class WgmmaGemm:
         a, b = (
             Operand(name, rows * 128, rows * 128, 1024) for name, rows in (("a", self.block_m), ("b", self.block_n))
         )
-        return PipelineSpec(self.stages, (a, b), 1, 4 * self.warpgroups * self.cluster)
+        return PipelineSpec(self.stages, (a, b), 1, 4 * self.warpgroups, cluster=self.cluster)
 
     @property
     def out_offset(self) -> int:

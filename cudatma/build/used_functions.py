@@ -1,8 +1,9 @@
 """Device functions that a rendered source never calls are left out of it. Pure.
 
 Templates include whole files of primitives. In their text a function is `__device__ __forceinline__` at the beginning
-of a line, perhaps after a `template <..>` line, and ends with a `}` there. Its comment is right above it, or above
-the first of several whose names differ in numbers alone.
+of a line, perhaps after a `template <..>` line, and ends with a `}` there; a member function is indented by four
+spaces. The comment of a function stands right above it, or above the first of several whose names differ in numbers
+alone.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import re
 
 _FUNCTION = re.compile(
-    r"^(?P<comment>(?:(?!// ----)//.*\n)*)(?:template <.*>\s)?"
-    r"__device__ __forceinline__ [^;{}]*?(?P<name>\w+)\([^{}]*\{(?:.*\}\n|.*\n(?:(?!\}).*\n)*\}\n)\n?",
+    r"^(?P<indent>(?:    )?)(?P<comment>(?:(?!// ----)//.*\n(?P=indent))*)(?:template <.*>\s(?P=indent))?"
+    r"__device__ __forceinline__ [^;{}]*?(?P<name>\w+)\([^{}]*\{"
+    r"(?:.*\}\n|.*\n(?:(?!(?P=indent)\}).*\n)*(?P=indent)\}\n)\n?",
     re.MULTILINE,
 )
-_LINE_COMMENT = re.compile(r"//.*")
+_NO_CODE = re.compile(r'//.*|"(?:[^"\\\n]|\\.)*"')  # comments and strings: `asm` names instructions, not functions
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIGITS = re.compile(r"\d+")
 _EMPTY = re.compile(r"namespace cudatma \{\n\s*\}  // namespace cudatma\n")
@@ -22,7 +24,8 @@ _BETWEEN = re.compile(r"\n*\}  // namespace cudatma\n\s*namespace cudatma \{\n+"
 
 
 def without_unused(source: str) -> str:
-    """The source without functions that nothing calls, nor what calls them; namespaces that follow each other are one.
+    """The source without the functions and member functions that nothing calls, nor what calls them; namespaces that
+    follow each other are one.
 
     Goes by names: all overloads stay, and so does everything where a pasted name (``##``) might call it.
     """
@@ -36,7 +39,7 @@ def without_unused(source: str) -> str:
 
     waiting, used = [_FUNCTION.sub(note, source)], set[str]()
     while waiting:
-        called = set(_NAME.findall(_LINE_COMMENT.sub("", waiting.pop()))) & functions.keys() - used
+        called = set(_NAME.findall(_NO_CODE.sub("", waiting.pop()))) & functions.keys() - used
         used |= called
         waiting.extend(text for name in called for text in functions[name])
     kept = _without_functions(source, functions.keys() - used)

@@ -90,9 +90,9 @@ def test_parities_never_let_anybody_pass_too_early_or_wait_for_ever(
         at[who] += 1
 
 
-@given(stages=st.integers(1, 7), ring=operands)
-def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand, ...]) -> None:
-    spec = PipelineSpec(stages, ring)
+@given(stages=st.integers(1, 7), ring=operands, by_operand=st.booleans())
+def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand, ...], by_operand: bool) -> None:
+    spec = PipelineSpec(stages, ring, by_operand=by_operand)
     taken: list[tuple[int, int]] = []
     for slot in range(stages):
         for operand in ring:
@@ -101,7 +101,7 @@ def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand
             taken.append((start, start + operand.footprint_bytes))
     taken.append((spec.barriers_offset, spec.barriers_offset + 16 * stages))
     assert spec.barriers_offset % 8 == 0
-    assert all(a[1] <= b[0] for a, b in pairwise(taken))
+    assert all(a[1] <= b[0] for a, b in pairwise(sorted(taken)))
     assert taken[-1][1] == spec.smem_bytes
     assert spec.stage_tx_bytes == sum(o.expected_bytes for o in ring)
     assert spec.stage_bytes - sum(o.footprint_bytes for o in ring) < sum(o.alignment for o in ring) + spec.alignment
@@ -134,6 +134,19 @@ def test_a_ring_by_hand() -> None:
     assert align_up(16, 8) == 16
 
 
+def test_a_ring_by_operand_by_hand() -> None:
+    spec = PipelineSpec(3, (HAND, WEIGHT, SCALE), by_operand=True)
+    assert [spec.offset(n) for n in ("activation", "weight", "scale")] == [0, 15104, 39680]
+    assert [spec.slot_distance(n) for n in ("activation", "weight", "scale")] == [5008, 8192, 256]
+    assert (spec.address("weight", 2), spec.barriers_offset) == (15104 + 2 * 8192, 39680 + 3 * 256)
+
+
+def test_every_consumer_of_a_cluster_frees_a_slot() -> None:
+    spec = PipelineSpec(3, (WEIGHT,), 1, 4, cluster=2)
+    assert (spec.consumer_arrivals, spec.empty_arrivals) == (4, 8)
+    assert "8 consumer arrivals" in spec.notes()[0]
+
+
 @pytest.mark.parametrize(("told", "fate"), [(8449, "never ends"), (8447, "before the data is there")])
 def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) -> None:
     with pytest.raises(ArgumentError, match=r"8448 = 8192 \(weight\) \+ 256 \(scale\)") as caught:
@@ -143,7 +156,7 @@ def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) 
 
 
 def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
-    spec = PipelineSpec(2, (WEIGHT,), 1, 4)
+    spec = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
     spec.check_arrivals(produced=1, released=4)
     with pytest.raises(ArgumentError, match="the producer wait for ever"):
         spec.check_arrivals(released=3)
@@ -163,6 +176,9 @@ def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence(
         ((2, (WEIGHT,), 0), ArgumentError, "producer_arrivals"),
         ((2, (WEIGHT,), 1, 0), ArgumentError, "consumer_arrivals"),
         ((2, (WEIGHT,), 1, MBARRIER_MAX_COUNT + 1), ArgumentError, "consumer_arrivals"),
+        ((2, (WEIGHT,), 1, 1, None, 0), ArgumentError, "cluster"),
+        ((2, (WEIGHT,), 1, 1, None, 17), ArgumentError, "cluster"),
+        ((2, (WEIGHT,), 1, MBARRIER_MAX_COUNT, None, 2), ArgumentError, "consumer_arrivals * cluster"),
         ((2, (Operand("big", 1 << 20, 1 << 20),)), ArgumentError, "operands"),
     ],
 )
@@ -194,5 +210,7 @@ def test_unknown_names_and_slots_are_refused() -> None:
     spec = PipelineSpec(2, (WEIGHT,))
     with pytest.raises(ArgumentError, match="allowed: weight"):
         spec.offset("bias")
+    with pytest.raises(ArgumentError, match="allowed: weight"):
+        PipelineSpec(2, (WEIGHT,), by_operand=True).slot_distance("bias")
     with pytest.raises(ArgumentError, match=r"allowed: 0\.\.1"):
         spec.address("weight", 2)

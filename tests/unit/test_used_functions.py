@@ -35,9 +35,25 @@ template <int N> __device__ __forceinline__ int helper(int value) {
 }
 __device__ __forceinline__ int helper(float value) { return 0; }
 struct Ring {
+    u32 stage;
+
+    // Never called.
     __device__ __forceinline__ void never() {}
+
+    // Called, and calls another one.
+    __device__ __forceinline__ void advance() {
+        if (stage) {
+            wrap();
+        }
+    }
+    template <u32 Laps>
+    __device__ __forceinline__ void wrap() { asm volatile("never;"); }
+    template <u32 Laps>
+    __device__ __forceinline__ void lost_3(u32 slot) {
+        wrap();
+    }
 };
-extern "C" __global__ void kernel() { used_1(); }
+extern "C" __global__ void kernel() { used_1(); Ring().advance(); }
 """
 KEPT = """
 // The first.
@@ -54,9 +70,18 @@ template <int N> __device__ __forceinline__ int helper(int value) {
 }
 __device__ __forceinline__ int helper(float value) { return 0; }
 struct Ring {
-    __device__ __forceinline__ void never() {}
+    u32 stage;
+
+    // Called, and calls another one.
+    __device__ __forceinline__ void advance() {
+        if (stage) {
+            wrap();
+        }
+    }
+    template <u32 Laps>
+    __device__ __forceinline__ void wrap() { asm volatile("never;"); }
 };
-extern "C" __global__ void kernel() { used_1(); }
+extern "C" __global__ void kernel() { used_1(); Ring().advance(); }
 """
 
 

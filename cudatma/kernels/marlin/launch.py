@@ -12,8 +12,9 @@ from cudatma.descriptor import (
 )
 from cudatma.errors import ArgumentError
 from cudatma.kernels.launch import Launch
+from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.quantization import PackedWeight
@@ -66,12 +67,21 @@ def gemm_launch(
 
 def _problem(x: Rows, w: PackedWeight, out: Rows, spec: AnyMarlinSpec, work: Schedule, programmatic: bool) -> bytes:
     """The kernel's Problem struct."""
-    problem, (k, n) = ProblemStruct(), w.shape
-    exponent = _scale_exponent(w, spec)
-    fill_problem(problem, spec, work, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent)
-    problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
-    problem.output_vectors = int(out.is_aligned)
-    return bytes(problem)
+    k, n = w.shape
+    values = problem_values(
+        spec,
+        work,
+        x.rows,
+        n,
+        k,
+        w.groups,
+        activation_pitch=x.pitch_bytes // 2,
+        output_pitch=out.pitch_bytes // 2,
+        output_vectors=out.is_aligned,
+        programmatic=programmatic,
+        scale_exponent=_scale_exponent(w, spec),
+    )
+    return pack(spec.problem_members, values)
 
 
 def _scale_exponent(w: PackedWeight, spec: AnyMarlinSpec) -> int:

@@ -17,6 +17,7 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
+from cudatma.kernels.marlin.problem_struct import RESULT
 from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
@@ -113,6 +114,11 @@ class SkinnySpec(StagedTile):
         weights = ("weight_map",) * (self.whole_rows > 0) + ("half_weight_map",) * self.has_half_row
         tables = () if self.has_stage_scales else self.tables()
         return (*weights, *self.table_maps(), "activation_map", *tables, "bias", "output", "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        scales = () if self.has_stage_scales else ("scale_pitch",)
+        return ("k_iterations", "tiles_n", "prefetch_stages", *scales, *RESULT)
 
     # What a reader of the generated source finds as named constants.
 

@@ -2186,31 +2186,36 @@ namespace cudatma {
 // The forms with a slot number act on that slot in the current lap and leave `stage` alone; next_lap() follows the last.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory that init() wants at base_address, aligned to 8
+    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory at base_address, aligned to 8
 
     u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
     u32 stage;  // the slot this thread is at
     u32 phase;  // parity of the current lap; toggles when `stage` wraps
 
-    // All threads of the block call it; it ends in __syncthreads(). producer_arrivals: calls of expect_tx() or arrive()
-    // that complete a slot; consumer_arrivals: calls of release() that free it. A cluster also needs its own barrier.
+    // All threads of the CTA call it: attach(), init_barriers() in the first thread, and __syncthreads(). In a cluster, no CTA
+    // may touch the barriers of another one before a cluster barrier follows.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
-        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
-            for (u32 slot = 0; slot < Stages; ++slot) {
-                mbarrier_init(get_barrier(slot), producer_arrivals);
-                mbarrier_init(empty_barrier(slot), consumer_arrivals);
-            }
-            fence_mbarrier_init();
-        }
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Starts at slot 0 of a ring whose barriers are fresh, without initialising them.
+    // Starts at slot 0 of a ring at base_address; leaves the barriers alone.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
+    }
+
+    // One thread calls it after attach(); that thread may use the ring at once. Other threads may use it after a barrier that
+    // they share with this thread: of the CTA, or of the cluster. producer_arrivals: calls of expect_tx() or arrive() that
+    // complete a slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
     }
 
     // The barrier that the loads of a slot report their bytes to.
@@ -2250,7 +2255,22 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() { release(stage); }
 
-    // Both: on to the next slot; the parity toggles when the ring wraps.
+    // Consumer: the same once for a whole warp, whose lanes all call it, and without the fence. Right only if instructions
+    // issued before the call have used every value that the warp read from the slot; then no read can still be under way. A
+    // loop that releases each slot one iteration after it read it (release_used(previous, lane)) has that property.
+    __device__ __forceinline__ void release_used(u32 slot, u32 lane) {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty_barrier(slot));
+    }
+
+    // Consumer: release_used() in a cluster whose CTAs all fill the slot, by multicast: lane r arrives at the barrier of CTA r.
+    template <u32 ClusterSize>
+    __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) {
+        __syncwarp();
+        if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
+    }
+
+    // Both: go on to the next slot; the parity toggles when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;

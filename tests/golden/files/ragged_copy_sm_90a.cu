@@ -171,31 +171,36 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 // The forms with a slot number act on that slot in the current lap and leave `stage` alone; next_lap() follows the last.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory that init() wants at base_address, aligned to 8
+    static constexpr u32 barrier_bytes = 16 * Stages;  // shared memory at base_address, aligned to 8
 
     u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
     u32 stage;  // the slot this thread is at
     u32 phase;  // parity of the current lap; toggles when `stage` wraps
 
-    // All threads of the block call it; it ends in __syncthreads(). producer_arrivals: calls of expect_tx() or arrive()
-    // that complete a slot; consumer_arrivals: calls of release() that free it. A cluster also needs its own barrier.
+    // All threads of the CTA call it: attach(), init_barriers() in the first thread, and __syncthreads(). In a cluster, no CTA
+    // may touch the barriers of another one before a cluster barrier follows.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
-        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
-            for (u32 slot = 0; slot < Stages; ++slot) {
-                mbarrier_init(get_barrier(slot), producer_arrivals);
-                mbarrier_init(empty_barrier(slot), consumer_arrivals);
-            }
-            fence_mbarrier_init();
-        }
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Starts at slot 0 of a ring whose barriers are fresh, without initialising them.
+    // Starts at slot 0 of a ring at base_address; leaves the barriers alone.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
+    }
+
+    // One thread calls it after attach(); that thread may use the ring at once. Other threads may use it after a barrier that
+    // they share with this thread: of the CTA, or of the cluster. producer_arrivals: calls of expect_tx() or arrive() that
+    // complete a slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
     }
 
     // The barrier that the loads of a slot report their bytes to.
@@ -215,17 +220,9 @@ struct TmaPipeline {
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) { expect_tx(stage, bytes); }
 
-    // Producer: one arrival without bytes, for threads that fill the slot with plain stores.
-    __device__ __forceinline__ void arrive(u32 slot) { mbarrier_arrive(get_barrier(slot)); }
-    __device__ __forceinline__ void arrive() { arrive(stage); }
-
     // Consumer: waits for the slot to be full.
     __device__ __forceinline__ void wait(u32 slot) { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() { wait(stage); }
-
-    // Consumer: whether the slot is full; returns at once or after a short suspension.
-    __device__ __forceinline__ bool try_wait(u32 slot) const { return mbarrier_try_wait_parity(get_barrier(slot), phase); }
-    __device__ __forceinline__ bool try_wait() const { return try_wait(stage); }
 
     // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
     // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
@@ -235,7 +232,7 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() { release(stage); }
 
-    // Both: on to the next slot; the parity toggles when the ring wraps.
+    // Both: go on to the next slot; the parity toggles when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
