@@ -143,6 +143,7 @@ struct Problem {
     u64 activation_pitch;      // elements
     u64 output_pitch;          // elements
 };
+
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
@@ -213,6 +214,7 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -265,6 +267,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
 // ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
 // Operands that no kernel before this one writes: weights, as one box of K64_PER_STAGE x N64_PER_TILE blocks, scales and zero
 // points. Blocks outside of the tensor arrive as zeros, and so do their scales.
@@ -285,6 +288,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, u32 full, c
         cp_async_bulk_tensor_2d_load_multicast(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
                                                tile_m * BLOCK_M + share, CLUSTER_MASK);
 }
+
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
@@ -349,6 +353,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem& problem, const u16* bias, const u16* scales,
@@ -447,6 +452,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
+
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], const u32 (&a)[4], u64 b) {
     asm volatile(
