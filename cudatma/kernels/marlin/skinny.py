@@ -113,6 +113,16 @@ class SkinnySpec(StagedTile):
         tables = () if self.has_stage_scales else self.tables()
         return (*weights, *self.table_maps(), "activation_map", *tables, "bias", "output", "problem")
 
+    @property
+    def map_names(self) -> tuple[str, ...]:
+        """The launch parameters that are tensor maps."""
+        return tuple(name for name in self.parameter_names if name.endswith("_map"))
+
+    @property
+    def map_addresses(self) -> str:
+        """Their addresses in CUDA, in the same order."""
+        return ", ".join(f"&{name}" for name in self.map_names)
+
     # What a reader of the generated source finds as named constants.
 
     @property
@@ -187,7 +197,7 @@ class SkinnySpec(StagedTile):
         cluster = (self.cluster_k - 1) * owned * self.column_bytes
         barrier = 8 if self.cluster_k > 1 else 0
         return (
-            ("depth_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
+            ("slice_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )
