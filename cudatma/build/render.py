@@ -57,7 +57,7 @@ _TEMPLATE_SYNTAX = re.compile(
 #: Files that the running render() has included so far.
 _included: ContextVar[set[str]] = ContextVar("cudatma_included")
 
-#: A section's heading that follows a line of code: line statements of a template take the blank lines behind them along.
+#: A section's heading right after a line of code: Jinja removes the blank lines that follow a line statement.
 _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )")
 
 
