@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
 from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, slot_bytes, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, stages_for
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.host import host_array
@@ -29,7 +29,7 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class GatherSpec(RingSpec):
+class GatherSpec(CopyRing):
     """One instance of ``kernels/gather_boxes.cu.j2``.
 
     rank: axes of the source, 1..5. places: "table" where an array says where boxes begin, "grid" for regular ones.
@@ -45,7 +45,7 @@ class GatherSpec(RingSpec):
     def __post_init__(self) -> None:
         check_rank(self.rank)
         check_choice("places", self.places, PLACES)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:

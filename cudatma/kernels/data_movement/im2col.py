@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import whole_numbers
 from cudatma.kernels.data_movement.place import CopyPlan, Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
@@ -32,7 +32,7 @@ _MOST_PIECES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Im2colCopySpec(RingSpec):
+class Im2colCopySpec(CopyRing):
     """One instance of ``kernels/im2col.cu.j2``.
 
     rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a piece may have.
@@ -47,7 +47,7 @@ class Im2colCopySpec(RingSpec):
 
     def __post_init__(self) -> None:
         check_rank(self.rank, 3)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def at(self) -> str:

@@ -16,7 +16,7 @@ from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.place import CopyPlan, Place, check_written, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
@@ -32,7 +32,7 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSpec(RingSpec):
+class RowsSpec(CopyRing):
     """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a piece, a multiple of 4.
     stage_bytes: the most that a piece may have. stages, in_flight: CopyRing. Raises ArgumentError."""
 
@@ -46,7 +46,7 @@ class RowsSpec(RingSpec):
         check_choice("op", self.op, OPS)
         if not 4 <= self.rows <= 256 or self.rows % 4:
             raise ArgumentError("rows", self.rows, "multiples of 4 up to 256")
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:
@@ -56,7 +56,7 @@ class RowsSpec(RingSpec):
         """TargetError without TMA and the instruction, ArgumentError where the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
-        self.ring.check_fits(target)
+        self.ring.check_fits(target, least_stages=LEAST_STAGES)
 
 
 @former_arguments("out")

@@ -10,9 +10,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a column is at most as large
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 BARRIERS = 98304;     // after the slots
 
 // destination[pixel][tap][channel]: for each pixel of a convolution's result and each tap of its filter, the channels
 // that meet there; pixels and taps are counted with w innermost. A piece is `channels` channels of `pixels` pixels under
@@ -52,5 +52,5 @@ im2col(const __grid_constant__ TensorMap source, const __grid_constant__ TensorM
         const int pixel = static_cast<int>(piece / channel_blocks / taps * pixels);
         cp_async_bulk_tensor_3d_store(&destination, slot, channel, tap, pixel);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

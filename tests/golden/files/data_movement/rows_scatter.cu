@@ -10,9 +10,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 BARRIERS = 98304;     // after the slots
 constexpr u32 ROWS = 16;              // of a piece, a multiple of 4: each instruction takes four
 
 // destination[index[i]] = source[i], `count` rows, in pieces of ROWS rows and `columns` columns. Rows that the destination
@@ -47,5 +47,5 @@ scatter_rows(const __grid_constant__ TensorMap source, const __grid_constant__ T
                                                    row_at(i + 2), row_at(i + 3));
         }
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

@@ -12,9 +12,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // one piece
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 BARRIERS = 98304;     // after the slots
 
 // destination = source, `bytes` of them at addresses that are multiples of 16; besides, `head` bytes before and `tail`
 // bytes behind them, less than 16 each, by plain accesses.
@@ -43,5 +43,5 @@ run_copy(const u8* source, u8* destination, u64 bytes, u32 head, u32 tail) {
         const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
         cp_async_bulk_store(destination + offset, slot, size_of(offset));
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

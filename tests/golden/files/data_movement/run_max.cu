@@ -12,9 +12,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // one piece
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 BARRIERS = 98304;     // after the slots
 
 // destination = max(destination, source), elements of bf16; both addresses and `bytes` are multiples of 16.
 extern "C" __global__ void __launch_bounds__(32)
@@ -38,5 +38,5 @@ run_max_bf16(const u8* source, u8* destination, u64 bytes) {
         const u64 offset = static_cast<u64>(piece) * STAGE_BYTES;
         cp_reduce_async_bulk_max_bf16(destination + offset, slot, size_of(offset));
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, pieces, load, store);
 }

@@ -12,9 +12,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 3;
-constexpr u32 IN_FLIGHT = 1;  // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 1;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 49152;  // behind the slots
+constexpr u32 BARRIERS = 49152;  // after the slots
 
 // destination = add(destination, source), box by box; axis 0 is the innermost.
 // start_i: where the window begins in the source, negative where something is filled in front. box_i: elements of a box.
@@ -42,5 +42,5 @@ window_add(const __grid_constant__ TensorMap source, const __grid_constant__ Ten
         rest /= tiles0;
         cp_reduce_async_bulk_tensor_1d_add(&destination, slot, at0);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }

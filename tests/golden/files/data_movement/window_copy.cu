@@ -12,9 +12,9 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;  // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
 constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 98304;  // behind the slots
+constexpr u32 BARRIERS = 98304;  // after the slots
 
 // destination = a window of source, box by box; axis 0 is the innermost.
 // start_i: where the window begins in the source, negative where something is filled in front. box_i: elements of a box.
@@ -49,5 +49,5 @@ window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
         rest /= tiles1;
         cp_async_bulk_tensor_2d_store_hint(&destination, slot, at0, at1, store_policy);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }
