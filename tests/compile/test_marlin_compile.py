@@ -5,7 +5,6 @@ Artifacts come from the cache where they are known, so that a second run compile
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from functools import lru_cache
 from itertools import product
@@ -15,10 +14,10 @@ import pytest
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import LinearShape, LoadPaths
-from cudatma.kernels.marlin.problem_struct import ProblemStruct
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
@@ -78,7 +77,7 @@ def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     maps = (spec.weight_load_path == "tma") + tables + (spec.activation_load_path == "tma")
     by_threads = (1 + spec.has_zeros) * (spec.group_size == -1 or spec.scale_load_path != "tma")
     arrays = (spec.weight_load_path != "tma") + by_threads + (spec.activation_load_path != "tma") + 4
-    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
 @pytest.mark.sweep(8)

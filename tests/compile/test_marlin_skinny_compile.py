@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.gpu import H200
+from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.problem_struct import ProblemStruct
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates
 from cudatma.runtime.launch import Kernel
@@ -53,7 +52,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     maps = 1 + (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros
     arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros)
     sizes = [parameter.size_bytes for parameter in kernel.parameters]
-    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
 @pytest.mark.parametrize("n", [36864, 46000])

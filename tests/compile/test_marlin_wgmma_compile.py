@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,9 +10,9 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
+from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin import wgmma_candidates
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.problem_struct import ProblemStruct
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.runtime.launch import Kernel
@@ -78,7 +77,7 @@ def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
     maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
     arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros) + 2 * (spec.cluster_k == 1)
-    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [ctypes.sizeof(ProblemStruct)]
+    assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
 @pytest.mark.sweep(12)

@@ -16,7 +16,7 @@ from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape
-from cudatma.kernels.marlin.problem_struct import fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
@@ -37,10 +37,10 @@ def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeig
 def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on run_marlin() does as programmatic dependent launches do."""
 
-    def programmatic(*arguments: Any, **_: Any) -> None:
-        fill_problem(*arguments, programmatic=True)
+    def programmatic(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return problem_values(*arguments, **(options | {"programmatic": True}))
 
-    monkeypatch.setattr(emulated, "fill_problem", programmatic)
+    monkeypatch.setattr(emulated, "problem_values", programmatic)
 
 
 def run_marlin(

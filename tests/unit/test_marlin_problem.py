@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
+import struct
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
+from cudatma.kernels.launch_struct import offsets, pack, size_bytes
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div, schedule
+from cudatma.target import get_target
 
 SPECS = [
     MmaSyncSpec("float16", 128, False, *tile, 3)
@@ -28,6 +32,11 @@ SPECS = [
 WGMMA = [
     WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 6),
     WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, cluster=2, consumer_registers=232),
+]
+EVERY_SPEC = [
+    spec
+    for name in ("marlin_mma_sync", "marlin_wgmma", "marlin_skinny")
+    for spec in REGISTRY[name].specs(get_target("sm_90a"))
 ]
 problems = st.tuples(
     st.sampled_from([*SPECS, *WGMMA]),
@@ -49,7 +58,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cut:
-    """A problem as the device sees it: what fill_problem() wrote, and the grid."""
+    """A problem as the device sees it: what problem_values() computed, and the grid."""
 
     problem: Any
     shares: int
@@ -70,7 +79,7 @@ class Cut:
             taken = min(depth - k, end - unit)
             found.append(Piece(tile, k, k + taken))
             unit += taken
-        whole = range(self.problem.stream_tiles + share, self.tiles, self.problem.shares)
+        whole = range(self.problem.stream_tiles + share, self.tiles, self.problem.work_ranges)
         return found + [Piece(tile, 0, depth) for tile in whole]
 
     def partial_shares(self, share: int, piece: Piece) -> list[int]:
@@ -83,8 +92,8 @@ class Cut:
 
 
 def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
-    plan, problem = schedule(spec, m, n, k, resident), ProblemStruct()
-    fill_problem(problem, spec, plan, m, n, k, ceil_div(k, 128))
+    plan = schedule(spec, m, n, k, resident)
+    problem = SimpleNamespace(**problem_values(spec, plan, m, n, k, ceil_div(k, 128)))
     assert plan.blocks == plan.shares * spec.cluster
     return Cut(problem, plan.shares, plan)
 
@@ -233,23 +242,35 @@ def test_what_the_device_is_told(case: tuple[StagedTile, int, int, int, int]) ->
     assert (problem.k_iterations - 1) * spec.block_k < k <= problem.k_iterations * spec.block_k
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], WGMMA[0]], ids=lambda spec: spec.entry)
-def test_the_struct_is_laid_out_as_the_device_reads_it(spec: Any) -> None:
-    """Member for member as parts/marlin_problem.cuh.j2 declares them, without hidden padding."""
-    source = render(spec.template, spec, "sm_90a")
+@pytest.mark.parametrize("spec", EVERY_SPEC, ids=lambda spec: spec.entry)
+def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(spec: Any) -> None:
+    source = re.sub(r"//.*", "", render(spec.template, spec, "sm_90a"))
     body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
-    members = [
-        (name.strip(), {"u32": 4, "float": 4, "u64": 8, "Divisor": 8}[kind])
-        for kind, names in re.findall(r"^\s*(u32|float|u64|Divisor) ([^;]+);", body, re.MULTILINE)
-        for name in names.split(",")
-    ]
-    assert [name for name, *_ in ProblemStruct._fields_] == [name for name, _ in members]
-    offset = 0
-    for name, size in members:
-        member = getattr(ProblemStruct, name)
-        assert (member.offset, member.size) == (offset, size), name
-        offset += size
-    assert ctypes.sizeof(ProblemStruct) == offset
+    declared = re.findall(r"(\w+) (\w+);", body)
+    assert [(member.type, member.name) for member in spec.problem_members] == declared
+    assert {name for _, name in declared} == set(re.findall(r"\bproblem\.(\w+)", source))
+    sizes = {"u32": (4, 4), "float": (4, 4), "u64": (8, 8), "Divisor": (8, 4)}  # size, alignment
+    end = 0
+    for kind, name in declared:
+        size, alignment = sizes[kind]
+        end = -(-end // alignment) * alignment
+        assert offsets(spec.problem_members)[name] == end
+        end += size
+    assert size_bytes(spec.problem_members) == -(-end // 8) * 8  # the pitches are there in each kernel
+
+
+def test_the_bytes_are_those_that_the_device_reads() -> None:
+    spec = WgmmaSpec("float16", 128, False, 16, 128, 2, 1, 4, fused="as_stored")
+    plan = schedule(spec, 100, 512, 1024, 4)
+    values = problem_values(spec, plan, 100, 512, 1024, 8, output_pitch=1 << 40, scale_exponent=3)
+    packed, at = pack(spec.problem_members, values), offsets(spec.problem_members)
+    assert struct.unpack_from("<I", packed, at["m"]) == (100,)
+    assert struct.unpack_from("<f", packed, at["scale_back"]) == (8.0,)
+    by = values["by_k_iterations"]
+    assert struct.unpack_from("<II", packed, at["by_k_iterations"]) == (by.multiplier, by.shift)
+    assert struct.unpack_from("<Q", packed, at["output_pitch"]) == (1 << 40,)
+    with pytest.raises(KeyError, match="output_pitch"):
+        pack(spec.problem_members, {name: value for name, value in values.items() if name != "output_pitch"})
 
 
 @given(st.integers(1, 2**31 - 1) | st.integers(1, 300), st.integers(0, 2**31 - 1))
@@ -313,11 +334,11 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
     ],
 )
 def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
-    spec, problem = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True), ProblemStruct()
+    spec = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True)
     plan = schedule(spec, block_m, n, k, 132)
     for programmatic, wanted in ((True, prefetched), (False, 0)):
-        fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
-        assert problem.prefetch_stages == wanted
+        values = problem_values(spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
+        assert values["prefetch_stages"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -331,10 +352,10 @@ def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k
     ],
 )
 def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
-    spec, problem = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, cluster_k=cluster_k), ProblemStruct()
+    spec = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, cluster_k=cluster_k)
     plan = schedule(spec, block_m, n, k, 132)
-    fill_problem(problem, spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=True)
-    assert problem.prefetch_stages == prefetched
+    values = problem_values(spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=True)
+    assert values["prefetch_stages"] == prefetched
 
 
 def test_clusters_that_divide_the_depth() -> None:

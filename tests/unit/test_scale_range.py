@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import Schedule
 from cudatma.quantization import PackedWeight, pack, quantize
@@ -44,12 +44,11 @@ def rounded(values: Any, dtype: Any) -> Any:
 
 def factors(dtype: Any, p: int) -> tuple[Any, float]:
     """What a launch hands to the kernel for 2^-p: in the weight's type, and fp32."""
-    problem = ProblemStruct()
     of = replace(SPEC, dtype=dtype.name)
-    fill_problem(problem, of, Schedule(1, 1, 1, 1, 0), 1, 1, 1, 1, scale_exponent=p)
-    low, high = problem.scale_offset & 0xFFFF, problem.scale_offset >> 16
+    values = problem_values(of, Schedule(1, 1, 1, 1, 0), 1, 1, 1, 1, scale_exponent=p)
+    low, high = values["scale_offset"] & 0xFFFF, values["scale_offset"] >> 16
     assert low == high
-    return np.array(low, np.uint16).view(dtype), problem.scale_back
+    return np.array(low, np.uint16).view(dtype), values["scale_back"]
 
 
 def fused(scales: Any, form: str, p: int) -> list[Any]:

@@ -12,6 +12,7 @@ from cudatma.build.kernel import default_target, load_kernel
 from cudatma.emulator import EmulatedModule, Report
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.dense import serves_dense
@@ -20,7 +21,7 @@ from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
 from cudatma.kernels.marlin.plan import bound, scale_exponent_of, tensor_maps
 from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.hang.emulated import ListeningModule
@@ -75,11 +76,19 @@ def prepare(
     programmatic: as for a dependent launch, in which the kernel asks for weights before it waits for activations.
     """
     k, n = w.shape
-    problem = ProblemStruct()
-    exponent = scale_exponent_of(w, spec)
-    fill_problem(problem, spec, work, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent)
-    problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
-    problem.output_vectors = int(out.is_vectorised and out.info.pointer % 16 == 0)
+    values = problem_values(
+        spec,
+        work,
+        x.rows,
+        n,
+        k,
+        w.groups,
+        activation_pitch=x.pitch_bytes // 2,
+        output_pitch=out.pitch_bytes // 2,
+        output_vectors=out.is_vectorised and out.info.pointer % 16 == 0,
+        programmatic=programmatic,
+        scale_exponent=scale_exponent_of(w, spec),
+    )
     slots = max(1, work.partial_blocks)
     partials = np.full(slots * spec.partial_bytes, 0x7F, np.uint8)
     flags = np.zeros(slots * spec.warp_tiles, np.uint32)
@@ -94,7 +103,9 @@ def prepare(
         "flags": describe(flags),
     }
     pointers = {name: 0 if info is None else info.pointer for name, info in memory.items()}
-    arguments = bound(spec, {**tensor_maps(w, x, spec, target), **pointers, "problem": bytes(problem)})
+    arguments = bound(
+        spec, {**tensor_maps(w, x, spec, target), **pointers, "problem": pack(spec.problem_members, values)}
+    )
     arrays = tuple(host_bytes(info) for info in memory.values() if info is not None)
     return EmulatedLaunch(spec, work, tuple(arguments), arrays, flags, (partials, x, w, out, bias))
 

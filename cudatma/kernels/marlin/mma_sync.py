@@ -14,6 +14,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
+from cudatma.kernels.marlin.problem_struct import RESULT, STREAM_K
 from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, StagedTile
 from cudatma.target import Target
 
@@ -116,6 +117,22 @@ class MmaSyncSpec(StagedTile):
         }
         read = (name for name, is_read in (by_tma | arrays).items() if is_read)
         return (*read, "bias", "output", "partials", "flags", "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        copies_weights = self.weight_load_path == "cp_async"
+        copies_scales = self.has_stage_scales and self.scale_load_path == "cp_async"
+        copies_activations = self.activation_load_path == "cp_async"
+        read = {
+            "prefetch_stages": self.all_tma,
+            "weight_row_blocks": True,
+            "weight_rows": copies_weights,
+            "scale_rows": copies_scales,
+            "scale_pitch": copies_scales or not self.has_stage_scales,
+            "k": copies_activations,
+            "activation_pitch": copies_activations,
+        }
+        return (*STREAM_K, *(name for name, is_read in read.items() if is_read), *RESULT)
 
     # What a reader of the generated source finds as named constants.
 

@@ -19,10 +19,11 @@ from cudatma.descriptor import (
 from cudatma.descriptor.driver import replace_address
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import AnyMarlinSpec, LinearShape, resolve_fused
-from cudatma.kernels.marlin.problem_struct import ProblemStruct, fill_problem
+from cudatma.kernels.marlin.problem_struct import problem_values
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight
@@ -133,13 +134,20 @@ class Plan:
         self.spec, self.partials_bytes = spec, self.schedule.partial_blocks * spec.partial_bytes
         self.needs_workspace = self.partials_bytes > 0
         k, n = w.shape
-        problem = ProblemStruct()
-        exponent = scale_exponent_of(w, spec)
-        fill_problem(
-            problem, spec, self.schedule, x.rows, n, k, w.groups, programmatic=programmatic, scale_exponent=exponent
+        values = problem_values(
+            spec,
+            self.schedule,
+            x.rows,
+            n,
+            k,
+            w.groups,
+            activation_pitch=x.pitch_bytes // 2,
+            output_pitch=out.pitch_bytes // 2,
+            output_vectors=out.is_vectorised,
+            programmatic=programmatic,
+            scale_exponent=scale_exponent_of(w, spec),
         )
-        problem.activation_pitch, problem.output_pitch = x.pitch_bytes // 2, out.pitch_bytes // 2
-        problem.output_vectors = int(out.is_vectorised)
+        problem = pack(spec.problem_members, values)
         maps = tensor_maps(w, x, spec, target)
         arrays = {"weight": w.qweight, "scales": w.scales, "zeros": w.zeros, "activations": x.info.pointer}
         later = dict.fromkeys(("bias", "output", "partials", "flags"), 0)

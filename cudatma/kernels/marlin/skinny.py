@@ -16,6 +16,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
+from cudatma.kernels.marlin.problem_struct import RESULT
 from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
@@ -122,6 +123,11 @@ class SkinnySpec(StagedTile):
     def map_addresses(self) -> str:
         """Their addresses in CUDA, in the same order."""
         return ", ".join(f"&{name}" for name in self.map_names)
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        scales = () if self.has_stage_scales else ("scale_pitch",)
+        return ("k_iterations", "tiles_n", "prefetch_stages", *scales, *RESULT)
 
     # What a reader of the generated source finds as named constants.
 

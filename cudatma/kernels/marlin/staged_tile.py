@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.marlin.problem_struct import members
 from cudatma.target import KIB, Target
 
 GROUP_SIZES = (32, 64, 128, -1)
@@ -86,6 +88,20 @@ class StagedTile:
     def parameter_names(self) -> tuple[str, ...]:
         """The launch parameters in order: those that the kernel reads."""
         raise NotImplementedError
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        """The members of ``Problem`` that the kernel reads, in any order."""
+        raise NotImplementedError
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        """The same in the order of the struct."""
+        return members(self.problem_names)
+
+    @property
+    def problem_has_divisor(self) -> bool:
+        return any(member.type == "Divisor" for member in self.problem_members)
 
     # ---- what kernels differ in, as most have it
 

@@ -15,6 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.cost import DIVIDED_STAGE, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
+from cudatma.kernels.marlin.problem_struct import RASTER, RESULT, STREAM_K
 from cudatma.kernels.marlin.staged_tile import GROUP_SIZES, LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
@@ -199,6 +200,13 @@ class WgmmaSpec(StagedTile):
         tables = () if self.has_stage_scales else self.tables()
         sums = () if self.cluster_k > 1 else ("partials", "flags")
         return ("weight_map", *self.table_maps(), "activation_map", *tables, "bias", "output", *sums, "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        work = ("k_iterations", *RASTER) if self.cluster_k > 1 else STREAM_K
+        scales = () if self.has_stage_scales else ("scale_pitch",)
+        factors = ("scale_offset", "scale_back") if self.is_fused else ()
+        return (*work, "prefetch_stages", *scales, *factors, *RESULT)
 
     # What a reader of the generated source finds as named constants.
 

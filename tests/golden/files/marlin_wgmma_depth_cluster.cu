@@ -112,36 +112,26 @@ constexpr u32 STAGING_TOKENS = 24;   // that leave a warpgroup together: those o
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one token to the next
 constexpr u32 STAGING_BYTES = 3456;   // of one warpgroup
 
-// ---- What a launch hands to the kernel: kernels/marlin/problem_struct.py fills it in --------------------------------
-// What divides 0 .. 2^31 - 1 by a number that the host knows: a division proper takes 25 instructions.
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
-
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m, n, k;
-    u32 tiles_m, tiles_n;      // output tiles, each of one block or cluster
-    u32 raster_m;              // token tiles that are visited before the next channel tile, so that L2 serves both operands
-    u32 k_iterations;          // stages that one tile takes
-    u32 weight_rows;           // rows of the packed weight (64 x 64 blocks)
-    u32 weight_row_blocks;     // 64-deep blocks of one 64-channel row
-    u32 scale_rows;            // groups
-    u32 scale_pitch;           // channels of a row of scales, padded
-    u32 stream_tiles;          // the first tiles, whose depth is divided among all shares
-    u32 stream_units;          // stages that every share takes of them ...
-    u32 stream_extra;          // ... and the number of shares that take one more
-    u32 output_vectors;        // 1: every row of the result starts at a multiple of 16 bytes
-    u32 shares;                // what the work is divided into: one for each cluster of the grid, or each block
-    u32 prefetch_stages;       // stages whose weights a dependent launch asks for before it waits for the kernel before it
-    u32 scale_offset;          // fp16, twice: -8 2^-p, what scales are multiplied by where weights are fused (marlin_wgmma_fused)
-    float scale_back;          // 2^p: what their sums are multiplied by
-    // By the tiles of a raster group; by its token tiles, and by those of the last one.
-    Divisor by_k_iterations, by_raster_group, by_raster_group_rows, by_last_rows;
-    u32 padding;
-    u64 activation_pitch;      // elements
-    u64 output_pitch;          // elements
+    u32 m;   // rows of the activations and of the result
+    u32 n;   // columns of the weight and of the result
+    u32 tiles_m;   // output tiles along M
+    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
+    u32 raster_m;   // rows of tiles of a raster group
+    u32 k_iterations;   // stages that one tile takes
+    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
+    Divisor by_raster_group;   // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
+    u64 output_pitch;   // elements from one row to the next
 };
 
 // ---- Which tile a cluster works on ----------------------------------------------------------------------------------
