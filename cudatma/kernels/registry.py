@@ -113,7 +113,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "transpose",
             "kernels/transpose.cu.j2",
             "cudatma.kernels.data_movement.transpose:dump_specs",
-            "transpose of a batch of matrices, turned in swizzled shared memory",
+            "transpose of a batch of matrices, through swizzled shared memory",
             "cudatma.kernels.data_movement.samples:transpose_sample",
         ),
         KernelEntry(

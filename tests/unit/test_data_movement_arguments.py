@@ -321,7 +321,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: BroadcastSpec(3, 1152, 3, 1), "copies"),
         (lambda: BroadcastSpec(4, 1152, 3, 1), "stage_bytes"),
         (lambda: PrefetchSpec(6), "rank"),
-        (lambda: PrefetchSpec(0, 100), "piece_bytes"),
+        (lambda: PrefetchSpec(0, 100), "segment_bytes"),
         (lambda: RowsSpec("sum", 1024, 3, 1), "op"),
         (lambda: RowsSpec("gather", 1024, 3, 1, 6), "rows"),
     ],

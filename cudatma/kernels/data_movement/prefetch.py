@@ -26,19 +26,19 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 class PrefetchSpec:
     """One instance of ``kernels/prefetch.cu.j2``.
 
-    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in pieces of piece_bytes, a multiple of 16.
+    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in segments of segment_bytes, a multiple of 16.
     Raises ArgumentError.
     """
 
     rank: int
-    piece_bytes: int = SLOT_BYTES
+    segment_bytes: int = SLOT_BYTES
     entry: str = "prefetch"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0..5")
-        if self.piece_bytes < CHUNK_BYTES or self.piece_bytes % CHUNK_BYTES:
-            raise ArgumentError("piece_bytes", self.piece_bytes, f"multiples of {CHUNK_BYTES}")
+        if self.segment_bytes < CHUNK_BYTES or self.segment_bytes % CHUNK_BYTES:
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {CHUNK_BYTES}")
 
     @property
     def at(self) -> str:
