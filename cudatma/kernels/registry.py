@@ -79,7 +79,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "marlin_skinny",
             "kernels/marlin_skinny.cu.j2",
             "cudatma.kernels.marlin.skinny_candidates:dump_specs",
-            "W4A16 GEMM for few tokens, mma.sync, operands by TMA",
+            "W4A16 GEMM for small M, mma.sync, operands by TMA",
             "cudatma.kernels.marlin.sample:skinny_sample",
         ),
         KernelEntry(

@@ -1,4 +1,4 @@
-"""The Marlin kernel for few tokens on the CPU: right, and free of hazards in 20 schedules, however the N tiles lie."""
+"""The skinny GEMM on the CPU: right, and free of hazards in 20 schedules, however the N tiles lie."""
 
 from __future__ import annotations
 

@@ -131,7 +131,9 @@ def test_rows_that_were_not_swizzled_would_conflict() -> None:
 )
 def test_a_spec_that_the_kernel_cannot_run(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(c.ArgumentError) as caught:
-        TransposeSpec(**({"element_bytes": 4, "squares_y": 2, "squares_x": 2, "stages": 3, "transposed_tiles": 2} | wrong))
+        TransposeSpec(
+            **({"element_bytes": 4, "squares_y": 2, "squares_x": 2, "stages": 3, "transposed_tiles": 2} | wrong)
+        )
     assert caught.value.field == field
 
 

@@ -75,7 +75,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     """Several copies of an array, each tile of it read once; returns ``out``, a new array unless given.
 
     src: C order without gaps, its address and size multiples of 16 bytes. out: (copies, *src.shape), C order; copies
-    from 1 up, in clusters of 8, 4 and 2; one that is left over is a copy(). stream, backend: as in copy(). Needs
+    from 1 up, in clusters of 8, 4 and 2; a single one that remains is a copy(). stream, backend: as in copy(). Needs
     multicast: TargetError on SM120.
 
     [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
@@ -128,6 +128,6 @@ def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:
 
 
 def dump_specs(target: Target) -> list[BroadcastSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

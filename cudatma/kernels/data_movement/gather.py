@@ -1,4 +1,4 @@
-"""Boxes of an array at given places, or at regular ones that overlap: each becomes one block of the result."""
+"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _INT32 = 1 << 31
 class GatherSpec(CopyRing):
     """One instance of ``kernels/gather_boxes.cu.j2``.
 
-    rank: axes of the source, 1..5. places: "table" where an array says where boxes begin, "grid" for regular ones.
-    stage_bytes: the most that a box may have. stages, in_flight: CopyRing. Raises ArgumentError.
+    rank: axes of the source, 1..5. places: "table" if an array holds where boxes begin, "grid" if they form a grid.
+    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -192,7 +192,7 @@ def plan_boxes(
 ) -> CopyPlan:
     """The launch for boxes at the places of a table, or of a grid of (start, step, tiles) by axis, NumPy order.
 
-    Raises DescriptorError where TMA cannot, ArgumentError for a box that leaves no room for a second one.
+    Raises DescriptorError where TMA cannot, ArgumentError for a box of which no two fit into shared memory.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -217,7 +217,7 @@ def plan_boxes(
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     if not target.has("tma"):
         return []
     stages = stages_for(target, SLOT_BYTES)

@@ -1,4 +1,4 @@
-"""Where an operation runs, and what is launched: the same arguments for a card and for the emulator."""
+"""Where an operation runs, and what is launched: the same arguments for a GPU and for the emulator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _card(device: int) -> Place:
 
 
 def processors(device: int) -> int:
-    """Multiprocessors of a card."""
+    """The SMs of a GPU."""
     return context.device(device).multiprocessors
 
 

@@ -1,4 +1,4 @@
-"""An array, or a window of one, brought to L2 ahead of those who will read it; nobody is told when it is there."""
+"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Ask for a window of an array to be brought to L2.
+    """Prefetch a window of an array into L2.
 
-    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes whole 16-byte chunks are asked
-    for; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes, elements
+    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes, whole 16-byte chunks are
+    prefetched; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes, elements
     of a row follow each other. stream, backend: as in copy(); the emulator checks the addresses, "reference" does
     nothing.
 
@@ -86,7 +86,7 @@ def prefetch(
 
 
 def plan_prefetch(src: ArrayInfo, place: Place) -> CopyPlan | None:
-    """The launch, None for a run that has no whole chunk. Raises DescriptorError where TMA cannot."""
+    """The launch, None for a run without a whole chunk. Raises DescriptorError where TMA cannot."""
     axes = tuple(Axis(0, n, n, s, s) for n, s in zip(src.shape, src.strides_bytes, strict=True))
     window = simplify(Window(src.pointer, src.pointer, src.dtype.itemsize, axes))
     if window.is_one_run:
@@ -114,5 +114,5 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> CopyPlan | None:
 
 
 def dump_specs(target: Target) -> list[PrefetchSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     return [PrefetchSpec(3)] if target.has("tma") else []

@@ -59,8 +59,8 @@ class WindowSpec(CopyRing):
     """One instance of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch says how large a box is.
 
     op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
-    in_flight: CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
-    ArgumentError.
+    in_flight: as in CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores.
+    Raises ArgumentError.
     """
 
     op: str
@@ -91,7 +91,7 @@ class WindowSpec(CopyRing):
 class RunSpec(CopyRing):
     """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
-    op: as in WindowSpec. kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one piece. Others: WindowSpec.
+    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. The others: as in WindowSpec.
     """
 
     op: str
@@ -117,8 +117,8 @@ class RunSpec(CopyRing):
 class PlainSpec:
     """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 where elements are fewer than 2**31, which makes the
-    divisions cheaper, else 64. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 for fewer than 2**31 elements, which makes the divisions
+    cheaper, else 64. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -151,7 +151,7 @@ class PlainSpec:
 
 
 def window_specs(target: Target) -> list[WindowSpec]:
-    """What stands for all in dumps and compile checks; none where the target has no TMA."""
+    """The specs for dumps and compile checks; none if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)

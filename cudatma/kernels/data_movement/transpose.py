@@ -1,4 +1,4 @@
-"""The transpose of a matrix, or of each matrix of a batch: TMA loads and stores, transposed in shared memory in between."""
+"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it."""
 
 from __future__ import annotations
 
@@ -245,6 +245,6 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
 
 
 def dump_specs(target: Target) -> list[TransposeSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -66,7 +66,8 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
         load_ring.next_lap();
         for (u32 i = 0; i < own_tiles; ++i) {
             store_ring.wait();
-            cp_async_bulk_store(copy + tile_begin(i), slots + store_ring.stage * STAGE_BYTES, size_from(tile_begin(i), STAGE_BYTES));
+            const u64 begin = tile_begin(i);
+            cp_async_bulk_store(copy + begin, slots + store_ring.stage * STAGE_BYTES, size_from(begin, STAGE_BYTES));
             cp_async_bulk_commit_group();
             store_ring.advance();
             if (i >= STORES_IN_FLIGHT && loads < own_tiles) {
