@@ -30,7 +30,7 @@ def former_arguments(*positional: str, **renamed: str) -> Callable[[Callable[P, 
     """Let a function take arguments in their former form too, with a DeprecationWarning that names the new form.
 
     positional: arguments, now keyword-only, that could follow the function's positional ones, in their former order.
-    renamed: former name = present name. On a class method, below ``@classmethod``.
+    renamed: former name = present name; the function's ``former_names``. On a class method, below ``@classmethod``.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -48,6 +48,7 @@ def former_arguments(*positional: str, **renamed: str) -> Callable[[Callable[P, 
                 keywords = _present(name, keywords, renamed)
             return function(*args, **keywords)
 
+        call.former_names = renamed  # type: ignore[attr-defined]
         return call
 
     return decorate

@@ -83,7 +83,9 @@ class PipelineSpec:
 
     producer_arrivals: arrivals at `full` a lap: one for the thread that calls expect_tx, plus one for each thread that
     arrives without bytes (cp.async, plain stores).
-    consumer_arrivals: how many times the consumers of one CTA call release() for a slot in a lap.
+    consumer_arrivals: how many times the consumers of one CTA call release() for a slot in a lap. 0: the ring has no
+    `empty` barriers, because its producer knows without them when a slot may be filled again: one thread loads and
+    stores, and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
     expect_tx_bytes: what the kernel passes to expect_tx, where it counts for itself; it must agree with the operands.
     cluster: CTAs of a cluster that fill each other's slots by multicast. Each consumer then releases a slot in every
     CTA of the cluster. An operand's expected_bytes include the bytes that other CTAs send.
@@ -111,11 +113,9 @@ class PipelineSpec:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ArgumentError("operands", ", ".join(repeated), "different names", "rename one of them")
-        for field, count, waiter in (
-            ("producer_arrivals", self.producer_arrivals, "`full` would never complete: consumers wait for ever"),
-            ("consumer_arrivals", self.consumer_arrivals, "`empty` would never complete: the producer waits for ever"),
-        ):
-            _whole(field, count, 1, MBARRIER_MAX_COUNT, waiter)
+        waiter = "`full` would never complete: consumers wait for ever"
+        _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
+        _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "0 is a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
             allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
@@ -215,9 +215,25 @@ class PipelineSpec:
         return self.stages * self.stage_bytes
 
     @property
+    def has_empty_barriers(self) -> bool:
+        """Whether consumers release slots through barriers."""
+        return self.consumer_arrivals > 0
+
+    @property
+    def stage_barrier_bytes(self) -> int:
+        """Shared memory of one stage's barriers, `full` and, if it has one, `empty`, bytes."""
+        return (1 + self.has_empty_barriers) * MBARRIER_BYTES
+
+    @property
     def barrier_bytes(self) -> int:
         """Shared memory of full[stages] and empty[stages], bytes."""
-        return 2 * self.stages * MBARRIER_BYTES
+        return self.stages * self.stage_barrier_bytes
+
+    def barrier_layout(self, base: int = 0) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of the barriers. base: offset of the first one."""
+        size = self.stages * MBARRIER_BYTES
+        empty = [("empty_barriers", base + size, size)] if self.has_empty_barriers else []
+        return [("full_barriers", base, size), *empty]
 
     @property
     def smem_bytes(self) -> int:
@@ -225,14 +241,20 @@ class PipelineSpec:
         return self.barriers_offset + self.barrier_bytes
 
     @former_arguments("other_bytes")
-    def check_fits(self, target: Target, *, other_bytes: int = 0) -> None:
-        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one CTA's shared memory."""
+    def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
+        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one CTA's shared memory.
+
+        least_stages: the fewest with which the kernel works; the error suggests no fewer.
+        """
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:
-            most = max(0, (limit - other_bytes) // (self.stage_bytes + 2 * MBARRIER_BYTES))
+            most = max(0, (limit - other_bytes) // (self.stage_bytes + self.stage_barrier_bytes))
             while most > 0 and replace(self, stages=most).smem_bytes + other_bytes > limit:
                 most -= 1  # the padding between the arrays of a ring by operand
-            remedy = f"at most {most} stages fit" if most > 0 else "not even one stage fits: choose smaller boxes"
+            remedy = f"at most {most} stages fit"
+            if most < least_stages:
+                least = "one stage fits" if least_stages == 1 else f"{least_stages} stages fit"
+                remedy = f"not even {least}: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 
     # When who waits for what: iteration i = 0, 1, .. of a producer's or a consumer's loop.
@@ -260,7 +282,8 @@ class PipelineSpec:
         for operand in self.operands:
             fed = f"{operand.expected_bytes} by TMA" if operand.expected_bytes else "brought by threads"
             lines.append(f"  +{self.offset(operand.name)} {operand.name}: {operand.footprint_bytes} bytes, {fed}")
-        lines.append(f"  barriers at +{self.barriers_offset}: full[{self.stages}], empty[{self.stages}]")
+        empty = f", empty[{self.stages}]" if self.has_empty_barriers else ""
+        lines.append(f"  barriers at +{self.barriers_offset}: full[{self.stages}]{empty}")
         return tuple(lines)
 
 

@@ -132,11 +132,17 @@ def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """The sizes of a registry kernel from the rest of the command line; they are its sample's keyword arguments."""
     make = _sample_of(name)
     parser = Parser(f"cudatma emulate {name}")
+    formers: dict[str, str] = getattr(make, "former_names", {})
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
             continue  # --seed is the schedules'
-        kind = type(parameter.default)
-        parser.add_argument(f"--{parameter.name.replace('_', '-')}", type=kind, default=parameter.default)
+        kind, default, former = type(parameter.default), parameter.default, []
+        if parameter.name in formers.values():
+            # Either name may be given: the function has the default, and warns of the former name.
+            default, former = argparse.SUPPRESS, [old for old, new in formers.items() if new == parameter.name]
+        parser.add_argument(f"--{parameter.name.replace('_', '-')}", type=kind, default=default)
+        for old in former:
+            parser.add_argument(f"--{old.replace('_', '-')}", type=kind, default=default, help=argparse.SUPPRESS)
     found, unknown = parser.parse_known_args(list(rest))
     if unknown:
         parser.refuse(unknown, _parser())

@@ -227,9 +227,8 @@ def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
     layout = getattr(spec, "smem_layout", None)
     parts: list[tuple[str, int, int]] = []
     for name, offset, size in layout() if callable(layout) else ():
-        half = 8 * getattr(getattr(spec, "ring", None), "stages", 0)
-        if name == "barriers" and size == 2 * half:
-            parts += [("full_barriers", offset, half), ("empty_barriers", offset + half, half)]
+        if name == "barriers" and hasattr(spec, "ring"):
+            parts += spec.ring.barrier_layout(offset)
         else:
             parts.append((name, offset, size))
     return tuple(parts)

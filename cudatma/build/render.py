@@ -57,6 +57,9 @@ _TEMPLATE_SYNTAX = re.compile(
 #: Files that the running render() has included so far.
 _included: ContextVar[set[str]] = ContextVar("cudatma_included")
 
+#: A section's heading right after a line of code: Jinja removes the blank lines that follow a line statement.
+_SECTION = re.compile(r"(?<!\n)\n(?=// ---- )")
+
 
 class IncludeOnce(Extension):
     """Jinja's include, restricted to a literal name and to the first use of that name in an output."""
@@ -258,7 +261,7 @@ def render(
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, spec, chosen, debug), f"\n{body}\n"
     # A user's text stays as it is, line by line.
-    return opening + (body if is_source else without_unused(body))
+    return opening + (body if is_source else _SECTION.sub(r"\n\n", without_unused(body)))
 
 
 def is_like_template(text: str) -> bool:

@@ -79,7 +79,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "marlin_skinny",
             "kernels/marlin_skinny.cu.j2",
             "cudatma.kernels.marlin.skinny_candidates:dump_specs",
-            "W4A16 GEMM for few tokens, mma.sync, operands by TMA",
+            "W4A16 GEMM for small M, mma.sync, operands by TMA",
             "cudatma.kernels.marlin.sample:skinny_sample",
         ),
         KernelEntry(
@@ -113,7 +113,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "transpose",
             "kernels/transpose.cu.j2",
             "cudatma.kernels.data_movement.transpose:dump_specs",
-            "transpose of a batch of matrices, turned in swizzled shared memory",
+            "transpose of a batch of matrices, through swizzled shared memory",
             "cudatma.kernels.data_movement.samples:transpose_sample",
         ),
         KernelEntry(

@@ -1,4 +1,4 @@
-"""The Marlin kernel for few tokens compiled: next to no spills, the plan's parameters, instructions of its stages."""
+"""The skinny GEMM compiled: next to no spills, the plan's parameters, instructions of its stages."""
 
 from __future__ import annotations
 

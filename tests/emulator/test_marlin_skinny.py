@@ -1,4 +1,4 @@
-"""The skinny GEMM on the CPU: right, and free of hazards in 20 schedules, for every arrangement of N tiles."""
+"""The skinny GEMM on the CPU: right, and free of hazards in 20 schedules, however the N tiles lie."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_the_wait_for_the_kernel_before_is_needed() -> None:
     assert not report.is_clean
 
 
-@pytest.mark.parametrize("options", [{}, {"way": "direct"}, {"way": "copy", "columns": 77}, {"rows": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"path": "direct"}, {"path": "copy", "columns": 77}, {"rows": 1}], ids=str)
 def test_the_sample(options: dict[str, Any]) -> None:
     made = sample(SM90A, **options)
     assert made.run(schedules=2).is_clean

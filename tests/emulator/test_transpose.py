@@ -76,7 +76,7 @@ def test_what_tma_cannot_is_right_too(source: Array) -> None:
     ("element_bytes", "target"), [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a"), (8, "sm_90a"), (4, "sm_120a")]
 )
 def test_no_hazard_in_20_schedules(element_bytes: int, target: str) -> None:
-    """Small tiles, so that the ring and the turned tiles come round several times."""
+    """Small tiles, so that the ring and the transposed tiles wrap around several times."""
     spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
     source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
@@ -124,14 +124,16 @@ def test_rows_that_were_not_swizzled_would_conflict() -> None:
         ({"squares_y": 0}, "squares_y"),
         ({"squares_x": 9}, "squares_x"),
         ({"stages": 0}, "stages"),
-        ({"turned": 17}, "turned"),
+        ({"transposed_tiles": 17}, "transposed_tiles"),
         ({"warps": 32}, "warps"),
         ({"raster_group": 0}, "raster_group"),
     ],
 )
 def test_a_spec_that_the_kernel_cannot_run(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(c.ArgumentError) as caught:
-        TransposeSpec(**({"element_bytes": 4, "squares_y": 2, "squares_x": 2, "stages": 3, "turned": 2} | wrong))
+        TransposeSpec(
+            **({"element_bytes": 4, "squares_y": 2, "squares_x": 2, "stages": 3, "transposed_tiles": 2} | wrong)
+        )
     assert caught.value.field == field
 
 

@@ -22,7 +22,7 @@ from cudatma.kernels.data_movement.im2col import Im2colCopySpec
 from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
-from cudatma.kernels.data_movement.ring import CopyRing, stages_for
+from cudatma.kernels.data_movement.ring import stages_for
 from cudatma.kernels.data_movement.rows import RowsSpec
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
@@ -311,7 +311,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: Setting(most_stages=1), "most_stages"),
         (lambda: Setting(in_flight=-1), "in_flight"),
         (lambda: RunSpec("add", "b32", 1024, 3, 1), "kind"),
-        (lambda: RunSpec("copy", "b8", 1 << 21, 3, 1), "stage_bytes"),
+        (lambda: RunSpec("copy", "b8", 1 << 21, 3, 1), "operands"),
         (lambda: PlainSpec(16, 1), "element_bytes"),
         (lambda: PlainSpec(4, 0), "rank"),
         (lambda: PlainSpec(4, 2, 16), "index_bits"),
@@ -321,7 +321,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: BroadcastSpec(3, 1152, 3, 1), "copies"),
         (lambda: BroadcastSpec(4, 1152, 3, 1), "stage_bytes"),
         (lambda: PrefetchSpec(6), "rank"),
-        (lambda: PrefetchSpec(0, 100), "piece_bytes"),
+        (lambda: PrefetchSpec(0, 100), "segment_bytes"),
         (lambda: RowsSpec("sum", 1024, 3, 1), "op"),
         (lambda: RowsSpec("gather", 1024, 3, 1, 6), "rows"),
     ],
@@ -335,13 +335,14 @@ def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: st
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_rings_share_a_multiprocessor(target: str) -> None:
     chosen = get_target(target)
-    ring = CopyRing(stages_for(chosen, 16 * KIB), 1, 16 * KIB)
-    assert 2 * (ring.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
-    assert ring.layout() == [("slots", 0, ring.barriers_offset), ("barriers", ring.barriers_offset, 8 * ring.stages)]
+    spec = RunSpec("copy", "b8", 16 * KIB, stages_for(chosen, 16 * KIB), 1)
+    assert 2 * (spec.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
+    slots = spec.stages * 16 * KIB
+    assert spec.smem_layout() == [("slots", 0, slots), ("barriers", slots, 8 * spec.stages)]
     for entry in REGISTRY.values():
         if ".data_movement." in entry.source:
-            for spec in entry.specs(target):
-                spec.check_target(chosen)  # type: ignore[attr-defined]
+            for each in entry.specs(target):
+                each.check_target(chosen)  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("error")

@@ -184,7 +184,7 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
     assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name
-        assert size % of.stages == 0 or name in ("depth_reduction", "cluster_reduction", "cluster_barrier")
+        assert size % of.stages == 0 or name in ("slice_reduction", "cluster_reduction", "cluster_barrier")
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])

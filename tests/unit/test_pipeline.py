@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -141,6 +141,18 @@ def test_a_ring_by_operand_by_hand() -> None:
     assert (spec.address("weight", 2), spec.barriers_offset) == (15104 + 2 * 8192, 39680 + 3 * 256)
 
 
+def test_a_ring_without_empty_barriers_takes_one_barrier_a_stage() -> None:
+    spec = PipelineSpec(3, (WEIGHT,), consumer_arrivals=0)
+    assert (spec.barrier_bytes, spec.smem_bytes) == (24, spec.barriers_offset + 24)
+    assert spec.barrier_layout(8) == [("full_barriers", 8, 24)]
+    assert spec.notes()[-1].endswith("full[3]")
+    both = PipelineSpec(3, (WEIGHT,))
+    assert both.barrier_layout(8) == [("full_barriers", 8, 24), ("empty_barriers", 32, 24)]
+    least = replace(spec, stages=1).smem_bytes
+    assert most_stages(replace(get_target("sm_90a"), smem_per_block_bytes=least), (WEIGHT,)) == 0
+    replace(spec, stages=1).check_fits(replace(get_target("sm_90a"), smem_per_block_bytes=least))
+
+
 def test_every_consumer_of_a_cluster_frees_a_slot() -> None:
     spec = PipelineSpec(3, (WEIGHT,), 1, 4, cluster=2)
     assert (spec.consumer_arrivals, spec.empty_arrivals) == (4, 8)
@@ -174,7 +186,7 @@ def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence(
         ((2, ()), ArgumentError, "operands"),
         ((2, (WEIGHT, WEIGHT)), ArgumentError, "operands"),
         ((2, (WEIGHT,), 0), ArgumentError, "producer_arrivals"),
-        ((2, (WEIGHT,), 1, 0), ArgumentError, "consumer_arrivals"),
+        ((2, (WEIGHT,), 1, -1), ArgumentError, "consumer_arrivals"),
         ((2, (WEIGHT,), 1, MBARRIER_MAX_COUNT + 1), ArgumentError, "consumer_arrivals"),
         ((2, (WEIGHT,), 1, 1, None, 0), ArgumentError, "cluster"),
         ((2, (WEIGHT,), 1, 1, None, 17), ArgumentError, "cluster"),

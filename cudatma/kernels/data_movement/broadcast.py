@@ -1,4 +1,4 @@
-"""One array to several: a cluster of blocks, each of which writes one copy, loads every tile once for all of them."""
+"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.place import Place, described
 from cudatma.kernels.data_movement.plans import run_plan
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.host import host_array
 from cudatma.kernels.launch import Launch
-from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/broadcast.cu.j2"
-#: Blocks of a cluster, the largest portable one first; other sizes than powers of two are not used anywhere here.
+#: CTAs of a cluster, the largest portable size first. Only powers of two are used.
 SIZES = (8, 4, 2)
-_SHARE_UNIT = 128
-#: How often a launch's clusters fill the card.
+#: TMA writes parts of a tile at multiples of this.
+_PART_UNIT = 128
+#: How often a launch's clusters fill the GPU.
 _WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastSpec(RingSpec):
+class BroadcastSpec(CopyRing):
     """One instance of ``kernels/broadcast.cu.j2``.
 
-    copies: blocks of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight:
-    CopyRing; a slot has a second mbarrier, at which all blocks of the cluster arrive. Raises ArgumentError.
+    copies: CTAs of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight: as
+    in CopyRing. Raises ArgumentError.
     """
 
     copies: int
@@ -44,32 +45,30 @@ class BroadcastSpec(RingSpec):
     def __post_init__(self) -> None:
         if self.copies not in SIZES:
             raise ArgumentError("copies", self.copies, "2, 4, 8")
-        if self.stage_bytes % (_SHARE_UNIT * self.copies):
-            raise ArgumentError("stage_bytes", self.stage_bytes, f"a multiple of {_SHARE_UNIT * self.copies}")
-        _ = self.ring
+        if self.stage_bytes % (_PART_UNIT * self.copies):
+            raise ArgumentError("stage_bytes", self.stage_bytes, f"a multiple of {_PART_UNIT * self.copies}")
+        self.check_ring()
 
     @property
-    def share_bytes(self) -> int:
-        """What one block loads of a tile."""
+    def ring(self) -> PipelineSpec:
+        """A tile a stage. One thread of each CTA releases a slot to all CTAs of the cluster, which send to it."""
+        tile = Operand("tile", self.stage_bytes, self.stage_bytes)
+        return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
+
+    @property
+    def part_bytes(self) -> int:
+        """What one CTA loads of a tile."""
         return self.stage_bytes // self.copies
 
     @property
     def mask(self) -> int:
         return multicast_mask((self.copies,))
 
-    @property
-    def smem_bytes(self) -> int:
-        return self.ring.smem_bytes + self.stages * MBARRIER_BYTES
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
-        return [*self.ring.layout(), ("release barriers", self.ring.smem_bytes, self.stages * MBARRIER_BYTES)]
-
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA, clusters and multicast, ArgumentError where the ring does not fit."""
+        """TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
-        self.ring.check_fits(target)
+        self.ring.check_fits(target, least_stages=LEAST_STAGES)
 
 
 @former_arguments("out")
@@ -77,7 +76,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     """Several copies of an array, each tile of it read once; returns ``out``, a new array unless given.
 
     src: C order without gaps, its address and size multiples of 16 bytes. out: (copies, *src.shape), C order; copies
-    from 1 up, in clusters of 8, 4 and 2; one that is left over is a copy(). stream, backend: as in copy(). Needs
+    from 1 up, in clusters of 8, 4 and 2; a single one that remains is a copy(). stream, backend: as in copy(). Needs
     multicast: TargetError on SM120.
 
     [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
@@ -116,20 +115,20 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Launch]
             plans.append(run_plan(Window(src.pointer, part.pointer, 1, (axis,)), (src, out), place))
             continue
         spec = choose_broadcast(count, place.target)
-        # More than fit at a time: how many do depends on how a card's multiprocessors are grouped, and one cluster left
-        # over would run alone.
+        # More clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last cluster
+        # would run alone.
         clusters = min(max(1, _WAVES * place.blocks // count), -(-nbytes // spec.stage_bytes))
         plans.append(Launch(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
     return plans
 
 
 def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:
-    """The ring of the other copies, with a second mbarrier for each slot."""
+    """A ring of the usual size, with a second mbarrier for each slot."""
     stages = stages_for(target, SLOT_BYTES + MBARRIER_BYTES)
     return BroadcastSpec(copies, SLOT_BYTES, stages, stages // 2)
 
 
 def dump_specs(target: Target) -> list[BroadcastSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

@@ -48,7 +48,7 @@ def copy(
     by default up to the source's end. out: of that shape and dtype, any strides, no bytes of the window.
     pad: what elements outside of the source become, "zeros" or "nan" (float16, bfloat16, float32, float64); None: a
     window that leaves the source is an error.
-    cache: L2 policy of loads and stores, "evict_first", "evict_last", "evict_normal", None for the card's own.
+    cache: L2 policy of loads and stores, "evict_first", "evict_last", "evict_normal", None for the GPU's default.
     via: "tma" raises DescriptorError where TMA cannot: addresses, pitches, the window's first byte and the result's
     rows are multiples of 16 bytes, elements of a row follow each other, five axes at most after merging. "plain" copies
     with plain loads and stores; "auto" takes TMA where it can. stream: None is the current stream of the arrays'

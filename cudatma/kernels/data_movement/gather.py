@@ -1,4 +1,4 @@
-"""Boxes of an array at given places, or at regular ones that overlap: each becomes one block of the result."""
+"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
 from cudatma.kernels.data_movement.place import Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, slot_bytes, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, stages_for
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.host import host_array
@@ -30,11 +30,11 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class GatherSpec(RingSpec):
+class GatherSpec(CopyRing):
     """One instance of ``kernels/gather_boxes.cu.j2``.
 
-    rank: axes of the source, 1..5. places: "table" where an array says where boxes begin, "grid" for regular ones.
-    stage_bytes: the most that a box may have. stages, in_flight: CopyRing. Raises ArgumentError.
+    rank: axes of the source, 1..5. places: "table" if an array holds where boxes begin, "grid" if they form a grid.
+    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class GatherSpec(RingSpec):
     def __post_init__(self) -> None:
         check_rank(self.rank)
         check_choice("places", self.places, PLACES)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:
@@ -193,7 +193,7 @@ def plan_boxes(
 ) -> Launch:
     """The launch for boxes at the places of a table, or of a grid of (start, step, tiles) by axis, NumPy order.
 
-    Raises DescriptorError where TMA cannot, ArgumentError for a box that leaves no room for a second one.
+    Raises DescriptorError where TMA cannot, ArgumentError for a box of which no two fit into shared memory.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -218,7 +218,7 @@ def plan_boxes(
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     if not target.has("tma"):
         return []
     stages = stages_for(target, SLOT_BYTES)

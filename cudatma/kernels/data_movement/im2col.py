@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.copy import whole_numbers
 from cudatma.kernels.data_movement.place import Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
@@ -29,15 +29,15 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/im2col.cu.j2"
 _AXES = ("w", "h", "d")
-_MOST_PIECES = 1 << 31
+_MOST_BOXES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Im2colCopySpec(RingSpec):
+class Im2colCopySpec(CopyRing):
     """One instance of ``kernels/im2col.cu.j2``.
 
-    rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a piece may have.
-    stages, in_flight: CopyRing. Raises ArgumentError.
+    rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a box may have. stages,
+    in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Im2colCopySpec(RingSpec):
 
     def __post_init__(self) -> None:
         check_rank(self.rank, 3)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def at(self) -> str:
@@ -146,7 +146,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
 
 
 def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Launch:
-    """The launch. slot: the most bytes of a piece. Raises DescriptorError where TMA cannot."""
+    """The launch. slot: the most bytes of a box. Raises DescriptorError where TMA cannot."""
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
     pixels = out.size_elems // (channels * taps)
@@ -160,18 +160,18 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     )
     store = tensor_map(columns, (pixel_box, 1, channel_box), place)
     check_store(store.spec)
-    channel_blocks = -(-channels // channel_box)
-    pieces = -(-pixels // pixel_box) * taps * channel_blocks
-    if pieces >= _MOST_PIECES:
-        raise ArgumentError("src.shape", f"{pieces} pieces", "below 2**31", "take the images in parts")
+    channel_boxes = -(-channels // channel_box)
+    boxes = -(-pixels // pixel_box) * taps * channel_boxes
+    if boxes >= _MOST_BOXES:
+        raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
     stages = stages_for(place.target, SLOT_BYTES)
     spec = Im2colCopySpec(len(src.shape), SLOT_BYTES, stages, stages // 2)
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
     )
     numbers = [value for axis in axes for value in axis]
-    sizes = (channel_box, channel_blocks, taps, pixel_box, pixel_box * channel_box * itemsize, pieces)
-    return Launch(TEMPLATE, spec, min(place.blocks, pieces), (load, store, *numbers, *sizes), (src, out))
+    sizes = (channel_box, channel_boxes, taps, pixel_box, pixel_box * channel_box * itemsize, boxes)
+    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, store, *numbers, *sizes), (src, out))
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:
@@ -220,7 +220,7 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 
 def dump_specs(target: Target) -> list[Im2colCopySpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     if not target.has("tma"):
         return []
     stages = stages_for(target, SLOT_BYTES)

@@ -57,7 +57,7 @@ def _card(device: int) -> Place:
 
 
 def processors(device: int) -> int:
-    """Multiprocessors of a card."""
+    """The SMs of a GPU."""
     return context.device(device).sm_count
 
 

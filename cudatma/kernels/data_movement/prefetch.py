@@ -1,4 +1,4 @@
-"""An array, or a window of one, brought to L2 ahead of those who will read it; nobody is told when it is there."""
+"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 class PrefetchSpec:
     """One instance of ``kernels/prefetch.cu.j2``.
 
-    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in pieces of piece_bytes, a multiple of 16.
+    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in segments of segment_bytes, a multiple of 16.
     Raises ArgumentError.
     """
 
     rank: int
-    piece_bytes: int = SLOT_BYTES
+    segment_bytes: int = SLOT_BYTES
     entry: str = "prefetch"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0..5")
-        if self.piece_bytes < CHUNK_BYTES or self.piece_bytes % CHUNK_BYTES:
-            raise ArgumentError("piece_bytes", self.piece_bytes, f"multiples of {CHUNK_BYTES}")
+        if self.segment_bytes < CHUNK_BYTES or self.segment_bytes % CHUNK_BYTES:
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {CHUNK_BYTES}")
 
     @property
     def at(self) -> str:
@@ -67,11 +67,11 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Ask for a window of an array to be brought to L2.
+    """Prefetch a window of an array into L2.
 
-    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes whole 16-byte chunks are asked
-    for; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes, elements
-    of a row follow each other. stream, backend: as in copy(); the emulator checks the addresses, "reference" does
+    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes, whole 16-byte chunks are
+    prefetched; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes,
+    elements of a row follow each other. stream, backend: as in copy(); the emulator checks the addresses, "reference" does
     nothing.
 
     [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
@@ -87,7 +87,7 @@ def prefetch(
 
 
 def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
-    """The launch, None for a run that has no whole chunk. Raises DescriptorError where TMA cannot."""
+    """The launch, None for a run without a whole chunk. Raises DescriptorError where TMA cannot."""
     axes = tuple(Axis(0, n, n, s, s) for n, s in zip(src.shape, src.strides_bytes, strict=True))
     window = simplify(Window(src.pointer, src.pointer, src.dtype.itemsize, axes))
     if window.is_one_run:
@@ -115,5 +115,5 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
 
 
 def dump_specs(target: Target) -> list[PrefetchSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     return [PrefetchSpec(3)] if target.has("tma") else []

@@ -1,7 +1,7 @@
-"""Copies many 2D arrays of any shapes in one launch: tensor maps are edited on the card, while others are in use.
+"""Copies many 2D arrays of any shapes in one launch: the kernel edits tensor maps while others are in use.
 
-Each block walks through the boxes of several arrays. For every array it meets it gives a tensor map the array's
-address, sizes and pitch, and publishes it, while boxes of the arrays before are still on their way. Source: PTX ISA,
+Each CTA copies consecutive boxes, of several arrays. For each array it writes address, sizes and pitch into a tensor
+map and publishes the map, while copies of boxes of the arrays before are still outstanding. Source: PTX ISA,
 "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cudatma.emulator import Report
 
 TEMPLATE = "kernels/ragged_copy.cu.j2"
-#: Two on each multiprocessor of an H200.
+#: Two on each SM of an H200.
 BLOCKS, THREADS = 264, 64
 _MAP_BYTES = 128
 #: Boxes are counted in 32 bits.
@@ -76,13 +76,13 @@ class RaggedCopySpec(BoxRing):
             raise ArgumentError("maps", self.maps, f"at least as many as stages, {self.stages}", why)
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target edits tensor maps and a block holds the ring."""
+        """Raise TargetError or ArgumentError unless the target edits tensor maps and a CTA holds the ring."""
         target.require("tma", "the ragged copy")
         target.require("tensormap_replace", "the ragged copy")
         self.ring.check_fits(target)
 
     def maps_bytes(self, blocks: int) -> int:
-        """Global memory for the tensor maps of so many blocks."""
+        """Global memory for the tensor maps of so many CTAs."""
         return blocks * 2 * self.maps * _MAP_BYTES
 
 
@@ -132,18 +132,18 @@ class RaggedCopy:
         if not pairs:
             return
         if self.device is not None:
-            card = detect(self.device)
+            chosen_target = detect(self.device)
         else:
-            card = default_target() if target is None else get_target(target)
+            chosen_target = default_target() if target is None else get_target(target)
         itemsize = pairs[0][0].dtype.itemsize
         self._spec = spec = spec or RaggedCopySpec(itemsize)
         if spec.element_bytes != itemsize:
             raise ArgumentError("spec.element_bytes", spec.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
-        spec.check_target(card)
+        spec.check_target(chosen_target)
         self._table, boxes = _table(pairs, spec)
         self.blocks = min(BLOCKS, boxes)
-        self.kernel = load_kernel(TEMPLATE, spec, card)
-        self._originals = [_original(side, spec, card) for side in pairs[0]]
+        self.kernel = load_kernel(TEMPLATE, spec, chosen_target)
+        self._originals = [_original(side, spec, chosen_target) for side in pairs[0]]
         if self.device is None:
             return
         size = spec.maps_bytes(self.blocks)
@@ -156,7 +156,7 @@ class RaggedCopy:
 
     @former_arguments("stream")
     def run(self, *, stream: Any = None) -> None:
-        """Copy all. stream: None is the current stream of the arrays' library. Returns at once on a card."""
+        """Copy all. stream: None is the current stream of the arrays' library. Returns at once on a GPU."""
         if not self.blocks:
             return
         if self.device is None:
@@ -165,18 +165,18 @@ class RaggedCopy:
         self._plan.launch(stream_handle(stream, self.kind, self.device))
 
     def emulate(self, *, blocks: int | None = None, **options: Any) -> Report:
-        """The launch on the CPU, for host arrays. blocks: at most so many; options as for ``Kernel.emulate``."""
+        """The launch on the CPU, for host arrays. blocks: the most CTAs; options as for ``Kernel.emulate``."""
         if self.device is not None or not self.blocks:
-            raise ArgumentError("sources", "arrays on a card, or none", "NumPy arrays with elements")
+            raise ArgumentError("sources", "arrays on a GPU, or none", "NumPy arrays with elements")
         grid = self.blocks if blocks is None else min(blocks, self.blocks)
         args, arrays = self.host_arguments(grid)
         return self.kernel.emulate(grid, THREADS, args, shared_bytes=self._spec.smem_bytes, arrays=arrays, **options)
 
     def host_arguments(self, blocks: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The kernel's arguments for so many blocks on host arrays, and the memory behind the pointers among them."""
+        """The kernel's arguments for so many CTAs on host arrays, and the memory that their pointers point to."""
         # Tensor maps are aligned to 128 bytes; NumPy promises 16.
-        room = np.zeros(self._spec.maps_bytes(blocks) + _MAP_BYTES, np.uint8)
-        maps = room[-room.ctypes.data % _MAP_BYTES :]
+        memory = np.zeros(self._spec.maps_bytes(blocks) + _MAP_BYTES, np.uint8)
+        maps = memory[-memory.ctypes.data % _MAP_BYTES :]
         boxes = int(_boxes(self._table["rows"], self._table["columns"], self._spec).sum())
         args = (*self._originals, self._table, len(self._table), boxes, maps)
         return args, tuple(host_bytes(side) for pair in self._keep for side in pair)
@@ -276,7 +276,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -
     table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
     for i, (source, _) in enumerate(pairs):
         if max(source.shape) > _MAX_BOXES:
-            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} each way")
+            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} in each direction")
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
     boxes = _boxes(table["rows"], table["columns"], spec)
     total = int(boxes.sum())
@@ -315,7 +315,7 @@ def dump_specs(target: Target) -> list[RaggedCopySpec]:
 
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
-    """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: at most so many."""
+    """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: the most CTAs."""
     try:
         kind = np.dtype(dtype)
     except TypeError as error:

@@ -1,6 +1,6 @@
 """Rows of a matrix by number, four an instruction: gather4 and scatter4 of sm_100 and, gather4 alone, sm_120.
 
-Compiled and emulated; no card that has them has run this.
+Compiled and emulated; not run on a GPU that has these instructions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.data_movement.call import Call
 from cudatma.kernels.data_movement.place import Place, check_written, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
@@ -27,27 +27,27 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/rows.cu.j2"
 OPS = ("gather", "scatter")
-#: Rows of a piece: four instructions.
-PIECE_ROWS = 16
+#: Rows of a box: four instructions.
+BOX_ROWS = 16
 _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSpec(RingSpec):
-    """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a piece, a multiple of 4.
-    stage_bytes: the most that a piece may have. stages, in_flight: CopyRing. Raises ArgumentError."""
+class RowsSpec(CopyRing):
+    """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a box, a multiple of 4.
+    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError."""
 
     op: str
     stage_bytes: int
     stages: int
     in_flight: int
-    rows: int = PIECE_ROWS
+    rows: int = BOX_ROWS
 
     def __post_init__(self) -> None:
         check_choice("op", self.op, OPS)
         if not 4 <= self.rows <= 256 or self.rows % 4:
             raise ArgumentError("rows", self.rows, "multiples of 4 up to 256")
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:
@@ -57,7 +57,7 @@ class RowsSpec(RingSpec):
         """TargetError without TMA and the instruction, ArgumentError where the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
-        self.ring.check_fits(target)
+        self.ring.check_fits(target, least_stages=LEAST_STAGES)
 
 
 @former_arguments("out")
@@ -135,27 +135,27 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
     itemsize, columns, count = src.dtype.itemsize, src.shape[1], index.shape[0]
     kind = np.dtype(f"uint{8 * itemsize}")
     # Four rows fill whole 128 bytes, so that the next four begin where TMA may write.
-    width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // PIECE_ROWS)[0], 32 // itemsize)
-    one, many = (1, width), (PIECE_ROWS, width)
-    boxes = (one, many) if op == "gather" else (many, one)
+    width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
+    one, many = (1, width), (BOX_ROWS, width)
+    shapes = (one, many) if op == "gather" else (many, one)
     load, store = (
-        tensor_map(replace(info, dtype=kind), box, place) for info, box in zip((src, dst), boxes, strict=True)
+        tensor_map(replace(info, dtype=kind), box, place) for info, box in zip((src, dst), shapes, strict=True)
     )
     check_load(load.spec, (0, 0))
     check_store(store.spec)
     # Within int32, and of rows that neither has.
     outside = max(src.shape[0], dst.shape[0])
-    column_blocks = -(-columns // width)
-    pieces = -(-count // PIECE_ROWS) * column_blocks
-    if max(outside, pieces) >= _INT32:
-        raise DescriptorError("rows", f"{outside} rows, {pieces} pieces", "below 2**31", "take them in parts")
+    column_boxes = -(-columns // width)
+    boxes = -(-count // BOX_ROWS) * column_boxes
+    if max(outside, boxes) >= _INT32:
+        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
     stages = stages_for(place.target, SLOT_BYTES)
     spec = RowsSpec(op, SLOT_BYTES, stages, stages // 2)
-    sizes = (count, outside, width, column_blocks, 4 * width * itemsize, pieces)
-    return Launch(TEMPLATE, spec, min(place.blocks, pieces), (load, store, index, *sizes), (src, dst, index))
+    sizes = (count, outside, width, column_boxes, 4 * width * itemsize, boxes)
+    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, store, index, *sizes), (src, dst, index))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     stages = stages_for(target, SLOT_BYTES)
     return [RowsSpec(op, SLOT_BYTES, stages, stages // 2) for op in OPS if target.has(f"{op}4")]

@@ -1,4 +1,4 @@
-"""How many bytes the copies keep in flight, and how: the numbers that a card's measurements choose, all in one place.
+"""How many bytes the copies keep in flight, and how: the numbers that were chosen by measurement, in one place.
 
 `cudatma bench data_movement --search` times others. A kernel that is not named here takes the numbers of ``ring.py``.
 """
@@ -15,11 +15,11 @@ from cudatma.target import KIB, Target
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The ring of a copy, and how many blocks have one.
+    """The ring of a copy, and how many CTAs have one.
 
-    slot_bytes: the most that one slot holds. blocks_per_sm: blocks that share a multiprocessor. most_stages: slots of a
-    block where shared memory has room for them. in_flight: stores that may still read their slots; 0 is half of the
-    slots. load_cache, store_cache: L2 policies of a call that names none, "" for the card's own.
+    slot_bytes: the most that one slot holds. blocks_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
+    shared memory holds them. in_flight: stores that may still read their slots; 0 is half of the slots. load_cache,
+    store_cache: L2 policies of a call that names none, "" for the GPU's default.
     Raises ArgumentError.
     """
 
@@ -39,7 +39,7 @@ class Setting:
             raise ArgumentError("in_flight", self.in_flight, "0 and up", "0 is half of the slots")
 
     def slot(self, target: Target) -> int:
-        """Bytes of a slot on a target: less where not even two slots of slot_bytes fit."""
+        """Bytes of a slot on a target: fewer if two slots of slot_bytes do not fit."""
         share = target.smem_share_bytes(self.blocks_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
@@ -49,13 +49,13 @@ class Setting:
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def blocks(self, usual: int) -> int:
-        """Blocks of a launch where kernels with BLOCKS_PER_SM have so many."""
+        """CTAs of a launch if kernels with BLOCKS_PER_SM have ``usual`` ones."""
         return max(1, usual * self.blocks_per_sm // BLOCKS_PER_SM)
 
 
 #: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
-#: Copies of windows as boxes: one block with many small slots a multiprocessor.
+#: Copies of windows as boxes: one CTA with many small slots on each SM.
 BOXES = Setting(slot_bytes=8 * KIB, blocks_per_sm=1, most_stages=10)
 #: Reductions, of runs and of boxes.
 REDUCTIONS = Setting()

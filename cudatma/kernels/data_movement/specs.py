@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.errors import ArgumentError
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, RingSpec, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.settings import BOXES
 from cudatma.target import Target
 
@@ -55,12 +55,12 @@ def coordinates(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowSpec(RingSpec):
+class WindowSpec(CopyRing):
     """One instance of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch says how large a box is.
 
     op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
-    in_flight: CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores. Raises
-    ArgumentError.
+    in_flight: as in CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores.
+    Raises ArgumentError.
     """
 
     op: str
@@ -75,7 +75,7 @@ class WindowSpec(RingSpec):
         check_choice("op", self.op, OPS)
         check_policies(self.op, self.load_cache, self.store_cache)
         check_rank(self.rank)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:
@@ -88,10 +88,10 @@ class WindowSpec(RingSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class RunSpec(RingSpec):
+class RunSpec(CopyRing):
     """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
-    op: as in WindowSpec. kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one piece. Others: WindowSpec.
+    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. The others: as in WindowSpec.
     """
 
     op: str
@@ -106,7 +106,7 @@ class RunSpec(RingSpec):
         check_choice("op", self.op, OPS)
         check_choice("kind", self.kind, RUN_KINDS[self.op])
         check_policies(self.op, self.load_cache, self.store_cache)
-        _ = self.ring
+        self.check_ring()
 
     @property
     def entry(self) -> str:
@@ -117,8 +117,8 @@ class RunSpec(RingSpec):
 class PlainSpec:
     """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 where elements are fewer than 2**31, which makes the
-    divisions cheaper, else 64. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 for fewer than 2**31 elements, which makes the divisions
+    cheaper, else 64. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -151,7 +151,7 @@ class PlainSpec:
 
 
 def window_specs(target: Target) -> list[WindowSpec]:
-    """What stands for all in dumps and compile checks; none where the target has no TMA."""
+    """The specs for dumps and compile checks; none if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)

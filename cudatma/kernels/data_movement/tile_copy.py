@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cudatma.emulator import Report
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
-#: Two on each multiprocessor of an H200; every block walks over the boxes.
+#: Two on each SM of an H200; every CTA copies several boxes.
 BLOCKS, THREADS = 264, 64
 
 
@@ -49,7 +49,7 @@ class TileCopySpec(BoxRing):
         self.check_box()
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has TMA and a block's shared memory holds the ring."""
+        """Raise TargetError or ArgumentError unless the target has TMA and a CTA's shared memory holds the ring."""
         target.require("tma", "the tile copy")
         self.ring.check_fits(target)
 
@@ -118,7 +118,7 @@ def dump_specs(target: Target) -> list[TileCopySpec]:
 def sample(
     target: Target, *, rows: int = 300, columns: int = 200, dtype: str = "float32", stages: int = 4, blocks: int = 2
 ) -> Sample:
-    """A copy of a random array, for `cudatma emulate tile_copy`. blocks: at most so many walk over the boxes."""
+    """A copy of a random array, for `cudatma emulate tile_copy`. blocks: the most CTAs."""
     try:
         kind = np.dtype(dtype)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The transpose of a matrix, or of each matrix of a batch: TMA loads and stores, turned in shared memory in between."""
+"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MOST_TILES = 1 << 31
 class TransposeSpec:
     """One instance of ``kernels/transpose.cu.j2``.
 
-    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of 128 bytes' elements that a tile has, down and across.
-    stages: slots of the ring that loads fill. turned: turned tiles that stores read from. warps: that turn tiles.
-    raster_group: tiles below each other that are taken before the next ones to the right. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of a tile, of 128 bytes' elements, down and across.
+    stages: slots of the ring that loads fill. transposed_tiles: tiles that stores read. warps: that transpose tiles.
+    raster_group: rows of tiles that are taken column by column. Raises ArgumentError.
     """
 
     element_bytes: int
     squares_y: int
     squares_x: int
     stages: int
-    turned: int
+    transposed_tiles: int
     warps: int = 4
     raster_group: int = 16
     entry: str = "transpose"
@@ -59,7 +59,7 @@ class TransposeSpec:
             ("squares_y", self.squares_y, 1, most),
             ("squares_x", self.squares_x, 1, most),
             ("stages", self.stages, 1, 16),
-            ("turned", self.turned, 1, 16),
+            ("transposed_tiles", self.transposed_tiles, 1, 16),
             ("warps", self.warps, 1, 31),
             ("raster_group", self.raster_group, 1, 1024),
         ):
@@ -87,30 +87,30 @@ class TransposeSpec:
 
     @property
     def out_panel_bytes(self) -> int:
-        """One square's rows of all of a tile's columns, turned."""
+        """One square's rows of all of a tile's columns, transposed."""
         return self.tile[1] * LINE_BYTES
 
     @property
     def ring(self) -> PipelineSpec:
-        """A tile a stage; each turning warp gives it back."""
+        """A tile a stage; each warp that transposes releases it."""
         size = self.squares_x * self.in_panel_bytes
         tile = Operand("tile", size, size, alignment=_PANEL_ALIGNMENT)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=self.warps)
 
     @property
-    def turned_offset(self) -> int:
+    def transposed_offset(self) -> int:
         return self.stages * self.ring.stage_bytes
 
     @property
     def barriers_offset(self) -> int:
-        return (self.stages + self.turned) * self.ring.stage_bytes
+        return (self.stages + self.transposed_tiles) * self.ring.stage_bytes
 
     @property
     def notes(self) -> tuple[str, ...]:
         rows, columns = self.tile
         return (
             f"ring: {self.stages} tiles of {rows} x {columns} elements, {self.ring.stage_bytes} bytes, and "
-            f"{self.turned} turned ones; {self.smem_bytes} bytes of shared memory",
+            f"{self.transposed_tiles} transposed ones; {self.smem_bytes} bytes of shared memory",
         )
 
     @property
@@ -126,7 +126,7 @@ class TransposeSpec:
         size = self.ring.stage_bytes
         return [
             ("tiles", 0, self.stages * size),
-            ("turned tiles", self.turned_offset, self.turned * size),
+            ("transposed tiles", self.transposed_offset, self.transposed_tiles * size),
             ("barriers", self.barriers_offset, self.ring.barrier_bytes),
         ]
 
@@ -138,14 +138,14 @@ class TransposeSpec:
         """TargetError without TMA or stmatrix, ArgumentError where the tiles do not fit."""
         target.require("tma", self.entry)
         target.require("stmatrix", self.entry)
-        self.ring.check_fits(target, other_bytes=self.turned * self.ring.stage_bytes)
+        self.ring.check_fits(target, other_bytes=self.transposed_tiles * self.ring.stage_bytes)
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
-    """Three slots and two turned tiles where two such blocks share a multiprocessor; else two and one."""
-    room = target.smem_share_bytes(BLOCKS_PER_SM)
-    rich = TransposeSpec(element_bytes, *SQUARES[element_bytes], 3, 2)
-    return rich if rich.smem_bytes <= room else replace(rich, stages=2, turned=1)
+    """Three slots and two transposed tiles if two such CTAs fit into an SM; else two and one."""
+    most = target.smem_share_bytes(BLOCKS_PER_SM)
+    larger = TransposeSpec(element_bytes, *SQUARES[element_bytes], 3, 2)
+    return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
 
 
 @former_arguments("out")
@@ -201,7 +201,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     spec = spec or choose_transpose(size, place.target)
     source, destination = _as_batch(src, out)
     rows, columns = spec.tile
-    # What one tile leaves of a 256-byte line its neighbour wants next.
+    # The next tile reads the rest of the 256-byte lines that a tile begins.
     load = _tile_map("src", src, source, (1, rows, spec.side), place, l2_promotion=L2Promotion.B256)
     store = _tile_map("out", out, destination, (1, columns, spec.side), place)
     check_store(store.spec)
@@ -246,6 +246,6 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
 
 
 def dump_specs(target: Target) -> list[TransposeSpec]:
-    """What stands for all in dumps and compile checks; none where the target cannot run it."""
+    """The specs for dumps and compile checks; none if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -1,4 +1,4 @@
-"""A packed weight as a dense matrix (K, N) on the card: TMA brings packed tiles, and takes dequantised ones back.
+"""A packed weight as a dense matrix (K, N) on the GPU: TMA loads packed tiles and stores dequantized ones.
 
 The values are those of PackedWeight.dequantize(), rounded once to the weight's type, bit for bit. Rows are in the order
 of the activation's columns, whatever order the weight was packed in. Bound by memory: docs/performance/marlin_paths.md.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from cudatma.emulator import Report
 
 TEMPLATE = "kernels/dequantize.cu.j2"
-_ELEMENT_BYTES, _PIECE_BYTES = 2, 16
+_ELEMENT_BYTES, _CHUNK_BYTES = 2, 16
 _BLOCK, _BLOCK_BYTES = 64, 2048
-#: A staged row of 64 channels, and the gap that keeps rows apart in the banks where no swizzle does.
+#: A row of 64 columns in a buffer, and the gap after it that avoids bank conflicts without a swizzle.
 _ROW_BYTES, _GAP_BYTES = 128, 16
 
 
@@ -42,8 +42,9 @@ _ROW_BYTES, _GAP_BYTES = 128, 16
 class DequantizeSpec:
     """One instance of ``kernels/dequantize.cu.j2``.
 
-    dtype, group_size, has_zeros: the weight's. has_permutation: rows leave one by one, each to its place, instead of
-    whole tiles. warps: 64 x 64 blocks of a tile, side by side in N. stages: tiles in flight. Raises ArgumentError.
+    dtype, group_size, has_zeros: the weight's. has_permutation: rows are stored one by one, in the order of the
+    permutation, instead of whole tiles. warps: 64 x 64 blocks of a tile along N. stages: tiles in flight. Raises
+    ArgumentError.
     """
 
     dtype: str
@@ -59,7 +60,7 @@ class DequantizeSpec:
         if self.group_size not in GROUP_SIZES:
             raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
         if not 1 <= self.warps <= 4:
-            raise ArgumentError("warps", self.warps, "1 to 4", "a box of scales has at most 256 channels")
+            raise ArgumentError("warps", self.warps, "1 to 4", "a box of scales has at most 256 columns")
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
 
@@ -69,18 +70,13 @@ class DequantizeSpec:
 
     @property
     def threads(self) -> int:
-        """Warps that dequantise, and one that loads."""
+        """Warps that dequantize, and one that loads."""
         return 32 * (self.warps + 1)
 
     @property
     def groups_per_tile(self) -> int:
-        """Rows of scales that a tile of 64 depths needs."""
+        """Rows of scales that a tile needs, for 64 rows of W."""
         return 2 if self.group_size == 32 else 1
-
-    @property
-    def group_of_tile(self) -> str:
-        """What follows ``k64`` to make it the tile's first group."""
-        return {32: " * 2", 64: "", 128: " / 2", -1: " * 0"}[self.group_size]
 
     @property
     def row_bytes(self) -> int:
@@ -88,16 +84,16 @@ class DequantizeSpec:
 
     @property
     def staging_bytes(self) -> int:
-        """Two staged blocks for each warp: one is filled while TMA reads the other."""
+        """Two buffers for each warp: the warp fills one while TMA reads the other."""
         return 2 * self.warps * _BLOCK * self.row_bytes
 
     @property
     def ring(self) -> PipelineSpec:
-        """A packed tile, its scales and zero points a stage; one thread loads, each warp gives the slot back."""
-        channels = self.warps * _BLOCK
-        sizes = {"weight": self.warps * _BLOCK_BYTES, "scales": self.groups_per_tile * channels * _ELEMENT_BYTES}
+        """A packed tile, its scales and zero points a stage; one thread loads, each warp releases the slot."""
+        columns = self.warps * _BLOCK
+        sizes = {"weight": self.warps * _BLOCK_BYTES, "scales": self.groups_per_tile * columns * _ELEMENT_BYTES}
         if self.has_zeros:
-            sizes["zeros"] = self.groups_per_tile * channels
+            sizes["zeros"] = self.groups_per_tile * columns
         return PipelineSpec(
             self.stages, tuple(Operand(name, size, size) for name, size in sizes.items()), consumer_arrivals=self.warps
         )
@@ -105,8 +101,8 @@ class DequantizeSpec:
     @property
     def notes(self) -> tuple[str, ...]:
         """What shared memory holds, for the head of the generated source."""
-        staged = f"staged results: {2 * self.warps} x 64 depths x 64 channels, {self.row_bytes} bytes a depth"
-        return (staged, f"behind them, at +{self.staging_bytes}:", *self.ring.notes())
+        buffers = f"buffers: {2 * self.warps} x 64 rows x 64 columns, {self.row_bytes} bytes a row"
+        return (buffers, f"after them, at +{self.staging_bytes}:", *self.ring.notes())
 
     @property
     def smem_bytes(self) -> int:
@@ -116,7 +112,7 @@ class DequantizeSpec:
         """(name, offset, bytes) of what stands in dynamic shared memory."""
         ring, at = self.ring, self.staging_bytes
         return [
-            ("staged results", 0, at),
+            ("buffers", 0, at),
             ("packed tiles", at, ring.stages * ring.stage_bytes),
             ("barriers", at + ring.barriers_offset, ring.barrier_bytes),
         ]
@@ -128,7 +124,7 @@ class DequantizeSpec:
     def check_target(self, target: Target) -> None:
         """Raise TargetError or ArgumentError unless the target has what the kernel uses and the memory it takes."""
         for feature in ("tma", "stmatrix"):
-            target.require(feature, "dequantising on the card")
+            target.require(feature, "dequantize() on the GPU")
         self.ring.check_fits(target, other_bytes=self.staging_bytes)
 
 
@@ -139,8 +135,8 @@ def spec_for(w: PackedWeight) -> DequantizeSpec:
 
 
 def dense_pitch_bytes(n: int) -> int:
-    """From one row of a dense weight to the next: TMA stores whole pieces of 16 bytes."""
-    return align_up(n * _ELEMENT_BYTES, _PIECE_BYTES)
+    """From one row of a dense weight to the next: TMA stores whole chunks of 16 bytes."""
+    return align_up(n * _ELEMENT_BYTES, _CHUNK_BYTES)
 
 
 @former_arguments("out", "stream")
@@ -185,7 +181,7 @@ def dequantize_into(w: PackedWeight, out: ArrayInfo, stream: int) -> None:
     """
     device = w.device or 0
     target, spec = detect(device), spec_for(w)
-    # Shared memory is what limits the blocks of a multiprocessor.
+    # Shared memory limits the CTAs of an SM.
     resident = max(1, target.smem_per_sm_bytes // (spec.smem_bytes + SMEM_RESERVED_BYTES))
     grid, args = prepare(w, out, spec, target, context.device(device).sm_count * resident)
     kernel = load_kernel(TEMPLATE, spec, target)
@@ -195,14 +191,14 @@ def dequantize_into(w: PackedWeight, out: ArrayInfo, stream: int) -> None:
 def prepare(
     w: PackedWeight, out: ArrayInfo, spec: DequantizeSpec, target: Target, blocks: int
 ) -> tuple[int, tuple[Any, ...]]:
-    """(grid, arguments). blocks: how many run at the same time; all arrays on the host, or on one device."""
+    """(grid, arguments). blocks: CTAs that run at the same time; all arrays on the host, or on one device."""
     spec.check_target(target)
     k, n = w.shape
-    k64, channels = -(-k // _BLOCK), spec.warps * _BLOCK
+    k64, columns = -(-k // _BLOCK), spec.warps * _BLOCK
     tables = [w.scales] if w.zeros is None else [w.scales, w.zeros]
     maps = [create_weight_tile_tma_desc(w.qweight, k64, 1, spec.warps, target=target)]
     for table in tables:
-        maps.append(create_scale_tma_desc(table, channels, spec.groups_per_tile, whole_column=False, target=target))
+        maps.append(create_scale_tma_desc(table, columns, spec.groups_per_tile, whole_column=False, target=target))
     # The padding of a row is written too: a store that ended inside of 16 bytes would be refused by the driver's rules.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
     whole = replace(out, shape=(k, width), strides_bytes=(out.strides_bytes[0], _ELEMENT_BYTES))
@@ -211,7 +207,7 @@ def prepare(
         place = (whole, out.strides_bytes[0], w.perm, k)
     else:
         place = (TensorMap.from_array(whole, (_BLOCK, _BLOCK), axes=(1, 0), swizzle="128B", target=target),)
-    tiles_n = -(-n // channels)
+    tiles_n = -(-n // columns)
     tiles = tiles_n * k64
     return min(tiles, blocks), (*maps, *place, width, tiles_n, tiles)
 
@@ -231,16 +227,16 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
     least = dense_pitch_bytes(w.shape[1])
-    if w.shape[0] > 1 and (pitch < least or pitch % _PIECE_BYTES):
-        allowed = f"rows a multiple of {_PIECE_BYTES} bytes apart, at least {least}"
+    if w.shape[0] > 1 and (pitch < least or pitch % _CHUNK_BYTES):
+        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {least}"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
-    if info.pointer % _PIECE_BYTES:
-        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_PIECE_BYTES} bytes")
+    if info.pointer % _CHUNK_BYTES:
+        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_CHUNK_BYTES} bytes")
     return info if w.shape[0] > 1 else replace(info, strides_bytes=(least, _ELEMENT_BYTES))
 
 
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
-    """(K, N) with room for whole 16-byte pieces behind each row. stream: as in empty_like_library()."""
+    """(K, N), each row padded to whole 16-byte chunks. stream: as in empty_like_library()."""
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
     if w.device is None:
@@ -294,7 +290,7 @@ def sample(
     permute: int = 0,
     blocks: int = 2,
 ) -> Sample:
-    """A random weight dequantised, for `cudatma emulate dequantize`. blocks: at most so many share the tiles.
+    """A random weight dequantized, for `cudatma emulate dequantize`. blocks: the most CTAs that divide the tiles.
 
     zeros: 1 for zero points. permute: 1 where it is packed in another order of its rows. Raises ArgumentError.
     """
@@ -318,5 +314,5 @@ def sample(
         return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())
 
     grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
-    title = f"dequantised weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
+    title = f"dequantized weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
     return Sample(title, kernel, run, error, 0.0)

@@ -1,7 +1,7 @@
 """Rows of 16-bit elements copied to aligned rows, columns in the order of a permutation: out[t, k] = x[t, perm[k]].
 
-What stands before a GEMM whose weight was quantized in activation order, and before one whose activations TMA cannot
-read: rows that do not begin at multiples of 16 bytes. Bound by memory; docs/performance/marlin_paths.md.
+It runs before a GEMM whose weight was quantized in activation order, and before one whose activations TMA cannot read
+because their rows are not aligned to 16 bytes. Bound by memory; docs/performance/marlin_paths.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudatma.build.kernel import load_kernel
+from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError
 from cudatma.kernels.sample import Sample
 from cudatma.pipeline import Operand, PipelineSpec, align_up
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
-#: Elements of a 16-byte piece: what one thread writes at a time.
-PIECE_ELEMS = 8
+#: Elements of a 16-byte chunk: what one thread writes at a time.
+CHUNK_ELEMS = 8
 #: From one row of the result to the next: whole lines, so that TMA reads it without splitting any.
 PITCH_ALIGNMENT_BYTES = 128
 #: A row of 128 KiB; longer ones are read from global memory.
 MAX_STAGED_COLUMNS = 65536
-#: Shared memory of a block of several stages: what every target has, and an SM90 multiprocessor twice.
+#: Shared memory of a CTA with several stages: what every target has, and an SM of SM90 twice.
 _SMEM_BYTES = 97 * KIB
-#: Slots are made for columns in steps of this, so that layers of similar depth share a kernel.
+#: Slots are made for a multiple of this many columns, so that layers of similar K share a kernel.
 _COLUMN_STEP = 4096
-#: Rows that share one reading of the permutation, where there are enough to go round.
+#: Rows for which the permutation is read once, if there are enough rows for every SM.
 _ROWS = 4
 
 
@@ -86,8 +87,8 @@ class PermuteColumnsSpec:
 
     @property
     def ring(self) -> PipelineSpec:
-        """One group of rows a stage; one thread loads it, each warp of consumers gives it back. A launch whose rows are
-        shorter, or fewer, expects that many bytes less."""
+        """One group of rows a stage; one thread loads it, each warp of consumers releases it. A launch whose rows are
+        shorter, or fewer, expects fewer bytes."""
         size = self.rows * self.row_bytes
         return PipelineSpec(self.stages, (Operand("rows", size, size),), consumer_arrivals=self.warps)
 
@@ -116,7 +117,7 @@ class PermuteColumnsSpec:
         return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has TMA and a block's shared memory holds the ring."""
+        """Raise TargetError or ArgumentError unless the target has TMA and a CTA's shared memory holds the ring."""
         target.require("tma", "the permutation of columns")
         target.require("griddepcontrol", "the permutation of columns")
         if self.is_staged:
@@ -133,7 +134,7 @@ def choose_permute(
     """
     group = _ROWS if rows >= _ROWS * multiprocessors else 1
     direct = PermuteColumnsSpec(has_permutation, rows=group)
-    if not has_permutation or not is_aligned or columns % PIECE_ELEMS:
+    if not has_permutation or not is_aligned or columns % CHUNK_ELEMS:
         return direct
     staged = align_up(columns, _COLUMN_STEP)
     if staged <= MAX_STAGED_COLUMNS:
@@ -146,10 +147,11 @@ def choose_permute(
 
 
 def permute_grid(spec: PermuteColumnsSpec, rows: int, columns: int, resident_blocks: int) -> tuple[int, int]:
-    """(blocks along the columns, blocks along the rows), no more than run at a time. Few rows are cut by columns."""
+    """(CTAs along the columns, CTAs along the rows), no more than run at the same time. CTAs divide the columns only
+    if there are fewer rows than CTAs."""
     down = min(-(-rows // spec.rows), resident_blocks)
-    pieces = -(-columns // PIECE_ELEMS)
-    return max(1, min(-(-pieces // spec.consumers), resident_blocks // down)), down
+    chunks = -(-columns // CHUNK_ELEMS)
+    return max(1, min(-(-chunks // spec.consumers), resident_blocks // down)), down
 
 
 def result_pitch_bytes(columns: int) -> int:
@@ -161,13 +163,13 @@ def permute_arguments(
     source: Any, order: Any, result: Any, rows: int, columns: int, source_pitch_bytes: int
 ) -> tuple[Any, ...]:
     """The kernel's arguments. source, order (None without a permutation) and result: arrays or addresses."""
-    pitch = result_pitch_bytes(columns) // (ELEMENT_BYTES * PIECE_ELEMS)
+    pitch = result_pitch_bytes(columns) // (ELEMENT_BYTES * CHUNK_ELEMS)
     permutation = () if order is None else (order,)
     return *permutation, source, result, rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch
 
 
 def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
-    """Each way of reading, as layers of 8192 and 28672 columns meet it; none where the target has no TMA."""
+    """Each path, for layers of 8192 and 28672 columns; none if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -179,18 +181,19 @@ def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
     return list(dict.fromkeys(specs))
 
 
-def sample(target: Target, *, rows: int = 9, columns: int = 520, way: str = "staged", blocks: int = 2) -> Sample:
-    """Random rows for `cudatma emulate permute_columns`. blocks: at most so many share the rows.
+@former_arguments(way="path")
+def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
+    """Random rows for `cudatma emulate permute_columns`. blocks: the most CTAs that divide the rows.
 
-    way: "staged", permuted through shared memory, where the columns are a multiple of 8, else "direct"; "direct",
+    path: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
     permuted from global memory; "copy", not permuted. Raises ArgumentError.
     """
-    if way not in ("staged", "direct", "copy"):
-        raise ArgumentError("way", way, "staged, direct, copy")
+    if path not in ("staged", "direct", "copy"):
+        raise ArgumentError("path", path, "staged, direct, copy")
     if min(rows, columns, blocks) < 1:
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
-    permute = way != "copy"
-    through = align_up(columns, 64) if way == "staged" and columns % PIECE_ELEMS == 0 else 0
+    permute = path != "copy"
+    through = align_up(columns, 64) if path == "staged" and columns % CHUNK_ELEMS == 0 else 0
     spec = PermuteColumnsSpec(permute, through, rows=2, consumers=64)
     spec.check_target(target)
     random = np.random.default_rng(0)
@@ -207,6 +210,6 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, way: str = "sta
     def error() -> float:
         return float((result[:, :columns] != (source[:, order] if permute else source)).mean())
 
-    what = "copied" if way == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
+    what = "copied" if path == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
     title = f"columns {what}, {rows} x {columns}, {grid[0]} x {grid[1]} blocks of {spec.threads} threads"
     return Sample(title, kernel, run, error, 0.0)

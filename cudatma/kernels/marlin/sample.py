@@ -74,7 +74,7 @@ def skinny_sample(
     processors: int = 2,
     seed: int = 0,
 ) -> Sample:
-    """The same on the kernel for few tokens, whatever their number; k: a multiple of 8."""
+    """The same on the skinny GEMM, whatever M; k: a multiple of 8."""
     return _sample(target, skinny_candidates, m, n, k, dtype, group_size, processors, seed)
 
 

@@ -1,8 +1,8 @@
-"""What the Marlin template for few tokens needs to know: one frozen dataclass, every rule stated once.
+"""The spec of the skinny GEMM: what its template needs to know, and every rule about it.
 
-Few tokens are bound by the weight's bytes. So a block keeps N tiles for the whole depth, as many as fill
-the card once: no tile is divided among blocks, nothing but the weight's stream decides, and a block's warps add up
-their sums in shared memory. The product is transposed, as in the mma.sync kernel: channels are the rows of the mma.
+For small M, loading the weight bounds the time. A CTA therefore computes its N tiles over all of K, and takes as many
+of them as let one wave cover N; its warps add up their partial sums in shared memory. The product is transposed, as in
+the mma.sync kernel: N is the M dimension of the mma.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
-#: Channels of one N tile: two 16-channel fragments, which a warp keeps.
+#: Columns of W of one N tile: two fragments of 16, which a warp keeps.
 N_TILE = 32
-#: A box of scales has at most 256 channels.
+#: A box of scales has at most 256 columns.
 MAX_N_TILES = 8
-#: Columns of an mma.
-MMA_TOKENS = 8
+#: Columns of an mma: rows of x.
+MMA_COLUMNS = 8
 _MAX_WARPS = 16
-#: Of a ring that is worth measuring.
+#: The longest ring that is worth measuring.
 _MAX_STAGES = 12
 _SCALE_ROW = 64
-#: Rows of 128 bytes, of 64 depths of a token each, after which the 128-byte swizzle begins anew.
+#: The 128-byte swizzle repeats after so many rows of 128 bytes, which hold 64 elements of a row of x each.
 _SWIZZLE_ROWS = 8
-#: fp32 sums of 16 channels x 8 tokens: four of each lane.
+#: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
 _FRAGMENT_BYTES = 32 * 16
 
 
-def least_tokens(block_k: int) -> int:
-    """Of a tile whose stages are so deep."""
+def least_block_m(block_k: int) -> int:
+    """The least block_m for a block_k: a stage holds whole periods of the swizzle."""
     return max(1, _SWIZZLE_ROWS * 64 // block_k)
 
 
@@ -48,14 +48,14 @@ class SkinnySpec(StagedTile):
     """One instance of ``kernels/marlin_skinny.cu.j2``. Every operand comes by TMA.
 
     dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MmaSyncSpec.
-    block_m: tokens: 8, 16 or 32; or 1, 2 or 4, which the mma's other columns repeat and which need a deep box and
-    stages of whole turns of the swizzle (``least_tokens()``).
-    n_tiles: of 32 channels, that a block computes. block_k: depth of a stage. stages: depth of the ring.
-    A warp computes one N tile. slice_k: warps that work on the same N tile and divide the depth of a stage.
-    deep_box: a stage's activations come as one box of three dimensions, which needs a K of whole 64-deep blocks; else
-    each of its 64-deep blocks is a box.
-    cluster_k: blocks of a cluster that work on the same channels and divide the depth, whole stages each; each column
-    of warps belongs to one of them, which adds up the others' sums. For layers of few channels.
+    block_m: rows of x: 8, 16 or 32; or 1, 2 or 4, which the other columns of the mma repeat, and which need a deep box
+    and stages of whole periods of the swizzle (``least_block_m()``).
+    n_tiles: N tiles of a CTA, of 32 columns of W each. block_k: K of a stage. stages: slots of the ring.
+    slice_k: warps that share an N tile and divide the K of each stage.
+    deep_box: one box of three dimensions loads a stage's activations, which needs a K of whole 64-deep blocks;
+    otherwise each 64-deep block is a box.
+    cluster_k: CTAs of a cluster, which share a tile and divide K by whole stages; each N tile belongs to one of them,
+    which adds up the sums of all. For layers of small N.
     """
 
     dtype: str
@@ -102,11 +102,11 @@ class SkinnySpec(StagedTile):
         if self.block_k // 64 % self.slice_k:
             why = "each warp takes whole 64-deep blocks"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
-        if self.block_m < MMA_TOKENS and not self.deep_box:
-            why = "only such a box brings fewer tokens than the mma has columns"
-            raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_TOKENS}", why)
-        if self.block_m < (least := least_tokens(self.block_k)):
-            why = "each stage begins where the 128-byte swizzle begins anew, after eight rows of 64 depths"
+        if self.block_m < MMA_COLUMNS and not self.deep_box:
+            why = "only such a box may have fewer rows than the mma has columns"
+            raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_COLUMNS}", why)
+        if self.block_m < (least := least_block_m(self.block_k)):
+            why = "each stage begins with a period of the 128-byte swizzle, eight rows of 64 elements"
             raise ArgumentError("block_m", self.block_m, f"at least {least} for block_k = {self.block_k}", why)
 
     @property
@@ -114,6 +114,16 @@ class SkinnySpec(StagedTile):
         weights = ("weight_map",) * (self.whole_rows > 0) + ("half_weight_map",) * self.has_half_row
         tables = () if self.has_stage_scales else self.tables()
         return (*weights, *self.table_maps(), "activation_map", *tables, "bias", "output", "problem")
+
+    @property
+    def map_names(self) -> tuple[str, ...]:
+        """The launch parameters that are tensor maps."""
+        return tuple(name for name in self.parameter_names if name.endswith("_map"))
+
+    @property
+    def map_addresses(self) -> str:
+        """Their addresses in CUDA, in the same order."""
+        return ", ".join(f"&{name}" for name in self.map_names)
 
     @property
     def problem_names(self) -> tuple[str, ...]:
@@ -138,22 +148,22 @@ class SkinnySpec(StagedTile):
 
     @property
     def whole_rows(self) -> int:
-        """64-channel rows of packed weights that lie in a block's N tiles as a whole."""
+        """Rows of packed weights, 64 columns of W each, that a CTA computes as a whole."""
         return self.n_tiles // 2
 
     @property
     def has_half_row(self) -> bool:
-        """An odd number of N tiles begins or ends in the midst of a 64-channel row."""
+        """An odd number of N tiles begins or ends in the middle of a row of packed weights."""
         return self.n_tiles % 2 == 1
 
     @property
     def columns(self) -> int:
-        """Of the mma: fewer tokens than it has are repeated in the others, which nobody stores."""
-        return max(MMA_TOKENS, self.block_m)
+        """Columns of the mmas: fewer rows of x than 8 are repeated, and the repetitions are not stored."""
+        return max(MMA_COLUMNS, self.block_m)
 
     @property
     def sums(self) -> int:
-        """fp32 sums that a consumer thread keeps: of the whole depth, and of the group at hand, not yet scaled."""
+        """fp32 sums that a consumer thread keeps: over K, and over the current group of scales."""
         sets = 2 if self.has_stage_scales else 1
         return sets * N_TILE * self.columns // 32
 
@@ -171,22 +181,22 @@ class SkinnySpec(StagedTile):
 
     @property
     def scale_row(self) -> int:
-        """Channels of one row of a stage's scales: whole 64-channel rows, whose order is permuted inside."""
+        """Columns of one row of a stage's scales: whole rows of packed weights, because their order is permuted."""
         return _SCALE_ROW * (self.whole_rows + self.has_half_row)
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes a stage's full barrier expects. No box is ever partial for the count: what lies outside is filled."""
+        """Bytes that a stage's full barrier expects. What lies outside of the arrays is filled and counts too."""
         return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
 
     @property
     def column_bytes(self) -> int:
-        """Sums of the warps that divide a depth, which meet in the block's shared memory and then in the cluster's."""
+        """Partial sums of an N tile, which warps and then CTAs write to shared memory to add them up."""
         return 2 * self.columns // 8 * _FRAGMENT_BYTES
 
     @property
     def partial_bytes(self) -> int:
-        """Nothing goes through the workspace."""
+        """The workspace is not used."""
         return 0
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -194,7 +204,7 @@ class SkinnySpec(StagedTile):
         cluster = (self.cluster_k - 1) * owned * self.column_bytes
         barrier = 8 if self.cluster_k > 1 else 0
         return (
-            ("depth_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
+            ("slice_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
             ("cluster_reduction", cluster),
             ("cluster_barrier", barrier),
         )
@@ -212,7 +222,7 @@ class SkinnySpec(StagedTile):
         k = problem.k
         if k % 64 == 0:
             yield {"deep_box": not self.deep_box}
-        # A ring that comes round at least once; more weights under way delay the first stage.
+        # A ring that wraps at least once; more outstanding weights delay the first stage.
         deepest = max(self.stages, min(_MAX_STAGES, ceil_div(ceil_div(k, self.cluster_k), self.block_k) - 1))
         yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)
 
@@ -221,9 +231,9 @@ class SkinnySpec(StagedTile):
         return self.block_k // 64 if self.deep_box else 1
 
     def check_target(self, target: Target) -> None:
-        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "griddepcontrol"):
-            target.require(feature, "the Marlin kernel for few tokens")
+            target.require(feature, "the skinny GEMM")
         if self.cluster_k > 1:
-            target.require("cluster", "the Marlin kernel for few tokens with cluster_k > 1")
+            target.require("cluster", "the skinny GEMM with cluster_k > 1")
         self.check_smem(target)

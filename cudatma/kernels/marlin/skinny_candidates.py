@@ -12,7 +12,7 @@ from cudatma.kernels.candidates import LEAST_STAGES, Candidate, cheapest
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.clusters import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
-from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_TOKENS, N_TILE, SkinnySpec, least_tokens
+from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_COLUMNS, N_TILE, SkinnySpec, least_block_m
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
@@ -67,14 +67,14 @@ def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
 def has_deep_box(layer: LinearShape, block_m: int, n_tiles: int) -> bool:
     """Whether one box should bring a stage's activations. Of eight tokens, for several N tiles, a box for each 64
     depths is up to 2 % ahead; fewer come by no other way."""
-    return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_TOKENS)
+    return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_COLUMNS)
 
 
 def tile_tokens(layer: LinearShape, m: int, block_k: int) -> int:
     """Tokens of a tile: as few as a box may bring, which spares shared memory and its banks."""
-    if m > MMA_TOKENS // 2 or layer.k % 64:
+    if m > MMA_COLUMNS // 2 or layer.k % 64:
         return next((size for size in (8, 16) if m <= size), 32)
-    return max(least_tokens(block_k), 1 << (m - 1).bit_length())
+    return max(least_block_m(block_k), 1 << (m - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2218,6 +2218,13 @@ struct TmaPipeline {
         fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
     }
 
+    // One thread calls it instead of init_barriers() for a ring without `empty` barriers, which takes 8 * Stages bytes. The
+    // producer then knows without them when a slot may be filled again; acquire() and release*() may not be called.
+    __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
+        fence_mbarrier_init();   // the async proxy sees initialized barriers
+    }
+
     // The barrier that the loads of a slot report their bytes to.
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }

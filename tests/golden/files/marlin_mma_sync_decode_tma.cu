@@ -107,6 +107,7 @@ struct Problem {
     Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
     u64 output_pitch;   // elements from one row to the next
 };
+
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
@@ -177,6 +178,7 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -229,6 +231,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
 // ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
 // N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row are filled with zeros; blocks past this
 // row's depth belong to the next channels, and meet activations that are zero.
@@ -251,6 +254,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 full, const Tenso
                                      tile_m * BLOCK_M);
     }
 }
+
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
@@ -315,6 +319,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
@@ -356,6 +361,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
             if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
 }
+
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
@@ -379,6 +385,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
+
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 // Where a warp stands in the tile.
 struct WarpPosition {

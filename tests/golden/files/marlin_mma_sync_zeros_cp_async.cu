@@ -114,6 +114,7 @@ struct Problem {
     u64 activation_pitch;   // elements from one row to the next
     u64 output_pitch;   // elements from one row to the next
 };
+
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
@@ -184,6 +185,7 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -236,6 +238,7 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
 // ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
 // The same boxes in 16-byte pieces: every piece has its own address and its own bounds check.
 __device__ __forceinline__ void load_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n,
@@ -279,6 +282,7 @@ __device__ __forceinline__ void load_activations(u32 smem, const u16* activation
         cp_async_16(target, source + (valid ? depth : 0), valid * 2);
     }
 }
+
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
@@ -343,6 +347,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
@@ -384,6 +389,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
             if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
 }
+
 // ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
 __device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
@@ -397,6 +403,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
 // ---- Partial sums between the warps that split a stage's depth --------------------------------------------------------
 // The warps with the same channels and tokens meet at a named barrier of their own: the first adds up what the others
 // leave in shared memory. Returns whether this warp goes on with the sum.
@@ -422,6 +429,7 @@ __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 wa
     bar_sync(1 + warp_tile, 32 * SLICE_K);   // they are read: the next tile may overwrite them
     return warp_k == 0;
 }
+
 // ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
 // stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
 __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
@@ -445,6 +453,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
+
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 // Where a warp stands in the tile.
 struct WarpPosition {

@@ -33,38 +33,33 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 8;      // tokens of a block (columns of the mma)
-constexpr u32 N_TILES = 2;      // N tiles of 32 channels (two rows of mmas) that a block computes, one a warp
-constexpr u32 WHOLE_ROWS = 1;   // 64-channel rows of packed weights that lie in them as a whole
-constexpr u32 BLOCK_K = 512;      // depth of one stage
-constexpr u32 SLICE_K = 1;      // warps that work on the same N tile and divide each stage's depth
-constexpr u32 STAGES = 3;
-constexpr u32 CONSUMER_WARPS = 2;
-constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
+// ---- The tile of a CTA ----------------------------------------------------------------------------------------------
+constexpr u32 N_TILE = 32;             // columns of W of an N tile: FRAGMENTS fragments of 16, the rows of mma's A
+constexpr u32 FRAGMENTS = 2;
+constexpr u32 BLOCK_M = 8;             // rows of x, the columns of mma's B: fragments of 8, which repeat fewer rows
+constexpr u32 N8 = 1;                  // fragments of 8 rows of x
+constexpr u32 N_TILES = 2;             // N tiles of a CTA
+constexpr u32 BLOCK_K = 512;           // K of one stage
+constexpr u32 SLICE_K = 1;             // warps that share an N tile: each multiplies a slice of every stage's K
+constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
 
-constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of an N tile
-constexpr u32 N8 = 1;                   // 8-token fragments
+// ---- Packed weights: rows of 64 x 64 blocks, each row 64 columns of W (an n64) along K ------------------------------
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights; the upper 1024 are its channels 32..63
-constexpr u32 HALF_BLOCK_BYTES = 1024, HALF_BLOCK_WORDS = HALF_BLOCK_BYTES / 8;
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
-constexpr u32 SCALE_ROW = 64;  // channels of a stage's row of scales: whole 64-channel rows
+constexpr u32 K64_BLOCK_BYTES = 2048;  // a block: the lower half holds columns 0..31, the upper half columns 32..63
+constexpr u32 HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;
+constexpr bool HAS_HALF_ROW = N_TILES % 2;   // one N tile then lies in a row whose other half belongs to another CTA
 
-// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
-constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 WEIGHT_STAGE_BYTES = 16384;
-constexpr u32 SCALE_STAGE_BYTES = 0;
-constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 24576;   // what TMA brings into one stage
+// ---- Shared memory: an array of STAGES slots for each operand; offsets from a base aligned to 1024 bytes ------------
+constexpr u32 STAGES = 3;
 constexpr u32 ACTIVATIONS = 0;
+constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
+constexpr u32 ROW_BYTES = 128;         // of an activation box: 64 elements of K
 constexpr u32 WEIGHTS = 24576;
-constexpr u32 SCALES = 73728;
-constexpr u32 ZEROS = 73728;
-constexpr u32 DEPTH_REDUCTION = 73728;
-constexpr u32 FULL_BARRIERS = 73728;
-constexpr u32 EMPTY_BARRIERS = 73752;
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
+constexpr u32 STAGE_TX_BYTES = 24576;   // bytes that the loads of one stage deliver
+constexpr u32 BARRIERS = 73728;
+typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
@@ -77,22 +72,46 @@ struct Problem {
     u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
     u64 output_pitch;   // elements from one row to the next
 };
-// ---- Which channels a block computes --------------------------------------------------------------------------------
-// N tiles are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
-struct NTiles {
-    u32 first;          // of this block
-    u32 first_row;      // the 64-channel row that it lies in
-    u32 first_whole;    // the first row that lies in the block as a whole
-    bool half_first;    // the block begins with the upper half of a row; else an odd block ends with the lower half of one
 
-    __device__ __forceinline__ explicit NTiles(u32 tile_n)
-        : first(tile_n * N_TILES), first_row(first / 2), first_whole((first + 1) / 2), half_first(first & 1) {}
+// ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
+// N tiles are counted over the whole weight. If N_TILES is odd, every second CTA begins with the upper half of an n64 row.
+struct CtaTile {
+    u32 tile_m;
+    u32 first_n_tile;
+    u32 first_row;         // the n64 row that it lies in
+    u32 first_whole_row;   // the first n64 row of which the CTA computes both halves
+    bool half_first;       // the CTA begins with the upper half of a row; otherwise a half row is the lower half of the last row
+    u32 k_iterations;      // stages
 
-    // Shared memory has the whole rows first, whichever end the half row belongs to. The N tile at a position there.
-    __device__ __forceinline__ u32 at(u32 position) const {
-        return first + position;
+    __device__ __forceinline__ explicit CtaTile(const Problem& problem) : tile_m(0) {
+        u32 tile_n = blockIdx.x;
+        k_iterations = problem.k_iterations;
+        for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;   // usually there is one tile in M
+        first_n_tile = tile_n * N_TILES;
+        first_row = first_n_tile / 2;
+        first_whole_row = (first_n_tile + 1) / 2;
+        half_first = first_n_tile & 1;
+    }
+
+    // The CTA loads stage k of W and x in iteration k.
+    __device__ __forceinline__ u32 stage_at(u32 k) const { return k; }
+
+    // The N tile at a position in shared memory, where whole rows precede the half row.
+    __device__ __forceinline__ u32 n_tile_at(u32 position) const {
+        if constexpr (HAS_HALF_ROW) return first_n_tile + (half_first ? (position + 1) % N_TILES : position);
+        return first_n_tile + position;
     }
 };
+
+struct WarpTile {
+    u32 slice;      // the warp's slice of each stage's K
+    u32 position;   // where its N tile lies in shared memory
+    u32 n_tile;     // counted over the whole weight
+
+    __device__ __forceinline__ WarpTile(const CtaTile& tile, u32 warp)
+        : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
+};
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -145,55 +164,69 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
-// ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
+
+// ---- Producer: one thread issues every load -------------------------------------------------------------------------
 struct Maps {
-    const TensorMap *weight, *half_weight, *scale, *zero, *activation;
+    const TensorMap* weight_map;
+    const TensorMap* activation_map;
 };
 
-// Operands that no kernel before this one writes: weights, the whole rows first and then half a row, scales and zero points.
-// Blocks outside of the tensor arrive as zeros, and so do their scales.
-__device__ __forceinline__ void load_constants(u32 smem, u32 slot, const Maps& maps, const NTiles& n_tiles, u32 k_iteration,
-                                               u64 policy) {
-    const u32 full = smem + FULL_BARRIERS + 8 * slot, k64 = k_iteration * K64_PER_STAGE;
-    mbarrier_arrive_expect_tx(full, TRANSACTION_BYTES);
+// Loads weights, scales and zero points, which no kernel before this one in the stream writes. What lies outside of the weight
+// arrives as zeros.
+__device__ __forceinline__ void load_weights(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
+                                             u64 policy) {
+    const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
-    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight, full, 0, k64, n_tiles.first_whole, policy);
+    ring.expect_tx(slot, STAGE_TX_BYTES);
+    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
 }
 
-// K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
-__device__ __forceinline__ void load_activations(u32 smem, u32 slot, const Maps& maps, u32 tile_m, u32 k_iteration) {
-    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES;
+// Loads K64_PER_STAGE boxes of 64 elements of K x BLOCK_M rows in the 128-byte swizzle. What lies outside of x arrives as zeros.
+__device__ __forceinline__ void load_activations(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k) {
+    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, stage = tile.stage_at(k);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation, smem + FULL_BARRIERS + 8 * slot,
-                                     k_iteration * BLOCK_K + i * 64, tile_m * BLOCK_M);
+        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation_map, ring.get_barrier(slot),
+                                     stage * BLOCK_K + i * 64, tile.tile_m * BLOCK_M);
 }
-// ---- Consumer: one warp, its N tile, a part of each stage's depth ---------------------------------------------------
-typedef float Accumulators[FRAGMENTS][N8][4];   // 16-channel fragments by 8-token fragments
+
+// Initializes the barriers and loads the first stages, before the other warps may use the barriers.
+//
+// A dependent launch loads the weights of prefetch_stages stages before it waits for the kernel before it, which writes the
+// activations. It does not prefetch the weights of every stage: the activations of the first stage would then arrive after all
+// of them, and the first mma would wait for the whole ring.
+__device__ __forceinline__ void fill_ring(Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, const Problem& problem,
+                                          u64 policy) {
+    ring.init_barriers(1, CONSUMER_WARPS);
+    const u32 filled = min(STAGES, tile.k_iterations), prefetched = min(filled, problem.prefetch_stages);
+#pragma unroll 1
+    for (u32 k = 0; k < prefetched; ++k) load_weights(ring, k, smem, maps, tile, k, policy);
+    griddepcontrol_launch_dependents();   // the next kernel may start and prefetch its weights
+    griddepcontrol_wait();                // the kernel before this one has written the activations
+#pragma unroll 1
+    for (u32 k = 0; k < filled; ++k) {
+        if (k >= prefetched) load_weights(ring, k, smem, maps, tile, k, policy);
+        load_activations(ring, k, smem, maps, tile, k);
+    }
+}
+
+// Loads the other stages, each into the slot that the consumers have released.
+__device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u64 policy) {
+    ring.next_lap();   // fill_ring() was the first lap
+#pragma unroll 1
+    for (u32 k = STAGES; k < tile.k_iterations; ++k) {
+        ring.acquire();
+        load_weights(ring, ring.stage, smem, maps, tile, k, policy);
+        load_activations(ring, ring.stage, smem, maps, tile, k);
+        ring.advance();
+    }
+}
+
+// ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
+typedef float Accumulators[FRAGMENTS][N8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
-
-// Where this thread reads in slot 0; the other slots follow at a stage's distance.
-struct SlotAddresses {
-    u32 activations, weights, scales, zeros;
-    u32 block_bytes;                            // from one 64-deep block of weights to the next
-
-    // position: of the warp's N tile among those in shared memory. n_tile: the same one, counted over the whole weight.
-    __device__ __forceinline__ SlotAddresses(u32 smem, const NTiles& n_tiles, u32 position, u32 n_tile, u32 part, u32 lane) {
-        const u32 k64 = part * K64_PER_WARP, token = lane & 7;
-        // One ldmatrix.x4 brings two 16-deep steps: its matrices are 16-byte chunks 0..3 of the tokens' rows.
-        const u32 row = token, chunk = lane >> 3;
-        // Chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ token) << 4));
-        block_bytes = K64_BLOCK_BYTES;
-        const u32 upper = position % 2 * HALF_BLOCK_BYTES;
-        weights = keep_in_register(smem + WEIGHTS + position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + upper + k64 * block_bytes +
-                                   lane * 16);
-        scales = zeros = 0;
-    }
-
-};
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -202,60 +235,138 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
         for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
 }
 
-// Activations of a 64-deep block: operand B of its four 16-deep steps, which lie 32 bytes apart under the swizzle.
+// The addresses from which this thread reads slot 0.
+struct SlotAddresses {
+    u32 activations;
+    u32 weights;
+    u32 k64_stride;   // bytes from one 64-deep block of the N tile to the next
+
+    __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
+        const u32 k64 = warp_tile.slice * K64_PER_WARP;
+        u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
+        if constexpr (N8 == 1) {
+            // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
+            row = (lane & 7) % BLOCK_M;
+            chunk = lane >> 3;
+        } else {
+            // One ldmatrix.x4 loads 16 elements of K of 16 rows: chunks 0 and 1 of rows 0..7, then of rows 8..15.
+            row = (lane >> 4) * 8 + (lane & 7);
+            chunk = lane >> 3 & 1;
+        }
+        // A 64-deep block has BLOCK_M rows of 128 bytes; the 128-byte swizzle puts chunk c of the r-th of all rows at c ^ (r % 8).
+        const u32 swizzle_row = k64 * BLOCK_M + row;
+        activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
+
+        const bool in_half_row = HAS_HALF_ROW && warp_tile.position == N_TILES - 1;
+        const u32 half = in_half_row ? 0 : warp_tile.position % 2 * HALF_BLOCK_BYTES;
+        k64_stride = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
+        weights = keep_in_register(smem + WEIGHTS + warp_tile.position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + half +
+                                   k64 * k64_stride + lane * 16);
+    }
+};
+
+// Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
 __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
+    if constexpr (N8 == 1) {
 #pragma unroll
-    for (u32 step = 0; step < 4; step += 2) {
-        u32 r[4];
-        ldmatrix_x4(r, row ^ (step << 5));
-        b[step][0][0] = r[0];
-        b[step][0][1] = r[1];
-        b[step + 1][0][0] = r[2];
-        b[step + 1][0][1] = r[3];
+        for (u32 k16 = 0; k16 < 4; k16 += 2) {
+            u32 r[4];
+            ldmatrix_x4(r, row ^ (k16 << 5));
+            b[k16][0][0] = r[0];
+            b[k16][0][1] = r[1];
+            b[k16 + 1][0][0] = r[2];
+            b[k16 + 1][0][1] = r[3];
+        }
+    } else {
+#pragma unroll
+        for (u32 k16 = 0; k16 < 4; ++k16)
+#pragma unroll
+            for (u32 n = 0; n < N8; n += 2) {
+                u32 r[4];
+                ldmatrix_x4(r, (row ^ (k16 << 5)) + n * 8 * ROW_BYTES);
+                b[k16][n][0] = r[0];
+                b[k16][n][1] = r[1];
+                b[k16][n + 1][0] = r[2];
+                b[k16][n + 1][1] = r[3];
+            }
     }
 }
-// This warp's part of one stage.
-__device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoint (&zeros)[FRAGMENTS], const SlotAddresses& slots,
-                                               u32 stage) {
-    const u32 weights = slots.weights + stage * WEIGHT_STAGE_BYTES;
-    const u32 activations = slots.activations + stage * ACTIVATION_STAGE_BYTES;
+
+// This thread's weights of a fragment in a 64-deep block: one word for each 16 elements of K.
+__device__ __forceinline__ uint4 load_packed(u32 smem) {
+    uint4 packed;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(packed.x), "=r"(packed.y), "=r"(packed.z), "=r"(packed.w) : "r"(smem) : "memory");
+    return packed;
+}
+
+typedef ZeroPoint ZeroPoints[FRAGMENTS];
+
+// four: the zero points of columns g and g + 8 of the first fragment, then of the second.
+__device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
+    zero_points[0] = zero_point(four & 0xff, four >> 8 & 0xff);
+    zero_points[1] = zero_point(four >> 16 & 0xff, four >> 24);
+}
+
+__device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& zero_points, const SlotAddresses& slots, u32 slot) {
+    const u32 weights = slots.weights + slot * WEIGHT_STAGE_BYTES;
+    const u32 activations = slots.activations + slot * ACTIVATION_STAGE_BYTES;
     Accumulators& sums = acc;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS];   // one word for each 16-deep step
+        uint4 packed[FRAGMENTS];
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c)
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(packed[c].x), "=r"(packed[c].y), "=r"(packed[c].z), "=r"(packed[c].w)
-                         : "r"(weights + i * slots.block_bytes + c * 512) : "memory");
+        for (u32 c = 0; c < FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
         u32 b[4][N8][2];
-        load_activation_fragments(b, activations + i * BLOCK_M * ROW_BYTES);
+        // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
+        // row sets bits that the lane's row does not have, in the address and in the swizzle.
+        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
-        for (u32 step = 0; step < 4; ++step) {
+        for (u32 k16 = 0; k16 < 4; ++k16) {
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS; ++c) {
                 u32 a[4];
-                dequantize(a, word(packed[c], step), zeros[c]);
+                dequantize(a, word(packed[c], k16), zero_points[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(sums[c][n], a, b[step][n][0], b[step][n][1]);
+                for (u32 n = 0; n < N8; ++n)
+                    mma_m16n8k16_f16(sums[c][n], a, b[k16][n][0], b[k16][n][1]);
             }
         }
     }
 }
-// ---- Result: the warps of the same N tile add up, and store -------------------------------------------------------------
-constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
-// Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
+
+__device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_points, Ring& ring, const SlotAddresses& slots,
+                                        u32 k_iterations, u32 lane) {
+    u32 previous = 0;   // the slot of the stage before
+#pragma unroll 1
+    for (u32 k = 0; k < k_iterations; ++k) {
+        // The warp releases a slot one iteration late, when every value that it read from it has been used: ptxas may issue an
+        // arrival while an ld.shared is still under way.
+        __syncwarp();
+        if (k > 0 && lane == 0) mbarrier_arrive(ring.empty_barrier(previous));
+        ring.wait();
+        multiply_stage(acc, zero_points, slots, ring.stage);
+        previous = ring.stage;
+        ring.advance();
+    }
+}
+
+// ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
+// Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
 typedef float OwnSums[OWN][N8][4];
-// Whole-column scales, in the order of the packed layout: channel 16 c + 8 r + g at 8 g + 2 c + r. begin: the first channel
-// that own has.
-__device__ __forceinline__ void scale_columns(OwnSums& own, const Problem& problem, const u16* scales, u32 begin, u32 lane) {
+
+__device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
+
+// ---- Epilogue: an owner's sums to rows of the output. n_begin: the first column of its fragments --------------------
+// Scales of whole columns, in the order of the packed layout: column 16 c + 8 r + g at 8 g + 2 c + r.
+__device__ __forceinline__ void scale_columns(OwnSums& own, const Problem& problem, const u16* scales, u32 n_begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c) {
-        const u32 channel = begin + 16 * c;
+        const u32 column = n_begin + 16 * c;
         u32 pair = 0;
-        if (channel < problem.scale_pitch)
-            pair = *(const u32*)(scales + (channel / 64 * 64 + 8 * (lane >> 2) + 2 * (channel % 64 / 16)));
+        if (column < problem.scale_pitch)
+            pair = *(const u32*)(scales + (column / 64 * 64 + 8 * (lane >> 2) + 2 * (column % 64 / 16)));
 #pragma unroll
         for (u32 n = 0; n < N8; ++n)
 #pragma unroll
@@ -263,13 +374,13 @@ __device__ __forceinline__ void scale_columns(OwnSums& own, const Problem& probl
     }
 }
 
-__device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 begin, u32 lane) {
+__device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 n_begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
-            const u32 channel = begin + 16 * c + 8 * r + (lane >> 2);
-            const float added = channel < problem.n ? low_to_float(bias[channel]) : 0.0f;
+            const u32 column = n_begin + 16 * c + 8 * r + (lane >> 2);
+            const float added = column < problem.n ? low_to_float(bias[column]) : 0.0f;
 #pragma unroll
             for (u32 n = 0; n < N8; ++n) {
                 own[c][n][2 * r] += added;
@@ -278,44 +389,46 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
         }
 }
 
-// Two channels of one token.
-__device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 channel, u32 pair) {
-    if (__builtin_expect(problem.output_vectors && channel + 2 <= problem.n, 1)) {
+// Stores two adjacent columns of a row.
+__device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 column, u32 pair) {
+    if (__builtin_expect(problem.output_vectors && column + 2 <= problem.n, 1)) {
         *(u32*)target = pair;
-    } else {   // a row that is not aligned, or the last channel
-        if (channel < problem.n) target[0] = (u16)pair;
-        if (channel + 1 < problem.n) target[1] = (u16)(pair >> 16);
+    } else {   // an unaligned row, or the last column
+        if (column < problem.n) target[0] = (u16)pair;
+        if (column + 1 < problem.n) target[1] = (u16)(pair >> 16);
     }
 }
 
-// movmatrix turns fragments (channels x tokens) into rows of tokens: two channels a lane.
-__device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 begin,
+// movmatrix transposes the fragments, so that a lane has two adjacent columns of a row of the output.
+__device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 n_begin,
                                              u32 lane) {
-    const u32 channel = begin + 2 * (lane & 3);
-    u16* const target = output + tile_m * BLOCK_M * problem.output_pitch + channel;
+    const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
+    u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
     for (u32 n = 0; n < N8; ++n) {
-        if (n > 0 && tile_m * BLOCK_M + 8 * n >= problem.m) return;   // the same for the whole warp
+        if (n > 0 && m_begin + 8 * n >= problem.m) return;   // the whole warp returns
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 token = 8 * n + (lane >> 2);
-        if (tile_m * BLOCK_M + token >= problem.m) continue;
+        const u32 row = 8 * n + (lane >> 2);
+        if (row >= BLOCK_M || m_begin + row >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 r = 0; r < 2; ++r)
-                store_pair(problem, target + token * problem.output_pitch + 16 * c + 8 * r, channel + 16 * c + 8 * r, pairs[c][r]);
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 offset = 16 * c + 8 * r;
+                store_pair(problem, target + row * problem.output_pitch + offset, column + offset, pairs[c][r]);
+            }
     }
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T for few tokens. A block computes N_TILES N tiles of 32 channels for the whole depth. The last warp produces: it
-// fills STAGES slots of shared memory, waiting for `empty`, signalling `full`. The others wait for `full`, multiply, and give the
-// slot back through `empty`.
+// y = x W for small M, computed as y^T = W^T x^T: N is the M dimension of the mma. A CTA computes N_TILES N tiles over all of K,
+// or over its part of K in a cluster. The last warp is the producer: it waits until consumers have released a slot of the ring,
+// and loads the next stage into it. The other warps are consumers: they wait until a stage has landed, multiply, and release it.
 extern "C" __global__ void __launch_bounds__(96, 2)
 marlin_skinny_f16_column_8x64x512_k1_s3_b2(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -327,88 +440,35 @@ marlin_skinny_f16_column_8x64x512_k1_s3_b2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
-    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const u32 tile = blockIdx.x, k_begin = 0, k_iterations = problem.k_iterations;
-    u32 tile_n = tile, tile_m = 0;   // there is one tile of tokens, as a rule
-    for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;
-    const NTiles n_tiles(tile_n);
+    // The shuffle tells ptxas that all lanes of a warp have the same value.
+    const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const bool is_producer = warp == CONSUMER_WARPS;
 
-    const Maps maps{&weight_map, nullptr,
-                    nullptr, nullptr, &activation_map};
-    const bool produces = warp_index == CONSUMER_WARPS;
-    const u64 policy = createpolicy_evict_normal();
+    const CtaTile tile(problem);
+    const Maps maps{&weight_map, &activation_map};
+    const u64 policy = createpolicy_evict_normal();   // of the weights in L2
+    Ring ring;
+    ring.attach(smem + BARRIERS);
 
-    // ---- Producer: one thread issues every copy, the first ones before the other warps know of the barriers --------------
-    // elect_sync() rather than lane 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
-    if (produces && elect_sync()) {
-        for (u32 stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full + 8 * stage, 1);
-            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
-        }
-        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
-        // Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch
-        // asks for some of them early. Not for all, and not in a plain launch: a stage's activations are then behind
-        // every stage's weights, and the first mma waits for the whole ring.
-        const u32 first = min(STAGES, k_iterations), prefetched = min(first, problem.prefetch_stages);
-#pragma unroll 1
-        for (u32 k = 0; k < prefetched; ++k) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
-        griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
-        griddepcontrol_wait();
-#pragma unroll 1
-        for (u32 k = 0; k < first; ++k) {
-            if (k >= prefetched) load_constants(smem, k, maps, n_tiles, k_begin + k, policy);
-            load_activations(smem, k, maps, tile_m, k_begin + k);
-        }
-    }
-    __syncthreads();   // the barriers are there
-    if (produces) {
-        if (elect_sync()) {
-            u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
-#pragma unroll 1
-            for (u32 k = STAGES; k < k_iterations; ++k) {
-                mbarrier_wait_parity(empty + 8 * stage, phase);   // all consumer warps have read the slot
-                load_constants(smem, stage, maps, n_tiles, k_begin + k, policy);
-                load_activations(smem, stage, maps, tile_m, k_begin + k);
-                if (++stage == STAGES) {
-                    stage = 0;
-                    phase ^= 1;
-                }
-            }
-        }
+    // elect_sync() rather than lane == 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
+    if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
+    __syncthreads();   // consumers wait until the producer has initialized the barriers
+    if (is_producer) {
+        if (elect_sync()) refill_ring(ring, smem, maps, tile, policy);
         return;
     }
 
-    // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 part = warp_index / N_TILES, position = warp_index % N_TILES;
-    const u32 n_tile = n_tiles.at(position), channel0 = n_tile * 32;
-    const SlotAddresses slots(smem, n_tiles, position, n_tile, part, lane);
+    const WarpTile warp_tile(tile, warp);
+    const SlotAddresses slots(smem, tile, warp_tile, lane);
     Accumulators acc;
     clear(acc);
-    ZeroPoint zero_points[FRAGMENTS];
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) zero_points[c] = zero_point(8, 8);
-    u32 stage = 0, phase = 0, previous = 0;
-#pragma unroll 1
-    for (u32 k = 0; k < k_iterations; ++k) {
-        // A slot is released when the loop has come round, not where its last value is read: ptxas may issue the arrival
-        // while an ld.shared is still under way.
-        __syncwarp();
-        if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * previous);
-        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
-        multiply_stage(acc, zero_points, slots, stage);
-        previous = stage;
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
+    ZeroPoints zero_points;
+    set_zero_points(zero_points, 0x08080808u);   // symmetric weights
+    consume(acc, zero_points, ring, slots, tile.k_iterations, lane);
     OwnSums& own = acc;
-    const u32 own_first = 0;
-    griddepcontrol_wait();   // the result may still be in use by the kernel before this one
-    const u32 own_channel = channel0 + 16 * own_first;
-    scale_columns(own, problem, scales, own_channel, lane);
-    if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, own_channel, lane);
-    store_result(own, problem, output, tile_m, own_channel, lane);
+    griddepcontrol_wait();   // the kernel before this one may still read or write the output
+    const u32 n_begin = warp_tile.n_tile * N_TILE + 16 * first_own_fragment(warp_tile);
+    scale_columns(own, problem, scales, n_begin, lane);
+    if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, n_begin, lane);
+    store_result(own, problem, output, tile.tile_m, n_begin, lane);
 }

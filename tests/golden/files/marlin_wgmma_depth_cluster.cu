@@ -133,6 +133,7 @@ struct Problem {
     Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
     u64 output_pitch;   // elements from one row to the next
 };
+
 // ---- Which tile a cluster works on ----------------------------------------------------------------------------------
 // One for each cluster, whose blocks take whole stages of its depth, as evenly as can be; of `share` the rest is the rank.
 struct Piece {
@@ -186,6 +187,7 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -249,6 +251,7 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
 // ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
 // Operands that no kernel before this one writes: weights, as one box of K64_PER_STAGE x N64_PER_TILE blocks, scales and zero
 // points. Blocks outside of the tensor arrive as zeros, and so do their scales.
@@ -271,6 +274,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, u32 full, c
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
                                      tile_m * BLOCK_M + share);
 }
+
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
@@ -283,6 +287,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
 }
+
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
@@ -374,6 +379,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
+
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b) {
     asm volatile(
@@ -503,6 +509,7 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
     wgmma_wait_group<0>();
     release(empty, previous, lane);
 }
+
 // ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
 __device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
@@ -516,6 +523,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
 // ---- Warpgroups that divide a stage's depth: their sums meet in shared memory ---------------------------------------
 // Each set of channels has a barrier of its own, behind the ones of the staging rows.
 __device__ __forceinline__ void depth_sync(u32 warpgroup) {
@@ -544,6 +552,7 @@ __device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 wa
     }
     return part == 0;
 }
+
 // ---- Blocks of a cluster that divide the depth: each adds up a part of the tokens -----------------------------------------
 // Of rank r: OWN 8-token fragments from r * OWN on; of the last ones fewer, or none.
 constexpr u32 OWN = STAGING_TOKENS / 8, CLUSTER_FRAGMENT_BYTES = 32 * 16;

@@ -127,6 +127,7 @@ struct Problem {
     Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
     u64 output_pitch;   // elements from one row to the next
 };
+
 // ---- Which tiles a block works on -----------------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
 // blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
@@ -197,6 +198,7 @@ __device__ __forceinline__ void advance(u32& stage, u32& phase) {
         phase ^= 1;
     }
 }
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
@@ -238,6 +240,7 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
 // ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
 // Operands that no kernel before this one writes: weights, as one box of K64_PER_STAGE x N64_PER_TILE blocks, scales and zero
 // points. Blocks outside of the tensor arrive as zeros, and so do their scales.
@@ -260,6 +263,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 slot, u32 full, c
         cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
                                      tile_m * BLOCK_M + share);
 }
+
 // ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
 // A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 typedef float Accumulators[C_GROUPS][N8][4];
@@ -324,6 +328,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 // ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
 // channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
@@ -416,6 +421,7 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
         }
     }
 }
+
 // ---- int4 -> fp16, scale and offset in one multiply-add ---------------------------------------------------------
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
 // v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
@@ -454,6 +460,7 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][n][i] *= problem.scale_back;
 }
+
 // ---- Consumer: one piece of work ------------------------------------------------------------------------------------
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b) {
     asm volatile(

@@ -27,21 +27,21 @@ using namespace cudatma;
 constexpr u32 STAGES = 2;
 constexpr u32 ROW_BYTES = 16384;  // from one row to the next in a slot
 constexpr u32 STAGE_BYTES = 32768;  // from one slot to the next
-constexpr u32 BARRIERS = 65536;  // behind the slots
+constexpr u32 BARRIERS = 65536;  // after the slots
 constexpr u32 CONSUMERS = 512;  // threads that write
-constexpr u32 ROWS = 2;  // rows taken at a time: they share one reading of the permutation
-constexpr u32 PIECE = 8;  // elements of 16 bytes: what a thread writes at a time
+constexpr u32 ROWS = 2;  // rows taken at a time, for which the permutation is read once
+constexpr u32 CHUNK = 8;  // elements of 16 bytes: what a thread writes at a time
 
-// Where the elements of a piece come from: columns of the source. What lies behind the last column reads the last one.
-__device__ __forceinline__ void source_columns(u32 (&from)[PIECE], u32 piece, u32 columns) {
+// The columns of the source that a chunk takes. Elements after the last column take the last one.
+__device__ __forceinline__ void source_columns(u32 (&from)[CHUNK], u32 chunk, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) from[i] = min(piece * PIECE + i, columns - 1);
+    for (u32 i = 0; i < CHUNK; ++i) from[i] = min(chunk * CHUNK + i, columns - 1);
 }
-__device__ __forceinline__ void permuted_columns(u32 (&from)[PIECE], const int* order, u32 columns) {
+__device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* order, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < PIECE; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // whatever it holds, no read leaves the row
+    for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // no read leaves the row
 }
-__device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]) {
+__device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]) {
     u32 pairs[4];
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) pairs[i] = row[from[2 * i]] | (u32)row[from[2 * i + 1]] << 16;
@@ -49,9 +49,9 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[PIECE]
 }
 
 // result[t, k] = source[t, order[k]] for rows of 16-bit elements.
-// gridDim.y blocks take ROWS rows in turn, gridDim.x blocks share their columns. Rows of the result begin at multiples of 16
-// bytes; its last piece is written whole.
-//   source_pitch  elements        result_pitch  pieces
+// Row y of CTAs takes ROWS rows of every gridDim.y * ROWS; the gridDim.x CTAs of a row divide their columns. Rows of the result begin
+// at multiples of 16 bytes; their last chunk is written as a whole.
+//   source_pitch  elements        result_pitch  chunks
 extern "C" __global__ void __launch_bounds__(544)
 permute_columns(
     const int* order,
@@ -60,12 +60,12 @@ permute_columns(
     const u32 slots = shared_address(shared);
     TmaPipeline<STAGES> pipeline;
     pipeline.init(slots + BARRIERS, 1, CONSUMERS / 32);
-    griddepcontrol_launch_dependents();   // the GEMM may come in and ask for its weights
-    griddepcontrol_wait();                // source may still be written, result still be read by kernels before this one
+    griddepcontrol_launch_dependents();   // the GEMM may start and prefetch its weights
+    griddepcontrol_wait();                // kernels before this one may still write the source or read the result
 
     const u32 step = gridDim.y * ROWS;
     if (threadIdx.x >= CONSUMERS) {
-        // ---- Producer: one thread brings whole rows -----------------------------------------------------------------
+        // ---- Producer: one thread loads whole rows ------------------------------------------------------------------
         if (threadIdx.x == CONSUMERS) {
             for (u32 first = blockIdx.y * ROWS; first < rows; first += step) {
                 const u32 count = min(ROWS, rows - first), bytes = columns * 2;
@@ -81,23 +81,23 @@ permute_columns(
     }
 
     // ---- Consumers --------------------------------------------------------------------------------------------------
-    const u32 pieces = (columns + PIECE - 1) / PIECE;
+    const u32 chunks = (columns + CHUNK - 1) / CHUNK;
     for (u32 first = blockIdx.y * ROWS; first < rows; first += step) {
         const u32 count = min(ROWS, rows - first);
         pipeline.wait();
         const u8* slot = shared + pipeline.stage * STAGE_BYTES;
-        for (u32 piece = blockIdx.x * CONSUMERS + threadIdx.x; piece < pieces; piece += gridDim.x * CONSUMERS) {
-            u32 from[PIECE];
-            source_columns(from, piece, columns);
+        for (u32 chunk = blockIdx.x * CONSUMERS + threadIdx.x; chunk < chunks; chunk += gridDim.x * CONSUMERS) {
+            u32 from[CHUNK];
+            source_columns(from, chunk, columns);
             permuted_columns(from, order, columns);
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) {
                 if (r >= count) break;
                 const u16* row = (const u16*)(slot + r * ROW_BYTES);
-                result[(first + r) * result_pitch + piece] = gather(row, from);
+                result[(first + r) * result_pitch + chunk] = gather(row, from);
             }
         }
-        __syncwarp();   // the warp has read the slot
+        __syncwarp();   // all lanes have read the slot
         if (threadIdx.x % 32 == 0) pipeline.release();
         pipeline.advance();
     }

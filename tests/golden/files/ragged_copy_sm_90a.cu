@@ -250,11 +250,11 @@ using namespace cudatma;
 constexpr u32 STAGES = 4;  // at least 2: a slot is freed one store later
 constexpr u32 STAGE_BYTES = 8192;  // from one slot to the next
 constexpr u32 EXPECTED_BYTES = 8192;  // what the load of one box reports to its barrier
-constexpr u32 BARRIERS = 32768;  // behind the slots
+constexpr u32 BARRIERS = 32768;  // after the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
-// Tensor maps in global memory that each warp of a block edits in turn. One is edited again after MAPS other arrays, each of
-// one box at least: boxes MAPS before this one are then known to be done, and nothing in flight reads the old map.
+// Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays of at least
+// one box each. The copies of the box MAPS before the current one are then complete, and nothing reads the old map any more.
 constexpr u32 MAPS = 4;
 static_assert(MAPS >= STAGES);
 
@@ -274,7 +274,7 @@ struct Cursor {
     u32 count, index, edits;
     Pair pair;
 
-    // The last pair whose first box is not behind `box`; no pair is without boxes.
+    // Finds the last pair whose first box is at most `box`; every pair has boxes.
     __device__ Cursor(const Pair* all, u32 how_many, u32 box) : pairs(all), count(how_many), index(0), edits(0) {
         u32 beyond = count;
         while (beyond - index > 1) {
@@ -285,7 +285,7 @@ struct Cursor {
         pair = pairs[index];
     }
 
-    // Whether the box is the first one of its pair that this warp meets, so that a map has to be made for it.
+    // Goes to the pair of the box. Returns whether it is the first box of the pair in this warp, which then needs a new map.
     __device__ bool enters(u32 box) {
         if (index + 1 < count && pairs[index + 1].first_box <= box) pair = pairs[++index];
         else if (edits > 0) return false;
@@ -297,7 +297,7 @@ struct Cursor {
     __device__ int y(u32 box) const { return int((box - pair.first_box) / pair.boxes_x * BOX_ROWS); }
 };
 
-// The whole warp: gives its working copy another array and publishes it as `map`, for the TMA unit to read.
+// Called by the whole warp: describes another array in its working copy, and publishes the copy as `map` to the TMA unit.
 __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch, u32 rows, u32 columns, u32 lane) {
     if (lane == 0) {
         tensormap_replace_global_address(copy, address);
@@ -311,13 +311,13 @@ __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch
     __syncwarp();
 }
 
-// Each destination = its source, for `count` pairs of 2D arrays of any shapes. A block takes `boxes / gridDim.x` boxes in a row.
-// Warp 0 loads: it waits for a slot to be free. Warp 1 stores: it waits for a slot to be full, and frees it when its store
-// has read it. Both edit their tensor maps on the way. maps: 2 * MAPS for each block. The maps given as parameters have the
-// element type and the box; address, sizes and pitch are replaced.
+// Each destination = its source, for `count` pairs of 2D arrays of any shapes. A CTA takes `boxes / gridDim.x` consecutive boxes.
+// Warp 0 loads: it waits until warp 1 has released a slot. Warp 1 stores: it waits until a slot is full, and releases it when its
+// store has read it. Both edit their tensor maps whenever they come to another pair. maps: 2 * MAPS for each CTA. The maps given
+// as parameters have the element type and the box; address, sizes and pitch are replaced.
 extern "C" __global__ void __launch_bounds__(64)
-ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs, u32 count,
-            u32 boxes, TensorMap* maps) {
+ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs,
+    u32 count, u32 boxes, TensorMap* maps) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ __align__(128) TensorMap copies[2];
     const u32 slots = shared_address(shared), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -345,7 +345,8 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             if (lane == 0) {
                 pipeline.expect_tx(EXPECTED_BYTES);
-                cp_async_bulk_tensor_2d_load(slots + pipeline.stage * STAGE_BYTES, map, pipeline.get_barrier(), cursor.x(box), cursor.y(box));
+                const u32 slot = slots + pipeline.stage * STAGE_BYTES;
+                cp_async_bulk_tensor_2d_load(slot, map, pipeline.get_barrier(), cursor.x(box), cursor.y(box));
             }
             pipeline.advance();
         }
@@ -359,17 +360,19 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             if (lane == 0) {
                 pipeline.wait();
-                // TMA wrote the slot and TMA reads it: no proxy fence, which plain stores would need.
+                // TMA wrote the slot and TMA reads it: no proxy fence is needed, as plain stores would need.
                 cp_async_bulk_tensor_2d_store(map, slots + pipeline.stage * STAGE_BYTES, cursor.x(box), cursor.y(box));
                 cp_async_bulk_commit_group();
                 if (previous < STAGES) {
-                    cp_async_bulk_wait_group_read<1>();  // this store may still read its slot and its map; the one before has
+                    // This store may still read its slot and its map; the one before has read both.
+                    cp_async_bulk_wait_group_read<1>();
                     pipeline.release(previous);
                 }
                 previous = pipeline.stage;
             }
             pipeline.advance();
         }
-        if (lane == 0) cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the writes the kernel
+        // Shared memory must outlive the reads, and the kernel must outlive the writes.
+        if (lane == 0) cp_async_bulk_wait_group<0>();
     }
 }

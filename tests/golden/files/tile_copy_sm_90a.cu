@@ -15,13 +15,13 @@ using namespace cudatma;
 constexpr u32 STAGES = 3;            // at least 2: a slot is freed one store later
 constexpr u32 STAGE_BYTES = 8192;      // from one slot to the next
 constexpr u32 EXPECTED_BYTES = 8192;   // what the load of one box reports to its barrier
-constexpr u32 BARRIERS = 24576;         // behind the slots
+constexpr u32 BARRIERS = 24576;         // after the slots
 constexpr int BOX_ROWS = 32;
 constexpr int BOX_COLUMNS = 64;
 
-// destination = source, box by box, for 2D arrays cut into tiles_y x tiles_x boxes. A block takes every gridDim.x-th
-// box. Thread 0 loads: it waits for a slot to be free. Thread 32 stores: it waits for a slot to be full, and frees it
-// when its store has read it. Boxes reach over the arrays' edges: loads fill with zeros, stores leave them out.
+// destination = source, box by box, for 2D arrays cut into tiles_y x tiles_x boxes. A CTA takes every gridDim.x-th box. Thread 0
+// loads: it waits until thread 32 has released a slot. Thread 32 stores: it waits until a slot is full, and releases it when its
+// store has read it. Boxes may extend beyond the edges: loads fill with zeros, stores leave out what lies outside.
 extern "C" __global__ void __launch_bounds__(64)
 tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, int tiles_x, int tiles_y) {
     extern __shared__ __align__(128) u8 shared[];
@@ -46,16 +46,16 @@ tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const int x = tile % tiles_x * BOX_COLUMNS, y = tile / tiles_x * BOX_ROWS;
             pipeline.wait();
-            // TMA wrote the slot and TMA reads it: no proxy fence, which plain stores would need.
+            // TMA wrote the slot and TMA reads it: no proxy fence is needed, as plain stores would need.
             cp_async_bulk_tensor_2d_store(&destination, slots + pipeline.stage * STAGE_BYTES, x, y);
             cp_async_bulk_commit_group();
             if (previous < STAGES) {
-                cp_async_bulk_wait_group_read<1>();  // this store may still read its slot; the one before has
+                cp_async_bulk_wait_group_read<1>();  // this store may still read its slot; the one before has read its own
                 pipeline.release(previous);
             }
             previous = pipeline.stage;
             pipeline.advance();
         }
-        cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the writes the kernel
+        cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the kernel must outlive the writes
     }
 }

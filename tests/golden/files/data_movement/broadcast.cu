@@ -5,91 +5,84 @@
 //   stages = 6
 //   in_flight = 3
 //   entry = 'broadcast'
-// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
+// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98400 bytes of shared memory
 
 using namespace cudatma;
 
-constexpr u32 COPIES = 4;             // blocks of a cluster: each writes one copy
-constexpr u16 EVERYBODY = 15;
+constexpr u32 COPIES = 4;                 // CTAs of a cluster: each writes one copy
+constexpr u16 ALL_CTAS = 15;              // of the cluster, as a multicast mask
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;          // stores that may still read their slots
-constexpr u32 SHARE_BYTES = 4096;     // what one block loads of a tile, for all of them
-constexpr u32 STAGE_BYTES = 16384;    // a tile: COPIES shares
-constexpr u32 BARRIERS = 98304;       // behind the slots: full[STAGES], then free[STAGES]
+constexpr u32 STORES_IN_FLIGHT = 3;       // stores that may still read their slots
+constexpr u32 PART_BYTES = 4096;          // of a tile: what one CTA loads, for all of them
+constexpr u32 STAGE_BYTES = 16384;        // a tile: COPIES parts
+constexpr u32 BARRIERS = 98304;           // after the slots
 
-// COPIES destinations, `bytes` apart, = source; `bytes` is a multiple of 16. A cluster takes every tile that is its turn.
-// Of each tile a block asks for its own share and has it delivered to all blocks, so that the tile is read from L2 once.
+// COPIES destinations, `bytes` apart, = source; `bytes` is a multiple of 16. A cluster takes every gridDim.x / COPIES-th tile. Each
+// CTA loads its part of the tile and multicasts it to all CTAs, so that the tile is read from L2 once. Then each CTA stores the
+// whole tile to its copy.
 //
-// Nobody sends to a slot that its receiver has not armed. A slot's `full` is armed with all bytes of its next tile, by its
-// own block, before that block arrives at the slot's `free` in every block of the cluster; whoever sends waits for all
-// of those arrivals. The first lap is armed before the cluster's barrier.
+// A CTA may send to a slot only after the receiver has expected the bytes. So each CTA first expects all bytes of the slot's next
+// tile at its own `full`, and then arrives at the slot's `empty` in every CTA; a sender waits at its `empty` for the arrivals of
+// all CTAs. In the first lap, the cluster barrier takes the place of `empty`.
 extern "C" __global__ void __launch_bounds__(32)
 broadcast(const u8* source, u8* destination, u64 bytes) {
     extern __shared__ __align__(128) u8 shared[];
-    const u32 slots = shared_address(shared), full = slots + BARRIERS, free = full + 8 * STAGES;
+    const u32 slots = shared_address(shared);
     const u32 rank = cluster_ctarank();
     const u32 cluster = blockIdx.x / COPIES, clusters = gridDim.x / COPIES;
     const u32 tiles = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
-    const u32 mine = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;  // the cluster's tiles
+    const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;  // of the cluster
 
-    const auto begin_of = [&](u32 turn) { return static_cast<u64>(cluster + turn * clusters) * STAGE_BYTES; };
-    const auto size_of = [&](u64 offset, u32 most) {
+    TmaPipeline<STAGES> load_ring, store_ring;   // the same ring: where this thread loads, and where it stores
+    load_ring.attach(slots + BARRIERS);
+    store_ring.attach(slots + BARRIERS);
+
+    const auto tile_begin = [&](u32 i) { return static_cast<u64>(cluster + i * clusters) * STAGE_BYTES; };   // of own tile i
+    const auto size_from = [&](u64 offset, u32 most) {
         const u64 rest = offset < bytes ? bytes - offset : 0;
         return rest < most ? static_cast<u32>(rest) : most;
     };
-    const auto arm = [&](u32 slot, u32 turn) {
-        mbarrier_arrive_expect_tx(full + 8 * slot, size_of(begin_of(turn), STAGE_BYTES));
-    };
-    const auto send = [&](u32 slot, u32 turn) {
-        const u64 offset = begin_of(turn) + rank * SHARE_BYTES;
-        const u32 size = size_of(offset, SHARE_BYTES);
-        if (size == 0) return;  // the last tile may have fewer shares
-        const u32 to = slots + slot * STAGE_BYTES + rank * SHARE_BYTES;
-        cp_async_bulk_load_multicast(to, source + offset, size, full + 8 * slot, EVERYBODY);
+    const auto expect = [&](u32 slot, u32 i) { load_ring.expect_tx(slot, size_from(tile_begin(i), STAGE_BYTES)); };
+    const auto send = [&](u32 slot, u32 i) {
+        const u64 offset = tile_begin(i) + rank * PART_BYTES;
+        const u32 size = size_from(offset, PART_BYTES);
+        if (size == 0) return;  // the last tile may have fewer parts
+        const u32 to = slots + slot * STAGE_BYTES + rank * PART_BYTES;
+        cp_async_bulk_load_multicast(to, source + offset, size, load_ring.get_barrier(slot), ALL_CTAS);
     };
 
     if (threadIdx.x == 0) {
-        for (u32 slot = 0; slot < STAGES; ++slot) {
-            mbarrier_init(full + 8 * slot, 1);
-            mbarrier_init(free + 8 * slot, COPIES);
-        }
-        fence_mbarrier_init();
-        for (u32 slot = 0; slot < STAGES && slot < mine; ++slot) arm(slot, slot);
+        load_ring.init_barriers(1, COPIES);
+        for (u32 slot = 0; slot < STAGES && slot < own_tiles; ++slot) expect(slot, slot);
     }
     __syncwarp();
     barrier_cluster_arrive();
     barrier_cluster_wait();
 
     if (threadIdx.x == 0) {
-        u32 asked = 0;
-        for (; asked < STAGES && asked < mine; ++asked) send(asked, asked);
+        u32 loads = 0;
+        for (; loads < STAGES && loads < own_tiles; ++loads) send(loads, loads);
         u8* const copy = destination + rank * bytes;
-        u32 next = 0, phase = 0;            // the slot whose tile is waited for, and the parity of its lap
-        u32 freed = 0, freed_phase = 0;     // the slot that is filled again next, and the parity of its release
-        for (u32 turn = 0; turn < mine; ++turn) {
-            mbarrier_wait_parity(full + 8 * next, phase);
-            cp_async_bulk_store(copy + begin_of(turn), slots + next * STAGE_BYTES, size_of(begin_of(turn), STAGE_BYTES));
+        load_ring.next_lap();
+        for (u32 i = 0; i < own_tiles; ++i) {
+            store_ring.wait();
+            const u64 begin = tile_begin(i);
+            cp_async_bulk_store(copy + begin, slots + store_ring.stage * STAGE_BYTES, size_from(begin, STAGE_BYTES));
             cp_async_bulk_commit_group();
-            if (++next == STAGES) {
-                next = 0;
-                phase ^= 1;
-            }
-            if (turn >= IN_FLIGHT && asked < mine) {
-                cp_async_bulk_wait_group_read<IN_FLIGHT>();
-                arm(freed, asked);
-                for (u32 block = 0; block < COPIES; ++block) {
-                    mbarrier_arrive_shared_cluster(mapa_shared_cluster(free + 8 * freed, block));
-                }
-                mbarrier_wait_parity(free + 8 * freed, freed_phase);
-                send(freed, asked);
-                if (++freed == STAGES) {
-                    freed = 0;
-                    freed_phase ^= 1;
-                }
-                ++asked;
+            store_ring.advance();
+            if (i >= STORES_IN_FLIGHT && loads < own_tiles) {
+                cp_async_bulk_wait_group_read<STORES_IN_FLIGHT>();
+                const u32 slot = load_ring.stage;
+                expect(slot, loads);
+                for (u32 cta = 0; cta < COPIES; ++cta)
+                    mbarrier_arrive_shared_cluster(mapa_shared_cluster(load_ring.empty_barrier(), cta));
+                load_ring.acquire();
+                send(slot, loads);
+                load_ring.advance();
+                ++loads;
             }
         }
-        cp_async_bulk_wait_group<0>();
+        cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
     }
-    // A block has waited for all that the others send to it and for all of their arrivals: it may leave before they do.
+    // A CTA may exit before the others: it has received everything that they send to it, and all of their arrivals.
 }

@@ -9,15 +9,14 @@
 
 using namespace cudatma;
 
-constexpr u32 RANK = 2;
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STAGE_BYTES = 16384;    // from one slot to the next; a box is at most as large
+constexpr u32 BARRIERS = 98304;       // after the slots
 
-// destination[i] = box i of the source; each is `box_bytes` contiguous bytes there. Axis 0 is the innermost.
-// Boxes overlap: along axis i they begin at start_i, start_i + step_i, .., tiles_i of them.
-// What of a box lies outside of the source is filled.
+// destination[i] = box i of the source, `box_bytes` contiguous bytes. Axis 0 is the innermost.
+// The boxes form a grid and may overlap: tiles_i boxes along axis i begin at start_i, start_i + step_i, ..
+// Loads fill what lies outside of the source.
 extern "C" __global__ void __launch_bounds__(32)
 halo_tiles(const __grid_constant__ TensorMap source, u8* destination,
     int start0, int step0, u32 tiles0,
@@ -40,5 +39,5 @@ halo_tiles(const __grid_constant__ TensorMap source, u8* destination,
     const auto store = [&](u32 box, u32 slot) {
         cp_async_bulk_store(destination + static_cast<u64>(box) * box_bytes, slot, box_bytes);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }

@@ -11,13 +11,13 @@ using namespace cudatma;
 
 constexpr u32 RANK = 3;
 constexpr u32 STAGES = 6;
-constexpr u32 IN_FLIGHT = 3;        // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 98304;     // behind the slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STAGE_BYTES = 16384;    // from one slot to the next; a box is at most as large
+constexpr u32 BARRIERS = 98304;       // after the slots
 
-// destination[i] = box i of the source; each is `box_bytes` contiguous bytes there. Axis 0 is the innermost.
-// starts: where the boxes begin, RANK ints each, the outermost axis first.
-// What of a box lies outside of the source is filled.
+// destination[i] = box i of the source, `box_bytes` contiguous bytes. Axis 0 is the innermost.
+// starts: RANK ints for each box, where it begins; the outermost axis first.
+// Loads fill what lies outside of the source.
 extern "C" __global__ void __launch_bounds__(32)
 gather_boxes(const __grid_constant__ TensorMap source, u8* destination,
     const int* starts,
@@ -38,5 +38,5 @@ gather_boxes(const __grid_constant__ TensorMap source, u8* destination,
     const auto store = [&](u32 box, u32 slot) {
         cp_async_bulk_store(destination + static_cast<u64>(box) * box_bytes, slot, box_bytes);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }

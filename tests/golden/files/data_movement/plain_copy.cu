@@ -8,20 +8,20 @@
 using namespace cudatma;
 
 typedef u32 Element;
-typedef u32 Index;  // numbers every element, and one step of all threads behind the last
+typedef u32 Index;  // large enough for the last element plus one step of all threads
 
 constexpr int RANK = 3;
 
-// One axis of the window, outermost first; strides in bytes, all others in elements.
+// One axis of the window; strides in bytes, the others in elements.
 struct Axis {
     long long start, extent, size, source_stride, destination_stride;
 };
 struct Axes {
-    Axis axis[RANK];
+    Axis axis[RANK];   // the outermost first
 };
 
-// destination = a window of source, element by element, for whatever TMA cannot describe. Elements outside of the source
-// are `fill`.
+// destination = a window of source, element by element, for windows that TMA cannot describe. Elements outside of the source are
+// `fill`.
 extern "C" __global__ void __launch_bounds__(256)
 plain_copy(const u8* source, u8* destination, Axes axes, u64 elements, u64 fill) {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;

@@ -1,12 +1,12 @@
 // cudatma: kernels/prefetch.cu.j2 for sm_90a
 // spec: PrefetchSpec
 //   rank = 2
-//   piece_bytes = 16384
+//   segment_bytes = 16384
 //   entry = 'prefetch'
 
 using namespace cudatma;
 
-// Brings a tensor to L2, box by box; axis 0 is the innermost. box_i: elements of a box, tiles_i: boxes along the axis.
+// Prefetches a tensor into L2, box by box; axis 0 is the innermost. box_i: elements of a box. tiles_i: boxes along the axis.
 extern "C" __global__ void __launch_bounds__(32)
 prefetch(const __grid_constant__ TensorMap source,
     int box0, u32 tiles0,

@@ -12,14 +12,14 @@
 using namespace cudatma;
 
 constexpr u32 STAGES = 3;
-constexpr u32 IN_FLIGHT = 1;  // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;  // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 49152;  // behind the slots
+constexpr u32 STORES_IN_FLIGHT = 1;   // stores that may still read their slots
+constexpr u32 STAGE_BYTES = 16384;     // from one slot to the next; a box is at most as large
+constexpr u32 BARRIERS = 49152;        // after the slots
 
 // destination = add(destination, source), box by box; axis 0 is the innermost.
-// start_i: where the window begins in the source, negative where something is filled in front. box_i: elements of a box.
-// tiles_i: boxes along the axis. box_bytes: what the load of a box reports to its barrier. Boxes reach over the ends:
-// loads fill, stores leave out.
+// start_i: where the window begins in the source; negative if the loads fill elements before the source. box_i: elements of a box.
+// tiles_i: boxes along the axis. box_bytes: what the load of a box reports to its barrier. Boxes may extend beyond the ends: loads
+// fill what lies outside of the source, stores leave out what lies outside of the destination.
 extern "C" __global__ void __launch_bounds__(32)
 window_add(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     int start0, int box0, u32 tiles0,
@@ -29,18 +29,18 @@ window_add(const __grid_constant__ TensorMap source, const __grid_constant__ Ten
     if (threadIdx.x != 0) return;
     prefetch_tensormap(&source);
     prefetch_tensormap(&destination);
-    const auto load = [&](u32 number, u32 slot, u32 barrier) {
-        u32 rest = number;
+    const auto load = [&](u32 box, u32 slot, u32 barrier) {
+        u32 rest = box;
         const int at0 = start0 + static_cast<int>(rest % tiles0) * box0;
         rest /= tiles0;
         mbarrier_arrive_expect_tx(barrier, box_bytes);
         cp_async_bulk_tensor_1d_load(slot, &source, barrier, at0);
     };
-    const auto store = [&](u32 number, u32 slot) {
-        u32 rest = number;
+    const auto store = [&](u32 box, u32 slot) {
+        u32 rest = box;
         const int at0 = static_cast<int>(rest % tiles0) * box0;
         rest /= tiles0;
         cp_reduce_async_bulk_tensor_1d_add(&destination, slot, at0);
     };
-    copy_pieces<STAGES, IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, boxes, load, store);
 }
