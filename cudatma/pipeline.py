@@ -229,7 +229,7 @@ class PipelineSpec:
         """Shared memory of full[stages] and empty[stages], bytes."""
         return self.stages * self.stage_barrier_bytes
 
-    def barrier_layout(self, base: int = 0) -> list[tuple[str, int, int]]:
+    def barrier_layout(self, *, base: int = 0) -> list[tuple[str, int, int]]:
         """(name, offset, bytes) of the barriers. base: offset of the first one."""
         size = self.stages * MBARRIER_BYTES
         empty = [("empty_barriers", base + size, size)] if self.has_empty_barriers else []

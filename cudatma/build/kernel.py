@@ -228,7 +228,7 @@ def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
     parts: list[tuple[str, int, int]] = []
     for name, offset, size in layout() if callable(layout) else ():
         if name == "barriers" and hasattr(spec, "ring"):
-            parts += spec.ring.barrier_layout(offset)
+            parts += spec.ring.barrier_layout(base=offset)
         else:
             parts.append((name, offset, size))
     return tuple(parts)

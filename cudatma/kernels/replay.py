@@ -6,7 +6,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from ctypes import addressof, c_uint64
 from dataclasses import replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo
@@ -25,7 +25,7 @@ class Replay:
     Keeps no array alive. Safe from many threads.
     """
 
-    __slots__ = ("_by_driver", "_launch", "_lock", "_words", "device")
+    __slots__ = ("_addresses", "_by_driver", "_launch", "_lock", "_words", "device")
 
     def __init__(
         self, launch: Launch, kernel: Kernel, device: int, bases: Sequence[int], arguments: Sequence[int | None]
@@ -34,23 +34,32 @@ class Replay:
         its address, with whatever offset; None for none. Raises what Kernel.plan() raises."""
         plan = launch.plan(kernel, device)
         self.device, self._launch, self._lock = device, plan.launch, threading.Lock()
+        self._addresses: tuple[int, ...] | None = None  # of the last launch
         self._words, self._by_driver = _moving(
             launch.args, plan.arguments, bases, arguments, kernel.target.tensormap_knows_allocation
         )
 
-    def run(self, addresses: Sequence[int], stream: int) -> None:
+    def run(self, addresses: tuple[int, ...], stream: int) -> None:
         """Launch on a stream, by its handle, for arrays at these addresses, as many and in the order of ``bases``.
 
         Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
         with self._lock:
-            for word, index, offset in self._words:
-                word[0] = addresses[index] + offset
-            if self._by_driver:
-                with context.using(self.device):  # the driver looks the allocation up in the current context
-                    for place, index, offset in self._by_driver:
-                        replace_address(place, addresses[index] + offset)
+            # The same address may be another allocation's by now: the driver is asked each time.
+            if addresses != self._addresses or self._by_driver:
+                self._move(addresses)
             self._launch(stream)
+
+    def _move(self, addresses: tuple[int, ...]) -> None:
+        """Write the addresses into the arguments."""
+        self._addresses = None  # whatever fails below
+        for word, index, offset in self._words:
+            word[0] = addresses[index] + offset
+        if self._by_driver:
+            with context.using(self.device):  # the driver looks the allocation up in the current context
+                for place, index, offset in self._by_driver:
+                    replace_address(place, addresses[index] + offset)
+        self._addresses = addresses
 
 
 class EmulatedReplay:
@@ -110,28 +119,22 @@ def _address(argument: Any) -> int:
     return int(argument.address if isinstance(argument, TensorMap) else argument)
 
 
-class PlanCache(Generic[T]):
+class PlanCache(dict[Hashable, T]):
     """What calls leave behind for calls like them, by what decides a launch: the newest ``most`` or half as many.
 
-    known: looked up without a lock. Safe from many threads.
+    Looked up without a lock. Safe from many threads.
     """
 
-    __slots__ = ("__weakref__", "known", "most")
+    __slots__ = ("__weakref__", "most")
+    __hash__ = object.__hash__  # type: ignore[assignment]  # by identity, for context.after_fork()
 
     def __init__(self, most: int) -> None:
+        super().__init__()
         self.most = most
-        self.known: dict[Hashable, T] = {}
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self.known.clear()
 
     def put(self, key: Hashable, plan: T) -> None:
         """Keep a plan; the older half goes where there are too many."""
-        if len(self.known) >= self.most:
-            for old in list(self.known)[: max(1, self.most // 2)]:
-                self.known.pop(old, None)
-        self.known[key] = plan
-
-    def __len__(self) -> int:
-        return len(self.known)
+        if len(self) >= self.most:
+            for old in list(self)[: max(1, self.most // 2)]:
+                self.pop(old, None)
+        self[key] = plan

@@ -7,7 +7,6 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.kernels.data_movement.copy import window_of
-from cudatma.kernels.data_movement.launches import Launch
 from cudatma.kernels.data_movement.place import place_of
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.settings import BOXES, Setting
@@ -41,7 +40,7 @@ def test_a_window_arrives_and_nothing_around_it(setting: Setting, widest: int) -
     window = carried(cropped(simplify(window_of(*arrays, (-4, -16)))), widest)
     assert window.itemsize == widest
     planned = window_plan(window, arrays, place, setting=setting)
-    Launch(planned, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
+    planned.plan(planned.kernel(place.target), place.device or 0).launch(current_stream("cupy", place.device or 0))
     wanted = np.full(result.shape, 7, np.uint8)
     wanted[:, 16 : 16 + 4128] = 0
     wanted[4:-5, 32 : 32 + body] = source[:, 16 : 16 + body]
@@ -58,7 +57,7 @@ def test_runs_with_other_rings(setting: Setting) -> None:
     arrays = describe(given[5:]), describe(result[37 : 32 + source.size])
     place = place_of("copy", "cuda", arrays[0])
     planned = run_plan(simplify(window_of(*arrays, (0,))), arrays, place, setting=setting)
-    Launch(planned, arrays, place).run(arrays, current_stream("cupy", place.device or 0))
+    planned.plan(planned.kernel(place.target), place.device or 0).launch(current_stream("cupy", place.device or 0))
     found = cupy.asnumpy(result)
     assert np.array_equal(found[37 : 32 + source.size], source[5:])
     assert (found[:37] == 7).all()

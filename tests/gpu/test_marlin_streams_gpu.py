@@ -45,7 +45,7 @@ def divided() -> Weight:
     weight = make_weight(K, N)
     marlin_gemm(activations((M, K), "float16"), weight.packed)
     if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
-        plans = list(weight.packed.attachments["plans"].known.values())
+        plans = list(weight.packed.attachments["plans"].values())
         assert max(plan.partials_bytes for plan in plans) > 0
     return weight
 

@@ -64,7 +64,7 @@ def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
 
 def launched(weight: Any) -> list[WgmmaSpec]:
     """The instances that a weight's calls have used."""
-    return [made.spec for made in weight.packed.attachments["plans"].known.values()]
+    return [made.spec for made in weight.packed.attachments["plans"].values()]
 
 
 def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +169,6 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
                 patched.setattr(plan, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
                 weight = replace(packed)  # without the other's plans
                 found.append(bits(marlin_gemm(x, weight, bias=bias)).get())
-                assert {made.spec.fused for made in weight.attachments["plans"].known.values()} == {form}
+                assert {made.spec.fused for made in weight.attachments["plans"].values()} == {form}
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()
         np.testing.assert_array_equal(found[0], found[1])

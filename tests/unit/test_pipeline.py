@@ -144,10 +144,10 @@ def test_a_ring_by_operand_by_hand() -> None:
 def test_a_ring_without_empty_barriers_takes_one_barrier_a_stage() -> None:
     spec = PipelineSpec(3, (WEIGHT,), consumer_arrivals=0)
     assert (spec.barrier_bytes, spec.smem_bytes) == (24, spec.barriers_offset + 24)
-    assert spec.barrier_layout(8) == [("full_barriers", 8, 24)]
+    assert spec.barrier_layout(base=8) == [("full_barriers", 8, 24)]
     assert spec.notes()[-1].endswith("full[3]")
     both = PipelineSpec(3, (WEIGHT,))
-    assert both.barrier_layout(8) == [("full_barriers", 8, 24), ("empty_barriers", 32, 24)]
+    assert both.barrier_layout(base=8) == [("full_barriers", 8, 24), ("empty_barriers", 32, 24)]
     least = replace(spec, stages=1).smem_bytes
     assert most_stages(replace(get_target("sm_90a"), smem_per_block_bytes=least), (WEIGHT,)) == 0
     replace(spec, stages=1).check_fits(replace(get_target("sm_90a"), smem_per_block_bytes=least))

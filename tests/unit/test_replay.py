@@ -57,8 +57,8 @@ def test_the_newest_plans_stay() -> None:
     for key in range(6):
         cache.put(key, 10 * key)
         assert len(cache) <= 4
-    assert cache.known == {2: 20, 3: 30, 4: 40, 5: 50}
+    assert cache == {2: 20, 3: 30, 4: 40, 5: 50}
     cache.put(5, 51)
-    assert cache.known[5] == 51
+    assert cache[5] == 51
     cache.clear()
-    assert not cache.known
+    assert not cache

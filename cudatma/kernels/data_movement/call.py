@@ -60,7 +60,7 @@ class Call:
             is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
             self.stream = stream_handle(stream, "torch" if is_torch else "cupy", self.place.device)
         self._key = self._key_of(function, options)
-        self._known = None if self._key is None else CALLS.known.get(self._key)
+        self._known = None if self._key is None else CALLS.get(self._key)
         if self._known is not None and not self._fits(self._known):
             self._known = None
 
@@ -145,7 +145,7 @@ class Call:
     def _run(self, launches: tuple[Replay | EmulatedReplay, ...], arrays: tuple[ArrayInfo, ...]) -> None:
         if self.place.device is not None:
             order_after_producers(self.stream, self.place.device, *arrays)
-        addresses = [array.pointer for array in arrays]
+        addresses = tuple([array.pointer for array in arrays])
         for launch in launches:
             launch.run(addresses, self.stream)
 

@@ -82,7 +82,7 @@ def marlin_gemm(
             out = new_result(library, x, w.shape[1], stream)
         key = call_key(library, x, out, bias, demands)
         known = w.attachments.get(_PLANS)
-        plan = None if known is None else known.known.get(key)
+        plan = None if known is None else known.get(key)
         if plan is not None and run_again(plan, w, library, x, out, bias, stream):
             return out
     return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
@@ -152,7 +152,7 @@ def _plan(
 ) -> Plan:
     layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
     key = (*layout, programmatic, batch_invariant, wants_debug(None), pinned_scope.get())
-    plan = _plans(w).known.get(key)
+    plan = _plans(w).get(key)
     if plan is None:
         if needs_arranging(w, x):
             room = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
