@@ -84,13 +84,13 @@ constexpr u32 EMPTY_BARRIERS = 76320;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 // ---- Which channels a block computes --------------------------------------------------------------------------------
 // N tiles are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
@@ -295,8 +295,9 @@ constexpr u32 FRAGMENT_BYTES = 32 * 16;   // of sums, of a warp
 // Of the warps that divide a depth the first OWNERS have OWN fragments each, add up the others' sums of them, and store.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
 typedef float OwnSums[OWN][N8][4];
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+
+// A fragment of sums in shared memory, 16 bytes a thread.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
@@ -308,6 +309,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
 // Each part leaves its sums of others' fragments; an owner adds them to its own in the order of the parts. Returns whether
 // this warp has fragments. position: of the warp's N tile among those in shared memory.
 __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& acc, u32 smem, u32 position, u32 part,
@@ -323,7 +325,7 @@ __device__ __forceinline__ bool reduce_depth(OwnSums& own, const Accumulators& a
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
             } else {
-                leave_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
+                store_fragment(base + place * PART_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
             }
         }
     }

@@ -41,7 +41,7 @@ constexpr u32 BLOCK_K = 512;      // depth of one stage
 constexpr u32 SLICE_K = 1;      // warps that work on the same N tile and divide each stage's depth
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 2;
-constexpr u32 GROUP_SIZE = 0;   // depths that share a scale; 0: the whole column
+constexpr u32 GROUP_SIZE = 512;   // depths that share a scale; 0: the whole column
 
 constexpr u32 FRAGMENTS = 2;                    // 16-channel fragments of an N tile
 constexpr u32 N8 = 1;                   // 8-token fragments
@@ -68,14 +68,14 @@ constexpr u32 EMPTY_BARRIERS = 73752;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 scale_pitch;   // columns of a row of scales, padded
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 scale_pitch;                // columns of a row of scales, padded
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 // ---- Which channels a block computes --------------------------------------------------------------------------------
 // N tiles are counted over the whole weight. With an odd number of them every other block begins in the upper half of a row.
