@@ -63,14 +63,14 @@ typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 scale_pitch;   // columns of a row of scales, padded
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 scale_pitch;                // columns of a row of scales, padded
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------

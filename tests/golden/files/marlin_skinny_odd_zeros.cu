@@ -77,13 +77,13 @@ typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
@@ -413,8 +413,8 @@ typedef float OwnSums[OWN][M_FRAGMENTS][4];
 
 __device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
 
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+// A fragment of sums in shared memory, 16 bytes a thread.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
@@ -426,6 +426,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
 // Where the sums of an N tile have a fragment.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
@@ -444,7 +445,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
             } else {
-                leave_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
+                store_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
             }
         }
     }
