@@ -30,6 +30,11 @@ class Member:
     type: str
     meaning: str
 
+    @property
+    def declaration(self) -> str:
+        """The member in CUDA, as wide as the longest name wants it, so that comments line up."""
+        return f"{self.type} {self.name};".ljust(32)
+
 
 @lru_cache(maxsize=64)
 def _structure(members: tuple[Member, ...]) -> type[ctypes.Structure]:

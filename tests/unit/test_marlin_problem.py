@@ -69,7 +69,7 @@ class Cut:
         return int(self.problem.tiles_m * self.problem.tiles_n)
 
     def share_begin(self, share: int) -> int:
-        return int(share * self.problem.stream_units + min(share, self.problem.stream_extra))
+        return int(share * self.problem.stream_stages + min(share, self.problem.stream_extra))
 
     def pieces(self, share: int) -> list[Piece]:
         """What the block of a share works on, in its order: its part of the line, then whole tiles."""
@@ -154,7 +154,7 @@ def test_a_tile_is_divided_among_two_at_most_where_there_is_a_full_wave(
 ) -> None:
     made = cut(*case)
     if made.tiles >= case[-1] // case[0].cluster and made.plan.stream_tiles:
-        assert made.problem.stream_units >= made.problem.k_iterations
+        assert made.problem.stream_stages >= made.problem.k_iterations
 
 
 @given(problems)

@@ -70,9 +70,9 @@ def prefetch(
     """Prefetch a window of an array into L2.
 
     src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes, whole 16-byte chunks are
-    prefetched; of anything else DescriptorError says what TMA cannot: address and pitches are multiples of 16 bytes,
-    elements of a row follow each other. stream, backend: as in copy(); the emulator checks the addresses, "reference"
-    does nothing.
+    prefetched. Of any other window, address and pitches are multiples of 16 bytes and the elements of a row follow each
+    other; DescriptorError says what TMA cannot read. stream, backend: as in copy(); the emulator checks the addresses,
+    "reference" does nothing.
 
     [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
     """

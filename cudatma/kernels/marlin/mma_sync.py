@@ -127,9 +127,20 @@ class MmaSyncSpec(StagedTile):
         return (*read, "bias", "output", "partials", "flags", "problem")
 
     @property
+    def copies_scales(self) -> bool:
+        """Whether scales, and zero points, come with their stage by cp.async."""
+        return self.has_stage_scales and self.scale_load_path == "cp_async"
+
+    @property
+    def operands(self) -> str:
+        """The initializers of the template's ``Operands``: launch parameters, ``nullptr`` for those that it lacks."""
+        maps = ("weight_map", "scale_map", "zero_map", "activation_map")
+        arrays = ("weight", "scales", "zeros", "activations", "bias", "output")
+        return ", ".join((*self.given(maps, "&"), *self.given(arrays), "{partials, flags}"))
+
+    @property
     def problem_names(self) -> tuple[str, ...]:
-        copies_weights = self.weight_load_path == "cp_async"
-        copies_scales = self.has_stage_scales and self.scale_load_path == "cp_async"
+        copies_weights, copies_scales = self.weight_load_path == "cp_async", self.copies_scales
         copies_activations = self.activation_load_path == "cp_async"
         read = {
             "prefetch_stages": self.all_tma,

@@ -30,8 +30,8 @@ MEMBERS = (
     Member("k_iterations", "u32", "stages that one tile takes"),
     Member("work_ranges", "u32", "what the work is divided into: one range a cluster, or a CTA without clusters"),
     Member("stream_tiles", "u32", "the first tiles, which are divided among all work ranges"),
-    Member("stream_units", "u32", "work units of them, a stage of a tile each, in every range"),
-    Member("stream_extra", "u32", "ranges that have one unit more: the first ones"),
+    Member("stream_stages", "u32", "stages of them in every work range ..."),
+    Member("stream_extra", "u32", "... and the number of ranges that have one more: the first ones"),
     Member("weight_rows", "u32", "64 x 64 blocks of packed weights"),
     Member("weight_row_blocks", "u32", "of them, blocks along K"),
     Member("scale_rows", "u32", "groups of scales along K"),
@@ -49,7 +49,7 @@ MEMBERS = (
 )
 #: What parts/schedule.cuh.j2 reads.
 RASTER = ("tiles_m", "tiles_n", "raster_m", "by_raster_group", "by_raster_group_rows", "by_last_rows")
-STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_units", "stream_extra", "by_k_iterations", *RASTER)
+STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_stages", "stream_extra", "by_k_iterations", *RASTER)
 #: What parts/epilogue.cuh.j2 reads.
 RESULT = ("m", "n", "output_vectors", "output_pitch")
 
@@ -91,7 +91,7 @@ def problem_values(
     (``PackedWeight.scale_fit``).
     """
     raster_m, weight_row_blocks = min(max(1, _RASTER_GROUP_M // spec.block_m), plan.tiles_m), ceil_div(k, 64)
-    stream_units, stream_extra = divmod(plan.stream_units, plan.shares)
+    stream_stages, stream_extra = divmod(plan.stream_units, plan.shares)
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
     return {
         "m": m,
@@ -103,7 +103,7 @@ def problem_values(
         "k_iterations": plan.k_iterations,
         "work_ranges": plan.shares,
         "stream_tiles": plan.stream_tiles,
-        "stream_units": stream_units,
+        "stream_stages": stream_stages,
         "stream_extra": stream_extra,
         "weight_rows": ceil_div(n, 64) * weight_row_blocks,
         "weight_row_blocks": weight_row_blocks,

@@ -165,6 +165,10 @@ class StagedTile:
         """The same in CUDA."""
         return ",\n    ".join(f"{kind} {name}" for name, kind in self.parameters)
 
+    def given(self, names: tuple[str, ...], prefix: str = "") -> tuple[str, ...]:
+        """The launch parameters of these names, ``nullptr`` for those that the kernel does not take."""
+        return tuple(f"{prefix}{name}" if name in self.parameter_names else "nullptr" for name in names)
+
     def table_maps(self) -> tuple[str, ...]:
         """Of scales and zero points that travel with their stage by TMA."""
         return ("scale_map",) * self.has_stage_scales + ("zero_map",) * self.has_stage_zeros
@@ -204,8 +208,8 @@ class StagedTile:
 
     @property
     def stage_group_size(self) -> int:
-        """Depths that share a scale inside a stage; 0 where stages carry no scales."""
-        return self.group_size if self.has_stage_scales else 0
+        """K that shares a scale in a stage: the whole stage where its scales are of whole columns."""
+        return self.group_size if self.has_stage_scales else self.block_k
 
     @property
     def has_stage_zeros(self) -> bool:

@@ -2235,20 +2235,20 @@ struct TmaPipeline {
 
     // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
     // the phase of parity 1 counts as ended.
-    __device__ __forceinline__ void acquire(u32 slot) { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
-    __device__ __forceinline__ void acquire() { acquire(stage); }
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
 
     // Producer: one arrival, and the slot is full when `bytes` more bytes have come. Before the loads it counts.
-    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
-    __device__ __forceinline__ void expect_tx(u32 bytes) { expect_tx(stage, bytes); }
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
     // Producer: one arrival without bytes, for threads that fill the slot with plain stores.
-    __device__ __forceinline__ void arrive(u32 slot) { mbarrier_arrive(get_barrier(slot)); }
-    __device__ __forceinline__ void arrive() { arrive(stage); }
+    __device__ __forceinline__ void arrive(u32 slot) const { mbarrier_arrive(get_barrier(slot)); }
+    __device__ __forceinline__ void arrive() const { arrive(stage); }
 
     // Consumer: waits for the slot to be full.
-    __device__ __forceinline__ void wait(u32 slot) { mbarrier_wait_parity(get_barrier(slot), phase); }
-    __device__ __forceinline__ void wait() { wait(stage); }
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: whether the slot is full; returns at once or after a short suspension.
     __device__ __forceinline__ bool try_wait(u32 slot) const { return mbarrier_try_wait_parity(get_barrier(slot), phase); }
@@ -2256,23 +2256,23 @@ struct TmaPipeline {
 
     // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
     // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
-    __device__ __forceinline__ void release(u32 slot) {
+    __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
-    __device__ __forceinline__ void release() { release(stage); }
+    __device__ __forceinline__ void release() const { release(stage); }
 
     // Consumer: the same once for a whole warp, whose lanes all call it, and without the fence. Right only if instructions
     // issued before the call have used every value that the warp read from the slot; then no read can still be under way. A
     // loop that releases each slot one iteration after it read it (release_used(previous, lane)) has that property.
-    __device__ __forceinline__ void release_used(u32 slot, u32 lane) {
+    __device__ __forceinline__ void release_used(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty_barrier(slot));
     }
 
     // Consumer: release_used() in a cluster whose CTAs all fill the slot, by multicast: lane r arrives at the barrier of CTA r.
     template <u32 ClusterSize>
-    __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) {
+    __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
     }

@@ -36,30 +36,37 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
-// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -67,21 +74,26 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+
+// Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
+
+// ---- The kernel -----------------------------------------------------------------------------------------------------
 // The first group of scales of a tile.
 __device__ __forceinline__ u32 first_group(u32 k64) {
     if constexpr (GROUP_SIZE < 0) return 0;

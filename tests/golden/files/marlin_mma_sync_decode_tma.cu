@@ -39,46 +39,47 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 8;      // tokens of a block's tile (columns of the mma)
-constexpr u32 BLOCK_N = 128;      // channels (rows of the mma)
-constexpr u32 BLOCK_K = 256;      // depth of one stage
-constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
-constexpr u32 SLICE_K = 1;      // warps that share a tile and split each stage's depth
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 8;      // rows of M of a CTA's tile: columns of the mma
+constexpr u32 BLOCK_N = 128;      // columns of N: rows of the mma
+constexpr u32 BLOCK_K = 256;      // K of one stage
+constexpr u32 WARPS_N = 4;      // warps along N, each with all rows of M
+constexpr u32 SLICE_K = 1;      // warps with the same columns of N, which divide each stage's K
 constexpr u32 WARP_N = 32;
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 4;
-constexpr u32 PRODUCER_THREADS = 32;
-constexpr u32 GROUP_SIZE = 128;   // depths that share a scale; 0: the whole column
-constexpr u32 GROUPS_PER_STAGE = 2;
+constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
+constexpr bool HAS_ZEROS = false;           // else the zero point is 8
+constexpr bool SCALES_SUMS = true;   // scales fp32 sums of a group; else its weights, or the result
+constexpr u32 GROUP_SIZE = 128;     // K that share a scale in a stage
 
-constexpr u32 CLUSTER = 1;                      // blocks that work on one share
-constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
-constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp ...
-constexpr u32 C_STRIDE = 16;                    // ... and the channels from one to the next
-constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
+constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
+constexpr u32 N_FRAGMENTS = WARP_N / 16;        // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
+constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 8;        // partial tiles whose loads are in flight together
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
+constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 
-// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
+// ---- Shared memory: STAGES slots of each operand, then the epilogue's part; offsets from a 1024-byte aligned base ----
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 20992;   // what TMA brings into one stage
+constexpr u32 ZERO_STAGE_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 20992;   // what TMA delivers to one stage
 constexpr u32 FULL_ARRIVALS = 1;
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 16384;
 constexpr u32 SCALES = 81920;
 constexpr u32 ZEROS = 83968;
-constexpr u32 OUTPUT_STAGING = 83968;
-constexpr u32 DEPTH_REDUCTION = 86528;
-constexpr u32 FULL_BARRIERS = 86528;
-constexpr u32 EMPTY_BARRIERS = 86560;
-constexpr u32 STAGING_PITCH_BYTES = 80;
-constexpr u32 STAGING_BYTES = 640;
+constexpr u32 STAGING = 83968;
+constexpr u32 STAGING_PITCH_BYTES = 80;   // from one row to the next
+constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
+constexpr u32 RING_BARRIERS = 86528;
+using Ring = TmaPipeline<STAGES>;
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
@@ -88,64 +89,69 @@ struct Divisor {
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_m;   // output tiles along M
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 raster_m;   // rows of tiles of a raster group
-    u32 k_iterations;   // stages that one tile takes
-    u32 work_ranges;   // what the work is divided into: one range a cluster, or a CTA without clusters
-    u32 stream_tiles;   // the first tiles, which are divided among all work ranges
-    u32 stream_units;   // work units of them, a stage of a tile each, in every range
-    u32 stream_extra;   // ranges that have one unit more: the first ones
-    u32 weight_row_blocks;   // of them, blocks along K
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    Divisor by_k_iterations;   // divides by k_iterations
-    Divisor by_raster_group;   // divides by the tiles of a raster group
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
+    u32 stream_stages;              // stages of them in every work range ...
+    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 weight_row_blocks;          // of them, blocks along K
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    Divisor by_k_iterations;        // divides by k_iterations
+    Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
-    u64 output_pitch;   // elements from one row to the next
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 output_pitch;               // elements from one row to the next
 };
 
-// ---- Which tiles a block works on -----------------------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
-// that first piece is a partial sum for the tile's owner, who holds the tile's first stage as the *last* piece of its own
-// share. Partial sums are thus stored early and fixed up late. Owners wait only for blocks with a lower blockIdx (the
-// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
-
-struct Piece {
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-__device__ __forceinline__ u32 share_begin(const Problem& problem, u32 share) {
-    return share * problem.stream_units + min(share, problem.stream_extra);
+// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
+// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
+// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
+// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
+// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
+// dispatched before the owner, so that no wait can starve a CTA that has not started.
+
+// The first stage of a range in the sequence.
+__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
+    return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 unit, unit_end;   // what is left of this block's share
-    u32 tile, tiles;      // next whole tile
+    u32 stage, stage_end;   // what is left of this range of the sequence
+    u32 tile, tiles;        // next whole tile
 
-    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 share)
-        : unit(share_begin(problem, share)), unit_end(share_begin(problem, share + 1)),
-          tile(problem.stream_tiles + share), tiles(problem.tiles_m * problem.tiles_n) {}
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
+        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
+          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
 
-    __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
-        if (unit < unit_end) {
-            piece.tile = divide(unit, problem.by_k_iterations);
-            piece.k_begin = unit - piece.tile * problem.k_iterations;
-            piece.k_end = min(problem.k_iterations, piece.k_begin + (unit_end - unit));
-            unit += piece.k_end - piece.k_begin;
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (stage < stage_end) {
+            unit.tile = divide(stage, problem.by_k_iterations);
+            unit.k_begin = stage - unit.tile * problem.k_iterations;
+            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
+            stage += unit.k_end - unit.k_begin;
             return true;
         }
         if (tile >= tiles) return false;
-        piece = Piece{tile, 0, problem.k_iterations};
+        unit = WorkUnit{tile, 0, problem.k_iterations};
         tile += problem.work_ranges;
         return true;
     }
 };
-// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -157,27 +163,20 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
-    Piece piece;
+    WorkUnit unit;
     u32 k, tile_m, tile_n;
 
-    __device__ __forceinline__ StageCursor(const Problem& problem, u32 share)
-        : queue(problem, share), piece{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
     __device__ __forceinline__ bool next(const Problem& problem) {
-        if (++k < piece.k_end) return true;
-        if (!queue.next(problem, piece)) return false;
-        k = piece.k_begin;
-        tile_position(problem, piece.tile, tile_m, tile_n);
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
         return true;
     }
 };
-
-__device__ __forceinline__ void advance(u32& stage, u32& phase) {
-    if (++stage == STAGES) {
-        stage = 0;
-        phase ^= 1;
-    }
-}
 
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
@@ -185,41 +184,55 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ float high_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
-// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -227,119 +240,125 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
+__device__ __forceinline__ u32 both_low(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ u32 both_high(u32 pair) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
-// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row are filled with zeros; blocks past this
-// row's depth belong to the next channels, and meet activations that are zero.
-__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
-                                             u32 k_iteration, u64 policy) {
-#pragma unroll
-    for (u32 i = 0; i < N64_PER_TILE; ++i) {
-        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k_iteration * K64_PER_STAGE;
-        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
-    }
-}
-__device__ __forceinline__ void load_scales(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 group) {
-    cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * BLOCK_N, group);
-}
-// K64_PER_STAGE boxes of BLOCK_M tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
-__device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k_iteration) {
-#pragma unroll
-    for (u32 i = 0; i < K64_PER_STAGE; ++i) {
-        cp_async_bulk_tensor_2d_load(smem + i * BLOCK_M * 128, map, full, k_iteration * BLOCK_K + i * 64,
-                                     tile_m * BLOCK_M);
-    }
-}
+// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
+// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
-// A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
-typedef float Accumulators[C_GROUPS][N8][4];
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
-}
-// Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
-__device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
-    return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-__device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
+// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
+
+// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
+struct Workspace {
+    float4* partials;
+    u32* flags;
+};
+
+__device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = N_FRAGMENTS * M_FRAGMENTS * 32;
+    return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
-    float4* sums = partial_sums(partials, slot, warp_tile, lane);
+    float4* sums = partial_sums(workspace, cta, warp_tile, lane);
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-            sums[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+            sums[(c * M_FRAGMENTS + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
     if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + slot * WARP_TILES + warp_tile) : "memory");
+        asm volatile("st.release.gpu.global.u32 [%0], 1;"
+                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
-// arrive in: the result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                       u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
-    u32 last = share;   // the last share with a part of this tile
-    while (units_missing > 0) {
+// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
+// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
+// own rank. It clears the flags for the next launch.
+template <u32 ClusterSize = 1>
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+    u32 last = range;   // the last range with a part of this tile
+    while (stages_missing > 0) {
         ++last;
-        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
+        stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
-        u32 ready = 0;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+        u32 is_stored = 0;
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        } while (ready == 0);
-        *flag = 0;   // its writer comes back in a later launch at the earliest
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
+        } while (is_stored == 0);
+        *flag = 0;   // its CTA sets it again in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 8
-    for (u32 other = share + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
+#pragma unroll FIX_UP_UNROLL
+    for (u32 other = range + 1; other <= last; ++other) {
+        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
+        for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                const float4 sum = __ldcg(sums + (c * N8 + n) * 32);
-                acc[c][n][0] += sum.x;
-                acc[c][n][1] += sum.y;
-                acc[c][n][2] += sum.z;
-                acc[c][n][3] += sum.w;
+            for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+                const float4 sum = __ldcg(sums + (c * M_FRAGMENTS + r) * 32);
+                acc[c][r][0] += sum.x;
+                acc[c][r][1] += sum.y;
+                acc[c][r][2] += sum.z;
+                acc[c][r][3] += sum.w;
             }
     }
 }
 
-// ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
-// channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
+// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
+
+// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
-    const u32 group = lane >> 2;
+    const u32 g = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        const u32 low = column0 + FRAGMENT_STRIDE_N * c + g, high = low + 8;
         const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
         const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+            acc[c][r][0] += bias_low;
+            acc[c][r][1] += bias_low;
+            acc[c][r][2] += bias_high;
+            acc[c][r][3] += bias_high;
         }
     }
 }
-// Eight channels of one token, from shared memory ...
+
+// Eight columns of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -349,55 +368,78 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
-    if (token >= problem.m || channel >= problem.n) return;
-    u16* target = output + token * problem.output_pitch + channel;
-    if (problem.output_vectors && channel + 8 <= problem.n) {
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+    if (row >= problem.m || column >= problem.n) return;
+    u16* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + 8 <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last channels
+    } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < 8; ++i)
-            if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
 }
 
-// ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
-// stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
-                                             u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
-    constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
-    const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
+// A warp stores its part of the tile through its staging rows, eight rows at a time.
+__device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                                   u32 warp_tile, u32 lane, u32 row0, u32 column0) {
+    constexpr u32 VECTORS_PER_ROW = 2 * N_FRAGMENTS;   // of eight columns
+    const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
-    for (u32 n = 0; n < N8; ++n) {
-        __syncwarp();   // the rows of the previous 8 tokens are read
+    for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        __syncwarp();   // all lanes have read the eight rows before
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c) {
-            const u32 fragments[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+            const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
             stmatrix_x2_trans(staging + (lane & 7) * STAGING_PITCH_BYTES + (2 * c + (lane >> 3 & 1)) * 16, fragments);
         }
         __syncwarp();
 #pragma unroll
-        for (u32 vector = lane; vector < 8 * VECTORS_PER_TOKEN; vector += 32) {
-            const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            const u32 token = token0 + 8 * n + row, channel = channel0 + 8 * column;
-            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16), token, channel);
+        for (u32 vector = lane; vector < 8 * VECTORS_PER_ROW; vector += 32) {
+            const u32 row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16),
+                         row0 + 8 * r + row, column0 + 8 * column);
         }
     }
 }
 
-// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
-// Where a warp stands in the tile.
+// ---- How each operand reaches its slot ------------------------------------------------------------------------------
+// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row of blocks are filled with zeros; blocks
+// past this row's K belong to the next columns, and meet activations that are zero.
+__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
+                                             u32 k, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < N64_PER_TILE; ++i) {
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k * K64_PER_STAGE;
+        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
+    }
+}
+
+// Scales or zero points.
+__device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 k) {
+    cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * BLOCK_N, k * BLOCK_K / GROUP_SIZE);
+}
+
+// K64_PER_STAGE boxes of BLOCK_M rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
+__device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k) {
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_STAGE; ++i)
+        cp_async_bulk_tensor_2d_load(smem + i * BLOCK_M * ROW_BYTES, map, full, k * BLOCK_K + i * 64, tile_m * BLOCK_M);
+}
+
+// ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
+// Where a warp stands among the consumers.
 struct WarpPosition {
-    u32 lane, k;               // k: which part of the stage's depth
-    u32 tile, channel0;        // which part of the block's channels, and its first one
-    __device__ __forceinline__ explicit WarpPosition(u32 warp, u32 lane)
-        : lane(lane), k(warp / WARPS_N), tile(warp % WARPS_N), channel0(tile * WARP_N) {}
+    u32 lane, slice;           // slice: of each stage's K
+    u32 tile, column0;         // its part of the CTA's tile, and the part's first column
+    __device__ __forceinline__ WarpPosition(u32 warp, u32 lane)
+        : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// This thread's channels of a 64-channel row in permuted order: C_GROUPS pairs (g, g + 8), side by side.
-__device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
-    return channel0 / 64 * 64 + 8 * (lane >> 2) + 2 * (channel0 % 64 / 16);
+// This thread's columns of a packed row of 64 columns: N_FRAGMENTS pairs (g, g + 8), side by side.
+__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
+    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -405,121 +447,237 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
-    u32 activations, weights, scales, zeros;
+    u32 activations, weights, scales = 0, zeros = 0;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
-        const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
-        const u32 row = token, chunk = lane >> 3 & 1;
-        // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
+        const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
+        // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
+        const u32 row = (BLOCK_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
+        // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
                                        threadIdx.x % 32);
-        weights = keep_in_register(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                                   warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
-        scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
-        zeros = 0;
+        weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+                                   warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
+        if constexpr (HAS_STAGE_SCALES) {
+            const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + packed_column(warp.column0, lane);
+            scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
+            if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
+        }
     }
 };
 
-// Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
-__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[C_GROUPS], u32 smem) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
-}
-// What a thread holds of the weights for 64 depths.
+// What a thread holds of the weights for 64 of K.
 struct WeightFragments {
-    uint4 packed[C_GROUPS];        // one word for each 16-deep step
-    u32 scale_pairs[C_GROUPS];     // of channels g (low half) and g + 8 (high half)
-    ZeroPoint zeros[C_GROUPS];
+    uint4 packed[N_FRAGMENTS];        // one word for each 16-deep step
+    u32 scale_pairs[N_FRAGMENTS];     // of columns g (low half) and g + 8 (high half)
+    ZeroPoint zeros[N_FRAGMENTS];
 };
 
-// depth: inside this warp's part of the stage, a multiple of the group size or the first of a 64-deep block.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 depth) {
-    const u32 row = depth / GROUP_SIZE * BLOCK_N;
-    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[N_FRAGMENTS], u32 smem) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 }
-// k64: of this warp's part of the stage.
+
+__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[N_FRAGMENTS], u32 smem) {
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        u32 pair;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
+        zeros[c] = zero_point(pair & 0xff, pair >> 8);
+    }
+}
+
+// k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
+__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
+    const u32 row = k / GROUP_SIZE * BLOCK_N;
+    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
+    if constexpr (HAS_ZEROS) load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
+}
+
+// k64: of this warp's slice of the stage.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
                      : "r"(base + c * 512) : "memory");
-    load_group(weights, slots, stage, k64 * 64);
+    if constexpr (HAS_STAGE_SCALES) load_group(weights, slots, stage, k64 * 64);
 }
 
-// Activations of one 16-deep step: operand B for all tokens of the warp. ldmatrix reads 8 x 8 tiles whose rows are tokens.
-// The step's two chunks differ from step 0's in bits 5 and 6 of the swizzled address.
-typedef u32 ActivationFragments[N8][2];
+// Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
+// differ from step 0's in bits 5 and 6 of the swizzled address.
+typedef u32 ActivationFragments[M_FRAGMENTS][2];
 
-__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 row, u32 step) {
-    ldmatrix_x2(b[0], row ^ (step << 5));
-}
-
-// One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
-__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 row, u32 step) {
-    ActivationFragments b;
-    load_activation_fragments(b, row, step);
+__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
+    if constexpr (M_FRAGMENTS == 1) {
+        ldmatrix_x2(b[0], address ^ (step << 5));
+    } else {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
+        for (u32 r = 0; r < M_FRAGMENTS; r += 2) {
+            u32 four[4];
+            ldmatrix_x4(four, (address ^ (step << 5)) + r * 8 * ROW_BYTES);
+            b[r][0] = four[0];
+            b[r][1] = four[1];
+            b[r + 1][0] = four[2];
+            b[r + 1][1] = four[3];
+        }
+    }
+}
+
+// One 16-deep step. address: where this thread reads the tile's first rows in the 64-deep box.
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
+    ActivationFragments b;
+    load_activation_fragments(b, address, step);
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
+        if constexpr (HAS_STAGE_SCALES && !SCALES_SUMS) {
+            const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
+            a[0] = multiply(a[0], scale_low);
+            a[1] = multiply(a[1], scale_high);
+            a[2] = multiply(a[2], scale_low);
+            a[3] = multiply(a[3], scale_high);
+        }
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_f16(acc[c][n], a, b[n][0], b[n][1]);
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
     }
 }
-// A group or a stage ends: its sums are scaled into the accumulators.
+
+// A group or a stage ends: adds its sums, scaled, to the accumulators.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += sums[c][n][0] * low;
-            acc[c][n][1] += sums[c][n][1] * low;
-            acc[c][n][2] += sums[c][n][2] * high;
-            acc[c][n][3] += sums[c][n][3] * high;
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+            acc[c][r][0] += sums[c][r][0] * low;
+            acc[c][r][1] += sums[c][r][1] * low;
+            acc[c][r][2] += sums[c][r][2] * high;
+            acc[c][r][3] += sums[c][r][3] * high;
         }
     }
     clear(sums);
 }
-// Multiplies the stages of one piece.
-//
-// A slot is released only when the loop has come round, not where its last value is read: ptxas may issue mbarrier.arrive
-// while earlier ld.shared are still under way, and stores of other warps can hold those up until TMA has refilled the
-// slot. Once the loop has come round, every value read has been used by an instruction that was issued before.
-__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
-                                              u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
-    Accumulators sums;         // of the group at hand, not yet scaled
-    clear(sums);
-    u32 previous = stage;
+
+// Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
+// every value read from it (release_used()).
+__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
+                                         const WorkUnit& unit, u32 lane) {
+    Accumulators group;   // sums of the current group, not yet scaled
+    Accumulators& sums = SCALES_SUMS ? group : acc;
+    if constexpr (SCALES_SUMS) clear(group);
+    u32 previous = ring.stage;
 #pragma unroll 1
-    for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
-        __syncwarp();
-        if (k > piece.k_begin && lane == 0) mbarrier_arrive(empty + 8 * previous);
-        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
+    for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
+        if (k > unit.k_begin) ring.release_used(previous, lane);
+        ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
-            const u32 row = slots.activations + stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * 128;
-            load_weight_fragments(weights, slots, stage, i);
+            const u32 address = slots.activations + ring.stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * ROW_BYTES;
+            load_weight_fragments(weights, slots, ring.stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                multiply_step(sums, weights, row, step);
-                const u32 depth = i * 64 + step * 16 + 16;   // that is done, of this warp's part of the stage
-                if (depth % GROUP_SIZE == 0 || depth == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
+                if constexpr (GROUP_SIZE == 32) {
+                    if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                }
+                multiply_step(sums, weights, address, step);
+                if constexpr (SCALES_SUMS) {
+                    const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                    if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
+                }
             }
         }
-        previous = stage;
-        advance(stage, phase);
+        previous = ring.stage;
+        ring.advance();
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty + 8 * previous);
+    ring.release_used(previous, lane);
+}
+
+// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+struct Operands {
+    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const u8* weight;
+    const u16* scales;
+    const u8* zeros;
+    const u16 *activations, *bias;
+    u16* output;
+    Workspace workspace;
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Announces the bytes of a stage, and loads what no kernel before this one writes.
+__device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
+                                               const Operands& operands, u32 smem, u64 policy) {
+    const u32 full = ring.get_barrier(slot);
+    ring.expect_tx(slot, TRANSACTION_BYTES);
+    load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, full, operands.weight_map, problem, at.tile_n, at.k, policy);
+    if constexpr (HAS_STAGE_SCALES) {
+        load_table(smem + SCALES + slot * SCALE_STAGE_BYTES, full, operands.scale_map, at.tile_n, at.k);
+        if constexpr (HAS_ZEROS) load_table(smem + ZEROS + slot * ZERO_STAGE_BYTES, full, operands.zero_map, at.tile_n, at.k);
+    }
+}
+
+// Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch therefore
+// loads the weights of the first stages before it waits for that kernel. Not those of all stages: the activations of the first
+// one would queue after them.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
+    const u64 policy = createpolicy_evict_first();
+    const u32 prefetched = min(STAGES, problem.prefetch_stages);
+    StageCursor cursor(problem, range), ahead(cursor);
+#pragma unroll 1
+    for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
+        load_constants(ring, slot, ahead, problem, operands, smem, policy);
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (u32 i = 0; cursor.next(problem); ++i) {
+        ring.acquire();
+        if (i >= prefetched) load_constants(ring, ring.stage, cursor, problem, operands, smem, policy);
+        load_activations(smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES, ring.get_barrier(), operands.activation_map,
+                         cursor.tile_m, cursor.k);
+        ring.advance();
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Scales and stores the complete sums of a tile. row0: its first row. column0: the warp's first column.
+__device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
+                                         const WarpPosition& warp, u32 row0, u32 column0) {
+    add_bias(acc, problem, operands.bias, column0, warp.lane);
+    store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
+}
+
+// range: the CTA's work range.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
+                                        const WarpPosition& warp) {
+    const SlotAddresses slots(smem, warp);
+    WorkQueue queue(problem, range);
+    WorkUnit unit;
+    Accumulators acc;
+    WeightFragments weights;
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) weights.zeros[c] = zero_point(8, 8);
+    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const u32 column0 = tile_n * BLOCK_N + warp.column0;
+        clear(acc);
+        mainloop(acc, weights, slots, ring, unit, warp.lane);
+        if (unit.k_begin > 0) {
+            store_partials(acc, operands.workspace, range, warp.tile, warp.lane);
+            continue;
+        }
+        if (unit.k_end < problem.k_iterations)
+            fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp.tile, warp.lane);
+        epilogue(acc, problem, operands, smem, warp, tile_m * BLOCK_M, column0);
+    }
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
-// CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
+// Y = X W as Y^T = W^T X^T: columns of N are the rows of the mma. The last warps produce: they fill the slots of the ring. The
+// first CONSUMER_WARPS warps consume: they dequantize weights, multiply, and store. Both walk through the same work units.
 extern "C" __global__ void __launch_bounds__(160, 1)
 marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -533,75 +691,16 @@ marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
-    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-    if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full + 8 * stage, FULL_ARRIVALS);
-            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
-        }
-        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
-    }
-    __syncthreads();
-    griddepcontrol_launch_dependents();   // the next kernel may come in and prefetch its weights
-
-    const u32 share = problem.work_ranges - 1 - blockIdx.x;
-    u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
+    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, nullptr, nullptr, bias, output, {partials, flags}};
+    Ring ring;
+    ring.init(smem + RING_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        StageCursor cursor(problem, share);
-        // ---- Producer: one thread issues every copy -----------------------------------------------------------------
         // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
-        if (warp_index != CONSUMER_WARPS || !elect_sync()) return;
-        const u64 policy = createpolicy_evict_first();
-        const auto load_constants = [&](const StageCursor& at, u32 slot) {
-            const u32 bar = full + 8 * slot;
-            mbarrier_arrive_expect_tx(bar, TRANSACTION_BYTES);
-            load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, bar, &weight_map, problem, at.tile_n, at.k, policy);
-            load_scales(smem + SCALES + slot * SCALE_STAGE_BYTES, bar, &scale_map, at.tile_n, at.k * BLOCK_K / GROUP_SIZE);
-        };
-        // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
-        // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
-        const u32 prefetched = min(STAGES, problem.prefetch_stages);
-        StageCursor ahead(cursor);
-#pragma unroll 1
-        for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot) load_constants(ahead, slot);
-        griddepcontrol_wait();
-#pragma unroll 1
-        for (u32 i = 0; cursor.next(problem); ++i) {
-            if (i >= STAGES) mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            if (i >= prefetched) load_constants(cursor, stage);
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, full + 8 * stage, &activation_map,
-                             cursor.tile_m, cursor.k);
-            advance(stage, phase);
-        }
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }
-
-    // ---- Consumers --------------------------------------------------------------------------------------------------
-    const WarpPosition warp(warp_index, lane);
-    const SlotAddresses slots(smem, warp);
-    WorkQueue queue(problem, share);
-    Piece piece;
-    Accumulators acc;
-    WeightFragments weights;
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) weights.zeros[c] = zero_point(8, 8);
-    griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
-    while (queue.next(problem, piece)) {
-        u32 tile_m, tile_n;
-        tile_position(problem, piece.tile, tile_m, tile_n);
-        const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
-        clear(acc);
-        consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
-        if (piece.k_begin > 0) {
-            store_partials(acc, partials, flags, share, warp.tile, lane);
-            continue;
-        }
-        if (piece.k_end < problem.k_iterations)
-            fix_up(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        add_bias(acc, problem, bias, channel0, lane);
-        store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
-    }
+    consume(ring, problem, operands, smem, range, WarpPosition(warp_index, lane));
 }

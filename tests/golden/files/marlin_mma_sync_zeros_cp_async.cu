@@ -42,46 +42,52 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the mma)
-constexpr u32 BLOCK_N = 64;      // channels (rows of the mma)
-constexpr u32 BLOCK_K = 128;      // depth of one stage
-constexpr u32 WARPS_N = 4;      // warps side by side, each with all tokens
-constexpr u32 SLICE_K = 2;      // warps that share a tile and split each stage's depth
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 64;      // rows of M of a CTA's tile: columns of the mma
+constexpr u32 BLOCK_N = 64;      // columns of N: rows of the mma
+constexpr u32 BLOCK_K = 128;      // K of one stage
+constexpr u32 WARPS_N = 4;      // warps along N, each with all rows of M
+constexpr u32 SLICE_K = 2;      // warps with the same columns of N, which divide each stage's K
 constexpr u32 WARP_N = 16;
 constexpr u32 STAGES = 3;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_THREADS = 128;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
-constexpr u32 GROUPS_PER_STAGE = 4;
+constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
+constexpr bool HAS_ZEROS = true;           // else the zero point is 8
+constexpr bool SCALES_SUMS = false;   // scales fp32 sums of a group; else its weights, or the result
+constexpr u32 GROUP_SIZE = 32;     // K that share a scale in a stage
 
-constexpr u32 CLUSTER = 1;                      // blocks that work on one share
-constexpr u32 WARP_TILES = WARPS_N;             // parts of a tile with a flag of their own
-constexpr u32 C_GROUPS = WARP_N / 16;           // 16-channel fragments of a warp ...
-constexpr u32 C_STRIDE = 16;                    // ... and the channels from one to the next
-constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
+constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
+constexpr u32 N_FRAGMENTS = WARP_N / 16;        // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
+constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 2;        // partial tiles whose loads are in flight together
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
+constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 
-// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
+// ---- Shared memory: STAGES slots of each operand, then the epilogue's part; offsets from a 1024-byte aligned base ----
 constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
 constexpr u32 WEIGHT_STAGE_BYTES = 4096;
 constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 0;   // what TMA brings into one stage
+constexpr u32 ZERO_STAGE_BYTES = 256;
 constexpr u32 FULL_ARRIVALS = 128;
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 49152;
 constexpr u32 SCALES = 61440;
 constexpr u32 ZEROS = 62976;
-constexpr u32 OUTPUT_STAGING = 63744;
-constexpr u32 DEPTH_REDUCTION = 65280;
-constexpr u32 FULL_BARRIERS = 81664;
-constexpr u32 EMPTY_BARRIERS = 81688;
-constexpr u32 STAGING_PITCH_BYTES = 48;
-constexpr u32 STAGING_BYTES = 384;
+constexpr u32 STAGING = 63744;
+constexpr u32 STAGING_PITCH_BYTES = 48;   // from one row to the next
+constexpr u32 STAGING_BYTES = 384;   // of one warp: eight rows
+constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
+constexpr u32 SLICE_SUMS = 65280;
+constexpr u32 RING_BARRIERS = 81664;
+using Ring = TmaPipeline<STAGES>;
+
+// The warps with the same columns of N.
+__device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(1 + warp_tile, SLICE_K * SLICE_THREADS); }
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
@@ -91,68 +97,73 @@ struct Divisor {
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 k;   // columns of the activations, rows of the weight
-    u32 tiles_m;   // output tiles along M
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 raster_m;   // rows of tiles of a raster group
-    u32 k_iterations;   // stages that one tile takes
-    u32 work_ranges;   // what the work is divided into: one range a cluster, or a CTA without clusters
-    u32 stream_tiles;   // the first tiles, which are divided among all work ranges
-    u32 stream_units;   // work units of them, a stage of a tile each, in every range
-    u32 stream_extra;   // ranges that have one unit more: the first ones
-    u32 weight_rows;   // 64 x 64 blocks of packed weights
-    u32 weight_row_blocks;   // of them, blocks along K
-    u32 scale_rows;   // groups of scales along K
-    u32 scale_pitch;   // columns of a row of scales, padded
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    Divisor by_k_iterations;   // divides by k_iterations
-    Divisor by_raster_group;   // divides by the tiles of a raster group
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 k;                          // columns of the activations, rows of the weight
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
+    u32 stream_stages;              // stages of them in every work range ...
+    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 weight_rows;                // 64 x 64 blocks of packed weights
+    u32 weight_row_blocks;          // of them, blocks along K
+    u32 scale_rows;                 // groups of scales along K
+    u32 scale_pitch;                // columns of a row of scales, padded
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    Divisor by_k_iterations;        // divides by k_iterations
+    Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
-    u64 activation_pitch;   // elements from one row to the next
-    u64 output_pitch;   // elements from one row to the next
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 activation_pitch;           // elements from one row to the next
+    u64 output_pitch;               // elements from one row to the next
 };
 
-// ---- Which tiles a block works on -----------------------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
-// that first piece is a partial sum for the tile's owner, who holds the tile's first stage as the *last* piece of its own
-// share. Partial sums are thus stored early and fixed up late. Owners wait only for blocks with a lower blockIdx (the
-// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
-
-struct Piece {
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-__device__ __forceinline__ u32 share_begin(const Problem& problem, u32 share) {
-    return share * problem.stream_units + min(share, problem.stream_extra);
+// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
+// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
+// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
+// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
+// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
+// dispatched before the owner, so that no wait can starve a CTA that has not started.
+
+// The first stage of a range in the sequence.
+__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
+    return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 unit, unit_end;   // what is left of this block's share
-    u32 tile, tiles;      // next whole tile
+    u32 stage, stage_end;   // what is left of this range of the sequence
+    u32 tile, tiles;        // next whole tile
 
-    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 share)
-        : unit(share_begin(problem, share)), unit_end(share_begin(problem, share + 1)),
-          tile(problem.stream_tiles + share), tiles(problem.tiles_m * problem.tiles_n) {}
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
+        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
+          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
 
-    __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
-        if (unit < unit_end) {
-            piece.tile = divide(unit, problem.by_k_iterations);
-            piece.k_begin = unit - piece.tile * problem.k_iterations;
-            piece.k_end = min(problem.k_iterations, piece.k_begin + (unit_end - unit));
-            unit += piece.k_end - piece.k_begin;
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (stage < stage_end) {
+            unit.tile = divide(stage, problem.by_k_iterations);
+            unit.k_begin = stage - unit.tile * problem.k_iterations;
+            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
+            stage += unit.k_end - unit.k_begin;
             return true;
         }
         if (tile >= tiles) return false;
-        piece = Piece{tile, 0, problem.k_iterations};
+        unit = WorkUnit{tile, 0, problem.k_iterations};
         tile += problem.work_ranges;
         return true;
     }
 };
-// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -164,27 +175,20 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
-    Piece piece;
+    WorkUnit unit;
     u32 k, tile_m, tile_n;
 
-    __device__ __forceinline__ StageCursor(const Problem& problem, u32 share)
-        : queue(problem, share), piece{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
     __device__ __forceinline__ bool next(const Problem& problem) {
-        if (++k < piece.k_end) return true;
-        if (!queue.next(problem, piece)) return false;
-        k = piece.k_begin;
-        tile_position(problem, piece.tile, tile_m, tile_n);
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
         return true;
     }
 };
-
-__device__ __forceinline__ void advance(u32& stage, u32& phase) {
-    if (++stage == STAGES) {
-        stage = 0;
-        phase ^= 1;
-    }
-}
 
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
@@ -192,206 +196,64 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+
+// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
     a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
     a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+// Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// ---- Producer: how each operand reaches its slot --------------------------------------------------------------------
-// The same boxes in 16-byte pieces: every piece has its own address and its own bounds check.
-__device__ __forceinline__ void load_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n,
-                                             u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = WEIGHT_STAGE_BYTES / 16;
-    constexpr u32 PIECES_PER_N64 = PIECES / N64_PER_TILE;
-#pragma unroll 4
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 n64 = tile_n * N64_PER_TILE + piece / PIECES_PER_N64;
-        const u32 inside = piece % PIECES_PER_N64;
-        const u32 row = n64 * problem.weight_row_blocks + k_iteration * K64_PER_STAGE + inside / (K64_BLOCK_BYTES / 16);
-        const u64 offset = (u64)row * K64_BLOCK_BYTES + inside % (K64_BLOCK_BYTES / 16) * 16;
-        const bool inside_tensor = row < problem.weight_rows;
-        cp_async_16(smem + piece * 16, weight + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
-    }
-}
-// Scales (element_bytes 2) or zero points (1): rows of BLOCK_N elements in 16-byte pieces.
-template <u32 element_bytes>
-__device__ __forceinline__ void load_scales(u32 smem, const u8* table, const Problem& problem, u32 tile_n, u32 group,
-                                            u32 thread) {
-    constexpr u32 PIECES_PER_ROW = BLOCK_N * element_bytes / 16;
-    for (u32 piece = thread; piece < GROUPS_PER_STAGE * PIECES_PER_ROW; piece += PRODUCER_THREADS) {
-        const u32 row = group + piece / PIECES_PER_ROW;
-        const u32 channel = tile_n * BLOCK_N + piece % PIECES_PER_ROW * (16 / element_bytes);
-        const u64 offset = ((u64)row * problem.scale_pitch + channel) * element_bytes;
-        const bool inside_tensor = row < problem.scale_rows && channel < problem.scale_pitch;
-        cp_async_16(smem + piece * 16, table + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
-    }
-}
-// The same boxes and the same swizzle by hand: 16-byte chunk c of token row r stands at chunk c ^ (r & 7).
-__device__ __forceinline__ void load_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m,
-                                                 u32 k_iteration, u32 thread) {
-    constexpr u32 PIECES = ACTIVATION_STAGE_BYTES / 16;
-#pragma unroll 2
-    for (u32 piece = thread; piece < PIECES; piece += PRODUCER_THREADS) {
-        const u32 chunk = piece & 7, token = (piece >> 3) % BLOCK_M, k64 = (piece >> 3) / BLOCK_M;
-        const u32 target = smem + k64 * BLOCK_M * 128 + token * 128 + ((chunk ^ (token & 7)) << 4);
-        const u32 row = tile_m * BLOCK_M + token, depth = k_iteration * BLOCK_K + k64 * 64 + chunk * 8;
-        const u32 valid = row < problem.m && depth < problem.k ? min(8u, problem.k - depth) : 0;   // elements
-        const u16* source = activations + (valid ? row * problem.activation_pitch : 0);
-        cp_async_16(target, source + (valid ? depth : 0), valid * 2);
-    }
-}
-
-// ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
-// A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
-typedef float Accumulators[C_GROUPS][N8][4];
-
-__device__ __forceinline__ void clear(Accumulators& acc) {
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
-}
-// Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
-__device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
-    return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
-}
-
-__device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
-                                               u32 lane) {
-    float4* sums = partial_sums(partials, slot, warp_tile, lane);
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-            sums[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
-    __syncwarp();
-    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + slot * WARP_TILES + warp_tile) : "memory");
-}
-
-// The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
-// arrive in: the result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                       u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
-    u32 last = share;   // the last share with a part of this tile
-    while (units_missing > 0) {
-        ++last;
-        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
-    }
-    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
-        u32 ready = 0;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        } while (ready == 0);
-        *flag = 0;   // its writer comes back in a later launch at the earliest
-    }
-    __syncwarp();
-#pragma unroll 2
-    for (u32 other = share + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
-#pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                const float4 sum = __ldcg(sums + (c * N8 + n) * 32);
-                acc[c][n][0] += sum.x;
-                acc[c][n][1] += sum.y;
-                acc[c][n][2] += sum.z;
-                acc[c][n][3] += sum.w;
-            }
-    }
-}
-
-// ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
-// channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
-    if (bias == nullptr) return;
-    const u32 group = lane >> 2;
-#pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
-        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
-        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
-#pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
-        }
-    }
-}
-// Eight channels of one token, from shared memory ...
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
-    return values;
-}
-
-// ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
-    if (token >= problem.m || channel >= problem.n) return;
-    u16* target = output + token * problem.output_pitch + channel;
-    if (problem.output_vectors && channel + 8 <= problem.n) {
-        *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last channels
-        const u32 words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
-    }
-}
-
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+// A fragment of sums in shared memory, 16 bytes a thread.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
@@ -404,68 +266,233 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 
-// ---- Partial sums between the warps that split a stage's depth --------------------------------------------------------
-// The warps with the same channels and tokens meet at a named barrier of their own: the first adds up what the others
-// leave in shared memory. Returns whether this warp goes on with the sum.
-__device__ __forceinline__ bool reduce_depth(Accumulators& acc, u32 smem, u32 warp_tile, u32 warp_k, u32 lane) {
-    constexpr u32 FRAGMENT_BYTES = 32 * 16, WARP_BYTES = C_GROUPS * N8 * FRAGMENT_BYTES;
-    const u32 base = smem + DEPTH_REDUCTION + warp_tile * (SLICE_K - 1) * WARP_BYTES + lane * 16;
-    if (warp_k > 0) {
+// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
+// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n)
-                leave_fragment(base + (warp_k - 1) * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
-    }
-    bar_sync(1 + warp_tile, 32 * SLICE_K);   // the others' sums are there
-    if (warp_k == 0) {
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
 #pragma unroll
-        for (u32 k = 0; k < SLICE_K - 1; ++k)
-#pragma unroll
-            for (u32 c = 0; c < C_GROUPS; ++c)
-#pragma unroll
-                for (u32 n = 0; n < N8; ++n) add_fragment(acc[c][n], base + k * WARP_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
-    }
-    bar_sync(1 + warp_tile, 32 * SLICE_K);   // they are read: the next tile may overwrite them
-    return warp_k == 0;
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// ---- Result: transposed through the warp's own staging rows, 8 tokens at a time -------------------------------------
-// stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
-                                             u32 warp_tile, u32 token0, u32 channel0, u32 lane) {
-    constexpr u32 VECTORS_PER_TOKEN = WARP_N / 8;
-    const u32 staging = smem + OUTPUT_STAGING + warp_tile * STAGING_BYTES;
+// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
+// SLICE_K groups of SLICE_THREADS threads hold the same part of the tile, each for one slice of every stage's K. Groups
+// 1 .. SLICE_K - 1 store their sums in shared memory, and group 0 adds them to its own in the order of the slices. part: the
+// part's number in the tile. thread: of the group. Returns whether this group goes on with the sum.
+__device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
+    constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = N_FRAGMENTS * M_FRAGMENTS * FRAGMENT_BYTES;
+    const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
+    if (slice > 0) {
 #pragma unroll
-    for (u32 n = 0; n < N8; ++n) {
-        __syncwarp();   // the rows of the previous 8 tokens are read
+        for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c) {
-            const u32 fragments[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
+            for (u32 r = 0; r < M_FRAGMENTS; ++r)
+                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * M_FRAGMENTS + r) * FRAGMENT_BYTES, acc[c][r]);
+    }
+    slice_sync(part);   // group 0 waits for the sums of the others
+    if (slice == 0) {
+#pragma unroll
+        for (u32 other = 0; other < SLICE_K - 1; ++other)
+#pragma unroll
+            for (u32 c = 0; c < N_FRAGMENTS; ++c)
+#pragma unroll
+                for (u32 r = 0; r < M_FRAGMENTS; ++r)
+                    add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * M_FRAGMENTS + r) * FRAGMENT_BYTES);
+    }
+    slice_sync(part);   // the others wait until group 0 has read them: the next work unit overwrites them
+    return slice == 0;
+}
+
+// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
+struct Workspace {
+    float4* partials;
+    u32* flags;
+};
+
+__device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = N_FRAGMENTS * M_FRAGMENTS * 32;
+    return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
+                                               u32 lane) {
+    float4* sums = partial_sums(workspace, cta, warp_tile, lane);
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+#pragma unroll
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+            sums[(c * M_FRAGMENTS + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
+    __syncwarp();
+    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+        asm volatile("st.release.gpu.global.u32 [%0], 1;"
+                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
+}
+
+// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
+// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
+// own rank. It clears the flags for the next launch.
+template <u32 ClusterSize = 1>
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+    u32 last = range;   // the last range with a part of this tile
+    while (stages_missing > 0) {
+        ++last;
+        stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
+    }
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+        u32 is_stored = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
+        } while (is_stored == 0);
+        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+    }
+    __syncwarp();
+#pragma unroll FIX_UP_UNROLL
+    for (u32 other = range + 1; other <= last; ++other) {
+        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+#pragma unroll
+        for (u32 c = 0; c < N_FRAGMENTS; ++c)
+#pragma unroll
+            for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+                const float4 sum = __ldcg(sums + (c * M_FRAGMENTS + r) * 32);
+                acc[c][r][0] += sum.x;
+                acc[c][r][1] += sum.y;
+                acc[c][r][2] += sum.z;
+                acc[c][r][3] += sum.w;
+            }
+    }
+}
+
+// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
+
+// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
+    if (bias == nullptr) return;
+    const u32 g = lane >> 2;
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        const u32 low = column0 + FRAGMENT_STRIDE_N * c + g, high = low + 8;
+        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
+#pragma unroll
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+            acc[c][r][0] += bias_low;
+            acc[c][r][1] += bias_low;
+            acc[c][r][2] += bias_high;
+            acc[c][r][3] += bias_high;
+        }
+    }
+}
+
+// Eight columns of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+    if (row >= problem.m || column >= problem.n) return;
+    u16* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + 8 <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i)
+            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+    }
+}
+
+// A warp stores its part of the tile through its staging rows, eight rows at a time.
+__device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                                   u32 warp_tile, u32 lane, u32 row0, u32 column0) {
+    constexpr u32 VECTORS_PER_ROW = 2 * N_FRAGMENTS;   // of eight columns
+    const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
+#pragma unroll
+    for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        __syncwarp();   // all lanes have read the eight rows before
+#pragma unroll
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+            const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
             stmatrix_x2_trans(staging + (lane & 7) * STAGING_PITCH_BYTES + (2 * c + (lane >> 3 & 1)) * 16, fragments);
         }
         __syncwarp();
 #pragma unroll
-        for (u32 vector = lane; vector < 8 * VECTORS_PER_TOKEN; vector += 32) {
-            const u32 row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            const u32 token = token0 + 8 * n + row, channel = channel0 + 8 * column;
-            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16), token, channel);
+        for (u32 vector = lane; vector < 8 * VECTORS_PER_ROW; vector += 32) {
+            const u32 row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16),
+                         row0 + 8 * r + row, column0 + 8 * column);
         }
     }
 }
 
-// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
-// Where a warp stands in the tile.
+// ---- How each operand reaches its slot ------------------------------------------------------------------------------
+// The same boxes by cp.async, 16 bytes at a time, each with its own address and its own bounds check.
+__device__ __forceinline__ void copy_weights(u32 smem, const u8* weight, const Problem& problem, u32 tile_n, u32 k, u32 thread) {
+    constexpr u32 COPIES = WEIGHT_STAGE_BYTES / 16;
+    constexpr u32 COPIES_PER_N64 = COPIES / N64_PER_TILE;
+#pragma unroll 4
+    for (u32 copy = thread; copy < COPIES; copy += PRODUCER_THREADS) {
+        const u32 n64 = tile_n * N64_PER_TILE + copy / COPIES_PER_N64;
+        const u32 inside = copy % COPIES_PER_N64;
+        const u32 row = n64 * problem.weight_row_blocks + k * K64_PER_STAGE + inside / (K64_BLOCK_BYTES / 16);
+        const u64 offset = (u64)row * K64_BLOCK_BYTES + inside % (K64_BLOCK_BYTES / 16) * 16;
+        const bool inside_tensor = row < problem.weight_rows;
+        cp_async_16(smem + copy * 16, weight + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
+    }
+}
+
+// The rows of scales (2 bytes) or zero points (1 byte) of a stage's groups, by cp.async.
+template <u32 ElementBytes>
+__device__ __forceinline__ void copy_table(u32 smem, const void* table, const Problem& problem, u32 tile_n, u32 k, u32 thread) {
+    constexpr u32 COPIES_PER_ROW = BLOCK_N * ElementBytes / 16, ROWS = SCALE_STAGE_BYTES / (BLOCK_N * 2);
+    for (u32 copy = thread; copy < ROWS * COPIES_PER_ROW; copy += PRODUCER_THREADS) {
+        const u32 row = k * BLOCK_K / GROUP_SIZE + copy / COPIES_PER_ROW;
+        const u32 column = tile_n * BLOCK_N + copy % COPIES_PER_ROW * (16 / ElementBytes);
+        const u64 offset = ((u64)row * problem.scale_pitch + column) * ElementBytes;
+        const bool inside_tensor = row < problem.scale_rows && column < problem.scale_pitch;
+        cp_async_16(smem + copy * 16, (const u8*)table + (inside_tensor ? offset : 0), inside_tensor ? 16 : 0);
+    }
+}
+
+// The same boxes by cp.async, and the same swizzle by hand: 16-byte chunk c of row r stands at chunk c ^ (r & 7).
+__device__ __forceinline__ void copy_activations(u32 smem, const u16* activations, const Problem& problem, u32 tile_m, u32 k,
+                                                 u32 thread) {
+    constexpr u32 COPIES = ACTIVATION_STAGE_BYTES / 16;
+#pragma unroll 2
+    for (u32 copy = thread; copy < COPIES; copy += PRODUCER_THREADS) {
+        const u32 chunk = copy & 7, row = (copy >> 3) % BLOCK_M, k64 = (copy >> 3) / BLOCK_M;
+        const u32 target = smem + k64 * BLOCK_M * ROW_BYTES + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+        const u32 m = tile_m * BLOCK_M + row, first = k * BLOCK_K + k64 * 64 + chunk * 8;
+        const u32 valid = m < problem.m && first < problem.k ? min(8u, problem.k - first) : 0;   // elements
+        const u16* source = activations + (valid ? m * problem.activation_pitch : 0);
+        cp_async_16(target, source + (valid ? first : 0), valid * 2);
+    }
+}
+
+// ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
+// Where a warp stands among the consumers.
 struct WarpPosition {
-    u32 lane, k;               // k: which part of the stage's depth
-    u32 tile, channel0;        // which part of the block's channels, and its first one
-    __device__ __forceinline__ explicit WarpPosition(u32 warp, u32 lane)
-        : lane(lane), k(warp / WARPS_N), tile(warp % WARPS_N), channel0(tile * WARP_N) {}
+    u32 lane, slice;           // slice: of each stage's K
+    u32 tile, column0;         // its part of the CTA's tile, and the part's first column
+    __device__ __forceinline__ WarpPosition(u32 warp, u32 lane)
+        : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// This thread's channels of a 64-channel row in permuted order: C_GROUPS pairs (g, g + 8), side by side.
-__device__ __forceinline__ u32 permuted_channel(u32 channel0, u32 lane) {
-    return channel0 / 64 * 64 + 8 * (lane >> 2) + 2 * (channel0 % 64 / 16);
+// This thread's columns of a packed row of 64 columns: N_FRAGMENTS pairs (g, g + 8), side by side.
+__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
+    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
@@ -473,126 +500,223 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
-    u32 activations, weights, scales, zeros;
+    u32 activations, weights, scales = 0, zeros = 0;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
-        const u32 k64 = warp.k * K64_PER_WARP, lane = warp.lane, token = lane & 7;
-        const u32 row = (lane >> 4) * 8 + token, chunk = lane >> 3 & 1;
-        // 16-byte chunk c of token t stands at c ^ (t & 7) in the 128-byte swizzle.
-        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * 128 + ((chunk ^ token) << 4),
+        const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
+        // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
+        const u32 row = (BLOCK_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
+        // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
                                        threadIdx.x % 32);
-        weights = keep_in_register(smem + WEIGHTS + (warp.channel0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                                   warp.channel0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + permuted_channel(warp.channel0, lane);
-        scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
-        zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
+        weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+                                   warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
+        if constexpr (HAS_STAGE_SCALES) {
+            const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + packed_column(warp.column0, lane);
+            scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
+            if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
+        }
     }
 };
 
-// Scales of the group that begins at `row` of the stage; `at` is this thread's place in a row.
-__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[C_GROUPS], u32 smem) {
+// What a thread holds of the weights for 64 of K.
+struct WeightFragments {
+    uint4 packed[N_FRAGMENTS];        // one word for each 16-deep step
+    u32 scale_pairs[N_FRAGMENTS];     // of columns g (low half) and g + 8 (high half)
+    ZeroPoint zeros[N_FRAGMENTS];
+};
+
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[N_FRAGMENTS], u32 smem) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pairs[0]) : "r"(smem) : "memory");
 }
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[C_GROUPS], u32 smem) {
+
+__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[N_FRAGMENTS], u32 smem) {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         u32 pair;
         asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
         zeros[c] = zero_point(pair & 0xff, pair >> 8);
     }
 }
-// What a thread holds of the weights for 64 depths.
-struct WeightFragments {
-    uint4 packed[C_GROUPS];        // one word for each 16-deep step
-    u32 scale_pairs[C_GROUPS];     // of channels g (low half) and g + 8 (high half)
-    ZeroPoint zeros[C_GROUPS];
-};
 
-// depth: inside this warp's part of the stage, a multiple of the group size or the first of a 64-deep block.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 depth) {
-    const u32 row = depth / GROUP_SIZE * BLOCK_N;
+// k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
+__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
+    const u32 row = k / GROUP_SIZE * BLOCK_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
-    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_SLOT_BYTES + row);
+    if constexpr (HAS_ZEROS) load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
 }
-// k64: of this warp's part of the stage.
+
+// k64: of this warp's slice of the stage.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
                      : "r"(base + c * 512) : "memory");
-    load_group(weights, slots, stage, k64 * 64);
+    if constexpr (HAS_STAGE_SCALES) load_group(weights, slots, stage, k64 * 64);
 }
 
-// Activations of one 16-deep step: operand B for all tokens of the warp. ldmatrix reads 8 x 8 tiles whose rows are tokens.
-// The step's two chunks differ from step 0's in bits 5 and 6 of the swizzled address.
-typedef u32 ActivationFragments[N8][2];
+// Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
+// differ from step 0's in bits 5 and 6 of the swizzled address.
+typedef u32 ActivationFragments[M_FRAGMENTS][2];
 
-__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 row, u32 step) {
+__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
+    if constexpr (M_FRAGMENTS == 1) {
+        ldmatrix_x2(b[0], address ^ (step << 5));
+    } else {
 #pragma unroll
-    for (u32 n = 0; n < N8; n += 2) {
-        u32 r[4];
-        ldmatrix_x4(r, (row ^ (step << 5)) + n * 8 * 128);
-        b[n][0] = r[0];
-        b[n][1] = r[1];
-        b[n + 1][0] = r[2];
-        b[n + 1][1] = r[3];
+        for (u32 r = 0; r < M_FRAGMENTS; r += 2) {
+            u32 four[4];
+            ldmatrix_x4(four, (address ^ (step << 5)) + r * 8 * ROW_BYTES);
+            b[r][0] = four[0];
+            b[r][1] = four[1];
+            b[r + 1][0] = four[2];
+            b[r + 1][1] = four[3];
+        }
     }
 }
 
-// One 16-deep step. row: where this thread reads the warp's first tokens in the 64-deep box.
-__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 row, u32 step) {
+// One 16-deep step. address: where this thread reads the tile's first rows in the 64-deep box.
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
     ActivationFragments b;
-    load_activation_fragments(b, row, step);
+    load_activation_fragments(b, address, step);
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
-        const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
-        a[0] = multiply(a[0], scale_low);
-        a[1] = multiply(a[1], scale_high);
-        a[2] = multiply(a[2], scale_low);
-        a[3] = multiply(a[3], scale_high);
+        if constexpr (HAS_STAGE_SCALES && !SCALES_SUMS) {
+            const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
+            a[0] = multiply(a[0], scale_low);
+            a[1] = multiply(a[1], scale_high);
+            a[2] = multiply(a[2], scale_low);
+            a[3] = multiply(a[3], scale_high);
+        }
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) mma_m16n8k16_bf16(acc[c][n], a, b[n][0], b[n][1]);
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) mma_m16n8k16_bf16(acc[c][r], a, b[r][0], b[r][1]);
     }
 }
-// Multiplies the stages of one piece.
-//
-// A slot is released only when the loop has come round, not where its last value is read: ptxas may issue mbarrier.arrive
-// while earlier ld.shared are still under way, and stores of other warps can hold those up until TMA has refilled the
-// slot. Once the loop has come round, every value read has been used by an instruction that was issued before.
-__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots,
-                                              u32 full, u32 empty, u32& stage, u32& phase, const Piece& piece, u32 lane) {
-    Accumulators& sums = acc;
-    u32 previous = stage;
+
+// A group or a stage ends: adds its sums, scaled, to the accumulators.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
+#pragma unroll
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
+#pragma unroll
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+            acc[c][r][0] += sums[c][r][0] * low;
+            acc[c][r][1] += sums[c][r][1] * low;
+            acc[c][r][2] += sums[c][r][2] * high;
+            acc[c][r][3] += sums[c][r][3] * high;
+        }
+    }
+    clear(sums);
+}
+
+// Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
+// every value read from it (release_used()).
+__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
+                                         const WorkUnit& unit, u32 lane) {
+    Accumulators group;   // sums of the current group, not yet scaled
+    Accumulators& sums = SCALES_SUMS ? group : acc;
+    if constexpr (SCALES_SUMS) clear(group);
+    u32 previous = ring.stage;
 #pragma unroll 1
-    for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
-        __syncwarp();
-        if (k > piece.k_begin && lane == 0) mbarrier_arrive(empty + 8 * previous);
-        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
+    for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
+        if (k > unit.k_begin) ring.release_used(previous, lane);
+        ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
-            const u32 row = slots.activations + stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * 128;
-            load_weight_fragments(weights, slots, stage, i);
+            const u32 address = slots.activations + ring.stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * ROW_BYTES;
+            load_weight_fragments(weights, slots, ring.stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                if (step == 2) load_group(weights, slots, stage, i * 64 + 32);
-                multiply_step(sums, weights, row, step);
+                if constexpr (GROUP_SIZE == 32) {
+                    if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                }
+                multiply_step(sums, weights, address, step);
+                if constexpr (SCALES_SUMS) {
+                    const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                    if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
+                }
             }
         }
-        previous = stage;
-        advance(stage, phase);
+        previous = ring.stage;
+        ring.advance();
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty + 8 * previous);
+    ring.release_used(previous, lane);
+}
+
+// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+struct Operands {
+    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const u8* weight;
+    const u16* scales;
+    const u8* zeros;
+    const u16 *activations, *bias;
+    u16* output;
+    Workspace workspace;
+};
+
+// ---- Producer: PRODUCER_THREADS threads, which copy by cp.async; the first of them issues TMA ---------------------------
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
+                                        u32 thread) {
+    StageCursor cursor(problem, range);
+    griddepcontrol_wait();
+    for (; cursor.next(problem); ring.advance()) {
+        const u32 full = ring.get_barrier(), tile_m = cursor.tile_m, tile_n = cursor.tile_n, k = cursor.k;
+        const u32 weights = smem + WEIGHTS + ring.stage * WEIGHT_STAGE_BYTES;
+        const u32 activations = smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES;
+        const u32 scales = smem + SCALES + ring.stage * SCALE_STAGE_BYTES;
+        const u32 zeros = smem + ZEROS + ring.stage * ZERO_STAGE_BYTES;
+        ring.acquire();
+        copy_weights(weights, operands.weight, problem, tile_n, k, thread);
+        copy_table<2>(scales, operands.scales, problem, tile_n, k, thread);
+        if constexpr (HAS_ZEROS) copy_table<1>(zeros, operands.zeros, problem, tile_n, k, thread);
+        copy_activations(activations, operands.activations, problem, tile_m, k, thread);
+        cp_async_mbarrier_arrive_noinc(full);   // arrives when this thread's copies have landed
+    }
+    cp_async_wait_group<0>();
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Scales and stores the complete sums of a tile. row0: its first row. column0: the warp's first column.
+__device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
+                                         const WarpPosition& warp, u32 row0, u32 column0) {
+    add_bias(acc, problem, operands.bias, column0, warp.lane);
+    store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
+}
+
+// range: the CTA's work range.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
+                                        const WarpPosition& warp) {
+    const SlotAddresses slots(smem, warp);
+    WorkQueue queue(problem, range);
+    WorkUnit unit;
+    Accumulators acc;
+    WeightFragments weights;
+    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const u32 column0 = tile_n * BLOCK_N + warp.column0;
+        clear(acc);
+        mainloop(acc, weights, slots, ring, unit, warp.lane);
+        if (!reduce_slices(acc, smem, warp.tile, warp.slice, warp.lane)) continue;
+        if (unit.k_begin > 0) {
+            store_partials(acc, operands.workspace, range, warp.tile, warp.lane);
+            continue;
+        }
+        if (unit.k_end < problem.k_iterations)
+            fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp.tile, warp.lane);
+        epilogue(acc, problem, operands, smem, warp, tile_m * BLOCK_M, column0);
+    }
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T. The last warps produce: they fill STAGES slots of shared memory, waiting for `empty`, signalling `full`. The first
-// CONSUMER_WARPS warps wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same pieces of work.
+// Y = X W as Y^T = W^T X^T: columns of N are the rows of the mma. The last warps produce: they fill the slots of the ring. The
+// first CONSUMER_WARPS warps consume: they dequantize weights, multiply, and store. Both walk through the same work units.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_mma_sync_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     const cudatma::u8* weight,
@@ -607,66 +731,15 @@ marlin_mma_sync_bf16_g32_zeros_64x64x128_w142_s3_cp_async(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
-    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-    if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full + 8 * stage, FULL_ARRIVALS);
-            mbarrier_init(empty + 8 * stage, CONSUMER_WARPS);
-        }
-        fence_mbarrier_init();   // the asynchronous proxy sees initialised barriers
-    }
-    __syncthreads();
-    griddepcontrol_launch_dependents();   // the next kernel may come in and prefetch its weights
-
-    const u32 share = problem.work_ranges - 1 - blockIdx.x;
-    u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
+    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
+    const Operands operands{nullptr, nullptr, nullptr, nullptr, weight, scales, zeros, activations, bias, output, {partials, flags}};
+    Ring ring;
+    ring.init(smem + RING_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        StageCursor cursor(problem, share);
-        // ---- Producer: 128 threads copy; TMA, where an operand still uses it, is issued by the first ----------------
-        const u32 thread = threadIdx.x - 32 * CONSUMER_WARPS;
-        griddepcontrol_wait();
-        while (cursor.next(problem)) {
-            const u32 bar = full + 8 * stage;
-            mbarrier_wait_parity(empty + 8 * stage, phase ^ 1);   // all consumer warps have read the slot
-            load_weights(smem + WEIGHTS + stage * WEIGHT_STAGE_BYTES, weight, problem, cursor.tile_n, cursor.k, thread);
-            load_scales<2>(smem + SCALES + stage * SCALE_STAGE_BYTES, (const u8*)scales, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_scales<1>(smem + ZEROS + stage * ZERO_SLOT_BYTES, zeros, problem, cursor.tile_n,
-                           cursor.k * BLOCK_K / GROUP_SIZE, thread);
-            load_activations(smem + ACTIVATIONS + stage * ACTIVATION_STAGE_BYTES, activations, problem, cursor.tile_m, cursor.k,
-                             thread);
-            cp_async_mbarrier_arrive_noinc(bar);   // arrives when this thread's copies have landed
-            advance(stage, phase);
-        }
-        cp_async_wait_group<0>();
+        produce(ring, problem, operands, smem, range, threadIdx.x - 32 * CONSUMER_WARPS);
         return;
     }
-
-    // ---- Consumers --------------------------------------------------------------------------------------------------
-    const WarpPosition warp(warp_index, lane);
-    const SlotAddresses slots(smem, warp);
-    WorkQueue queue(problem, share);
-    Piece piece;
-    Accumulators acc;
-    WeightFragments weights;
-    griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
-    while (queue.next(problem, piece)) {
-        u32 tile_m, tile_n;
-        tile_position(problem, piece.tile, tile_m, tile_n);
-        const u32 token0 = tile_m * BLOCK_M, channel0 = tile_n * BLOCK_N + warp.channel0;
-        clear(acc);
-        consume_piece(acc, weights, slots, full, empty, stage, phase, piece, lane);
-        if (!reduce_depth(acc, smem, warp.tile, warp.k, lane)) continue;
-        if (piece.k_begin > 0) {
-            store_partials(acc, partials, flags, share, warp.tile, lane);
-            continue;
-        }
-        if (piece.k_end < problem.k_iterations)
-            fix_up(acc, problem, partials, flags, share, 0, problem.k_iterations - piece.k_end, warp.tile, lane);
-        add_bias(acc, problem, bias, channel0, lane);
-        store_result(acc, problem, output, smem, warp.tile, token0, channel0, lane);
-    }
+    consume(ring, problem, operands, smem, range, WarpPosition(warp_index, lane));
 }

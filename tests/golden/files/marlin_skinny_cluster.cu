@@ -44,10 +44,10 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 N_TILE = 32;             // columns of W of an N tile: FRAGMENTS fragments of 16, the rows of mma's A
-constexpr u32 FRAGMENTS = 2;
-constexpr u32 BLOCK_M = 1;             // rows of x, the columns of mma's B: fragments of 8, which repeat fewer rows
-constexpr u32 N8 = 1;                  // fragments of 8 rows of x
+constexpr u32 BLOCK_M = 1;             // rows of x, the columns of mma's operand B
+constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
+constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
+constexpr u32 N_FRAGMENTS = N_TILE / 16;
 constexpr u32 N_TILES = 1;             // N tiles of a CTA
 constexpr u32 BLOCK_K = 512;           // K of one stage
 constexpr u32 SLICE_K = 4;             // warps that share an N tile: each multiplies a slice of every stage's K
@@ -74,7 +74,7 @@ constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 SCALE_ROW = 64;         // scales of one group: those of whole n64 rows
 constexpr u32 STAGE_TX_BYTES = 9728;   // bytes that the loads of one stage deliver
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // fp32 sums of a warp: 16 columns of W x 8 rows of x
-constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS * N8 * FRAGMENT_BYTES;
+constexpr u32 N_TILE_SUM_BYTES = N_FRAGMENTS * M_FRAGMENTS * FRAGMENT_BYTES;
 constexpr u32 SLICE_SUMS = 29184;
 constexpr u32 CLUSTER_SUMS = 32256;
 constexpr u32 CLUSTER_BARRIER = 34304;
@@ -83,13 +83,13 @@ typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
@@ -141,41 +141,49 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ float high_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
-// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -183,7 +191,8 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -256,16 +265,16 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
 }
 
 // ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
-typedef float Accumulators[FRAGMENTS][N8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
 }
 
 // Where this thread finds the scales and zero points of its columns in an n64 row. The packed order puts column 16 c + 8 r + g at
@@ -282,7 +291,7 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
         u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
-        if constexpr (N8 == 1) {
+        if constexpr (M_FRAGMENTS == 1) {
             // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
             row = (lane & 7) % BLOCK_M;
             chunk = lane >> 3;
@@ -307,8 +316,8 @@ struct SlotAddresses {
 };
 
 // Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
-    if constexpr (N8 == 1) {
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][M_FRAGMENTS][2], u32 row) {
+    if constexpr (M_FRAGMENTS == 1) {
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; k16 += 2) {
             u32 r[4];
@@ -322,13 +331,13 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16)
 #pragma unroll
-            for (u32 n = 0; n < N8; n += 2) {
+            for (u32 m = 0; m < M_FRAGMENTS; m += 2) {
                 u32 r[4];
-                ldmatrix_x4(r, (row ^ (k16 << 5)) + n * 8 * ROW_BYTES);
-                b[k16][n][0] = r[0];
-                b[k16][n][1] = r[1];
-                b[k16][n + 1][0] = r[2];
-                b[k16][n + 1][1] = r[3];
+                ldmatrix_x4(r, (row ^ (k16 << 5)) + m * 8 * ROW_BYTES);
+                b[k16][m][0] = r[0];
+                b[k16][m][1] = r[1];
+                b[k16][m + 1][0] = r[2];
+                b[k16][m + 1][1] = r[3];
             }
     }
 }
@@ -341,7 +350,7 @@ __device__ __forceinline__ uint4 load_packed(u32 smem) {
     return packed;
 }
 
-typedef ZeroPoint ZeroPoints[FRAGMENTS];
+typedef ZeroPoint ZeroPoints[N_FRAGMENTS];
 
 // four: the zero points of columns g and g + 8 of the first fragment, then of the second.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
@@ -351,17 +360,17 @@ __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 fou
 
 // Scales the sums of a group into the accumulators, and clears them.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[FRAGMENTS];   // of columns g (low half) and g + 8 (high half)
+    u32 pairs[N_FRAGMENTS];   // of columns g (low half) and g + 8 (high half)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += sums[c][n][0] * low;
-            acc[c][n][1] += sums[c][n][1] * low;
-            acc[c][n][2] += sums[c][n][2] * high;
-            acc[c][n][3] += sums[c][n][3] * high;
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+            acc[c][m][0] += sums[c][m][0] * low;
+            acc[c][m][1] += sums[c][m][1] * low;
+            acc[c][m][2] += sums[c][m][2] * high;
+            acc[c][m][3] += sums[c][m][3] * high;
         }
     }
     clear(sums);
@@ -375,10 +384,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS];
+        uint4 packed[N_FRAGMENTS];
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
-        u32 b[4][N8][2];
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
+        u32 b[4][M_FRAGMENTS][2];
         // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
         // row sets bits that the lane's row does not have, in the address and in the swizzle.
         load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
@@ -386,12 +395,12 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
         for (u32 k16 = 0; k16 < 4; ++k16) {
             const u32 done = i * 64 + k16 * 16;   // of the K of this warp's slice
 #pragma unroll
-            for (u32 c = 0; c < FRAGMENTS; ++c) {
+            for (u32 c = 0; c < N_FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], k16), zero_points[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n)
-                    mma_m16n8k16_f16(sums[c][n], a, b[k16][n][0], b[k16][n][1]);
+                for (u32 m = 0; m < M_FRAGMENTS; ++m)
+                    mma_m16n8k16_f16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);
             }
             if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
                 scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
@@ -417,13 +426,13 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
 // Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
-constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
-typedef float OwnSums[OWN][N8][4];
+constexpr u32 OWNERS = SLICE_K < N_FRAGMENTS ? SLICE_K : N_FRAGMENTS, OWN = N_FRAGMENTS / OWNERS;
+typedef float OwnSums[OWN][M_FRAGMENTS][4];
 
 __device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
 
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+// A fragment of sums in shared memory, 16 bytes a thread.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
@@ -435,6 +444,9 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
+// Where the sums of an N tile have a fragment.
+__device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,
@@ -443,35 +455,35 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     const u32 slice = warp_tile.slice;
     const u32 sums = smem + SLICE_SUMS + warp_tile.position * N_TILE_SUM_BYTES + lane * 16;
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         const u32 owner = c / OWN, sender = slice - (slice > owner);   // slices but the owner's, numbered from 0
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
             if (slice == owner) {
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
+                for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
             } else {
-                leave_fragment(sums + sender * SLICE_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
+                store_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
             }
         }
     }
     bar_sync(1, 32 * CONSUMER_WARPS);   // owners wait until all consumer warps have written their sums
     if (slice >= OWNERS) return false;
-    const u32 first = sums + slice * OWN * N8 * FRAGMENT_BYTES;
+    const u32 first = sums + fragment_offset(slice * OWN, 0);
 #pragma unroll
     for (u32 sender = 0; sender < SLICE_K - 1; ++sender)
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + sender * SLICE_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
     return true;
 }
 // Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds
 // them to its own, in the order of their ranks. Returns whether this warp has the result.
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
-    const u32 fragment = first_own_fragment(warp_tile) * N8;
-    const u32 sums = smem + CLUSTER_SUMS + received * N_TILE_SUM_BYTES + fragment * FRAGMENT_BYTES + lane * 16;
+    const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);
+    const u32 sums = smem + CLUSTER_SUMS + received * N_TILE_SUM_BYTES + first + lane * 16;
     // Waits until the other CTAs have started and the owner's barrier is initialized. The owner waits too, although it need not:
     // compute-sanitizer's racecheck does not end if some of the threads that have arrived do not wait.
     barrier_cluster_wait();
@@ -482,7 +494,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) st_async_v4_f32(target + (c * N8 + n) * FRAGMENT_BYTES, own[c][n], barrier);
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) st_async_v4_f32(target + fragment_offset(c, m), own[c][m], barrier);
         return false;
     }
     mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // waits for the sums of all other CTAs
@@ -491,7 +503,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], sums + sender * N_TILE_SUM_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], sums + sender * N_TILE_SUM_BYTES + fragment_offset(c, m));
     return true;
 }
 
@@ -504,9 +516,9 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
             const u32 column = n_begin + 16 * c + 8 * r + (lane >> 2);
             const float added = column < problem.n ? low_to_float(bias[column]) : 0.0f;
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                own[c][n][2 * r] += added;
-                own[c][n][2 * r + 1] += added;
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+                own[c][m][2 * r] += added;
+                own[c][m][2 * r + 1] += added;
             }
         }
 }
@@ -527,15 +539,15 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
-    for (u32 n = 0; n < N8; ++n) {
-        if (n > 0 && m_begin + 8 * n >= problem.m) return;   // the whole warp returns
+    for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // the whole warp returns
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
-                pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 row = 8 * n + (lane >> 2);
+                pairs[c][r] = movmatrix_trans(to_pair(own[c][m][2 * r], own[c][m][2 * r + 1]));
+        const u32 row = 8 * m + (lane >> 2);
         if (row >= BLOCK_M || m_begin + row >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)

@@ -34,10 +34,10 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 N_TILE = 32;             // columns of W of an N tile: FRAGMENTS fragments of 16, the rows of mma's A
-constexpr u32 FRAGMENTS = 2;
-constexpr u32 BLOCK_M = 8;             // rows of x, the columns of mma's B: fragments of 8, which repeat fewer rows
-constexpr u32 N8 = 1;                  // fragments of 8 rows of x
+constexpr u32 BLOCK_M = 8;             // rows of x, the columns of mma's operand B
+constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
+constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
+constexpr u32 N_FRAGMENTS = N_TILE / 16;
 constexpr u32 N_TILES = 2;             // N tiles of a CTA
 constexpr u32 BLOCK_K = 512;           // K of one stage
 constexpr u32 SLICE_K = 1;             // warps that share an N tile: each multiplies a slice of every stage's K
@@ -63,14 +63,14 @@ typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 scale_pitch;   // columns of a row of scales, padded
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 scale_pitch;                // columns of a row of scales, padded
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
@@ -118,41 +118,49 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ float high_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
-// 0x6400 is 1024.0 with a unit in the last mantissa bit: or-ing v in gives exactly 1024 + v, or-ing v << 4 gives 1024 + 16 v;
-// the latter times 1/16 is 64 + v, exact as well. So channel g needs no shift for its nibbles, nor does channel g + 8.
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -160,7 +168,8 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -223,16 +232,16 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
 }
 
 // ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
-typedef float Accumulators[FRAGMENTS][N8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
 }
 
 // The addresses from which this thread reads slot 0.
@@ -244,7 +253,7 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
         u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
-        if constexpr (N8 == 1) {
+        if constexpr (M_FRAGMENTS == 1) {
             // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
             row = (lane & 7) % BLOCK_M;
             chunk = lane >> 3;
@@ -266,8 +275,8 @@ struct SlotAddresses {
 };
 
 // Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
-    if constexpr (N8 == 1) {
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][M_FRAGMENTS][2], u32 row) {
+    if constexpr (M_FRAGMENTS == 1) {
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; k16 += 2) {
             u32 r[4];
@@ -281,13 +290,13 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16)
 #pragma unroll
-            for (u32 n = 0; n < N8; n += 2) {
+            for (u32 m = 0; m < M_FRAGMENTS; m += 2) {
                 u32 r[4];
-                ldmatrix_x4(r, (row ^ (k16 << 5)) + n * 8 * ROW_BYTES);
-                b[k16][n][0] = r[0];
-                b[k16][n][1] = r[1];
-                b[k16][n + 1][0] = r[2];
-                b[k16][n + 1][1] = r[3];
+                ldmatrix_x4(r, (row ^ (k16 << 5)) + m * 8 * ROW_BYTES);
+                b[k16][m][0] = r[0];
+                b[k16][m][1] = r[1];
+                b[k16][m + 1][0] = r[2];
+                b[k16][m + 1][1] = r[3];
             }
     }
 }
@@ -300,7 +309,7 @@ __device__ __forceinline__ uint4 load_packed(u32 smem) {
     return packed;
 }
 
-typedef ZeroPoint ZeroPoints[FRAGMENTS];
+typedef ZeroPoint ZeroPoints[N_FRAGMENTS];
 
 // four: the zero points of columns g and g + 8 of the first fragment, then of the second.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
@@ -314,22 +323,22 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     Accumulators& sums = acc;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS];
+        uint4 packed[N_FRAGMENTS];
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
-        u32 b[4][N8][2];
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
+        u32 b[4][M_FRAGMENTS][2];
         // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
         // row sets bits that the lane's row does not have, in the address and in the swizzle.
         load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16) {
 #pragma unroll
-            for (u32 c = 0; c < FRAGMENTS; ++c) {
+            for (u32 c = 0; c < N_FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], k16), zero_points[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n)
-                    mma_m16n8k16_f16(sums[c][n], a, b[k16][n][0], b[k16][n][1]);
+                for (u32 m = 0; m < M_FRAGMENTS; ++m)
+                    mma_m16n8k16_f16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);
             }
         }
     }
@@ -353,8 +362,8 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
 // Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
-constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
-typedef float OwnSums[OWN][N8][4];
+constexpr u32 OWNERS = SLICE_K < N_FRAGMENTS ? SLICE_K : N_FRAGMENTS, OWN = N_FRAGMENTS / OWNERS;
+typedef float OwnSums[OWN][M_FRAGMENTS][4];
 
 __device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
 
@@ -368,9 +377,9 @@ __device__ __forceinline__ void scale_columns(OwnSums& own, const Problem& probl
         if (column < problem.scale_pitch)
             pair = *(const u32*)(scales + (column / 64 * 64 + 8 * (lane >> 2) + 2 * (column % 64 / 16)));
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
+        for (u32 m = 0; m < M_FRAGMENTS; ++m)
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) own[c][n][i] *= i < 2 ? low_to_float(pair) : high_to_float(pair);
+            for (u32 i = 0; i < 4; ++i) own[c][m][i] *= i < 2 ? low_to_float(pair) : high_to_float(pair);
     }
 }
 
@@ -382,9 +391,9 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
             const u32 column = n_begin + 16 * c + 8 * r + (lane >> 2);
             const float added = column < problem.n ? low_to_float(bias[column]) : 0.0f;
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                own[c][n][2 * r] += added;
-                own[c][n][2 * r + 1] += added;
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+                own[c][m][2 * r] += added;
+                own[c][m][2 * r + 1] += added;
             }
         }
 }
@@ -405,15 +414,15 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
-    for (u32 n = 0; n < N8; ++n) {
-        if (n > 0 && m_begin + 8 * n >= problem.m) return;   // the whole warp returns
+    for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // the whole warp returns
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
-                pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 row = 8 * n + (lane >> 2);
+                pairs[c][r] = movmatrix_trans(to_pair(own[c][m][2 * r], own[c][m][2 * r + 1]));
+        const u32 row = 8 * m + (lane >> 2);
         if (row >= BLOCK_M || m_begin + row >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)

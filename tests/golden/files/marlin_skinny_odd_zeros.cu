@@ -39,10 +39,10 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 N_TILE = 32;             // columns of W of an N tile: FRAGMENTS fragments of 16, the rows of mma's A
-constexpr u32 FRAGMENTS = 2;
-constexpr u32 BLOCK_M = 16;             // rows of x, the columns of mma's B: fragments of 8, which repeat fewer rows
-constexpr u32 N8 = 2;                  // fragments of 8 rows of x
+constexpr u32 BLOCK_M = 16;             // rows of x, the columns of mma's operand B
+constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
+constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
+constexpr u32 N_FRAGMENTS = N_TILE / 16;
 constexpr u32 N_TILES = 3;             // N tiles of a CTA
 constexpr u32 BLOCK_K = 256;           // K of one stage
 constexpr u32 SLICE_K = 4;             // warps that share an N tile: each multiplies a slice of every stage's K
@@ -70,20 +70,20 @@ constexpr u32 ZEROS = 67584;
 constexpr u32 ZERO_SLOT_BYTES = 1024;
 constexpr u32 STAGE_TX_BYTES = 23552;   // bytes that the loads of one stage deliver
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // fp32 sums of a warp: 16 columns of W x 8 rows of x
-constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS * N8 * FRAGMENT_BYTES;
+constexpr u32 N_TILE_SUM_BYTES = N_FRAGMENTS * M_FRAGMENTS * FRAGMENT_BYTES;
 constexpr u32 SLICE_SUMS = 70656;
 constexpr u32 BARRIERS = 89088;
 typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 k_iterations;   // stages that one tile takes
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;   // elements from one row to the next
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row to the next
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
@@ -131,34 +131,39 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
+
 __device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// What is subtracted from 128 + v: the zero point of channels g (low) and g + 8 (high), each in both halves.
+// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
+
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
 }
-// 0x4300 is 128.0 with a unit in the last mantissa bit: or-ing v in gives exactly 128 + v.
+
+// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
     a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
     a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -232,16 +237,16 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
 }
 
 // ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
-typedef float Accumulators[FRAGMENTS][N8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) acc[c][n][0] = acc[c][n][1] = acc[c][n][2] = acc[c][n][3] = 0.0f;
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
 }
 
 // Where this thread finds the scales and zero points of its columns in an n64 row. The packed order puts column 16 c + 8 r + g at
@@ -259,7 +264,7 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
         u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
-        if constexpr (N8 == 1) {
+        if constexpr (M_FRAGMENTS == 1) {
             // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
             row = (lane & 7) % BLOCK_M;
             chunk = lane >> 3;
@@ -285,8 +290,8 @@ struct SlotAddresses {
 };
 
 // Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u32 row) {
-    if constexpr (N8 == 1) {
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][M_FRAGMENTS][2], u32 row) {
+    if constexpr (M_FRAGMENTS == 1) {
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; k16 += 2) {
             u32 r[4];
@@ -300,13 +305,13 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][N8][2], u3
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16)
 #pragma unroll
-            for (u32 n = 0; n < N8; n += 2) {
+            for (u32 m = 0; m < M_FRAGMENTS; m += 2) {
                 u32 r[4];
-                ldmatrix_x4(r, (row ^ (k16 << 5)) + n * 8 * ROW_BYTES);
-                b[k16][n][0] = r[0];
-                b[k16][n][1] = r[1];
-                b[k16][n + 1][0] = r[2];
-                b[k16][n + 1][1] = r[3];
+                ldmatrix_x4(r, (row ^ (k16 << 5)) + m * 8 * ROW_BYTES);
+                b[k16][m][0] = r[0];
+                b[k16][m][1] = r[1];
+                b[k16][m + 1][0] = r[2];
+                b[k16][m + 1][1] = r[3];
             }
     }
 }
@@ -319,7 +324,7 @@ __device__ __forceinline__ uint4 load_packed(u32 smem) {
     return packed;
 }
 
-typedef ZeroPoint ZeroPoints[FRAGMENTS];
+typedef ZeroPoint ZeroPoints[N_FRAGMENTS];
 
 // four: the zero points of columns g and g + 8 of the first fragment, then of the second.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
@@ -335,17 +340,17 @@ __device__ __forceinline__ void load_zero_points(ZeroPoints& zero_points, u32 sm
 
 // Scales the sums of a group into the accumulators, and clears them.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[FRAGMENTS];   // of columns g (low half) and g + 8 (high half)
+    u32 pairs[N_FRAGMENTS];   // of columns g (low half) and g + 8 (high half)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += sums[c][n][0] * low;
-            acc[c][n][1] += sums[c][n][1] * low;
-            acc[c][n][2] += sums[c][n][2] * high;
-            acc[c][n][3] += sums[c][n][3] * high;
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+            acc[c][m][0] += sums[c][m][0] * low;
+            acc[c][m][1] += sums[c][m][1] * low;
+            acc[c][m][2] += sums[c][m][2] * high;
+            acc[c][m][3] += sums[c][m][3] * high;
         }
     }
     clear(sums);
@@ -359,10 +364,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS];
+        uint4 packed[N_FRAGMENTS];
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
-        u32 b[4][N8][2];
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
+        u32 b[4][M_FRAGMENTS][2];
         // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
         // row sets bits that the lane's row does not have, in the address and in the swizzle.
         load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
@@ -372,12 +377,12 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
             if (done % GROUP_SIZE == 0)
                 load_zero_points(zero_points, slots.zeros + slot * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
-            for (u32 c = 0; c < FRAGMENTS; ++c) {
+            for (u32 c = 0; c < N_FRAGMENTS; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], k16), zero_points[c]);
 #pragma unroll
-                for (u32 n = 0; n < N8; ++n)
-                    mma_m16n8k16_bf16(sums[c][n], a, b[k16][n][0], b[k16][n][1]);
+                for (u32 m = 0; m < M_FRAGMENTS; ++m)
+                    mma_m16n8k16_bf16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);
             }
             if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
                 scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
@@ -403,13 +408,13 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
 // Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
-constexpr u32 OWNERS = SLICE_K < FRAGMENTS ? SLICE_K : FRAGMENTS, OWN = FRAGMENTS / OWNERS;
-typedef float OwnSums[OWN][N8][4];
+constexpr u32 OWNERS = SLICE_K < N_FRAGMENTS ? SLICE_K : N_FRAGMENTS, OWN = N_FRAGMENTS / OWNERS;
+typedef float OwnSums[OWN][M_FRAGMENTS][4];
 
 __device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
 
-// ---- Sums that meet in shared memory: whole fragments, 16 bytes a thread ---------------------------------------------
-__device__ __forceinline__ void leave_fragment(u32 smem, const float (&sums)[4]) {
+// A fragment of sums in shared memory, 16 bytes a thread.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
@@ -421,6 +426,9 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
+
+// Where the sums of an N tile have a fragment.
+__device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,
@@ -429,27 +437,27 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     const u32 slice = warp_tile.slice;
     const u32 sums = smem + SLICE_SUMS + warp_tile.position * N_TILE_SUM_BYTES + lane * 16;
 #pragma unroll
-    for (u32 c = 0; c < FRAGMENTS; ++c) {
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
         const u32 owner = c / OWN, sender = slice - (slice > owner);   // slices but the owner's, numbered from 0
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
+        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
             if (slice == owner) {
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) own[c % OWN][n][i] = acc[c][n][i];
+                for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
             } else {
-                leave_fragment(sums + sender * SLICE_BYTES + (c * N8 + n) * FRAGMENT_BYTES, acc[c][n]);
+                store_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
             }
         }
     }
     bar_sync(1, 32 * CONSUMER_WARPS);   // owners wait until all consumer warps have written their sums
     if (slice >= OWNERS) return false;
-    const u32 first = sums + slice * OWN * N8 * FRAGMENT_BYTES;
+    const u32 first = sums + fragment_offset(slice * OWN, 0);
 #pragma unroll
     for (u32 sender = 0; sender < SLICE_K - 1; ++sender)
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) add_fragment(own[c][n], first + sender * SLICE_BYTES + (c * N8 + n) * FRAGMENT_BYTES);
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
     return true;
 }
 
@@ -462,9 +470,9 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
             const u32 column = n_begin + 16 * c + 8 * r + (lane >> 2);
             const float added = column < problem.n ? low_to_float(bias[column]) : 0.0f;
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                own[c][n][2 * r] += added;
-                own[c][n][2 * r + 1] += added;
+            for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+                own[c][m][2 * r] += added;
+                own[c][m][2 * r + 1] += added;
             }
         }
 }
@@ -485,15 +493,15 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
-    for (u32 n = 0; n < N8; ++n) {
-        if (n > 0 && m_begin + 8 * n >= problem.m) return;   // the whole warp returns
+    for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // the whole warp returns
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
             for (u32 r = 0; r < 2; ++r)
-                pairs[c][r] = movmatrix_trans(to_pair(own[c][n][2 * r], own[c][n][2 * r + 1]));
-        const u32 row = 8 * n + (lane >> 2);
+                pairs[c][r] = movmatrix_trans(to_pair(own[c][m][2 * r], own[c][m][2 * r + 1]));
+        const u32 row = 8 * m + (lane >> 2);
         if (row >= BLOCK_M || m_begin + row >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)

@@ -54,50 +54,69 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- The problem's types and the tile, as named constants -----------------------------------------------------------
-constexpr u32 BLOCK_M = 64;      // tokens of a block's tile (columns of the wgmma)
-constexpr u32 BLOCK_N = 256;      // channels (rows of the wgmmas)
-constexpr u32 BLOCK_K = 128;      // depth of one stage
-constexpr u32 WARPGROUPS = 2;   // with channels of their own
-constexpr u32 STACK = 2;          // 64-channel blocks of a warpgroup
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 64;      // rows of M of a CTA's tile: columns of the wgmma
+constexpr u32 BLOCK_N = 256;      // columns of N: rows of the wgmmas
+constexpr u32 BLOCK_K = 128;      // K of one stage
+constexpr u32 WARPGROUPS = 2;   // along N
+constexpr u32 SLICE_K = 1;      // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 STACK = 2;          // wgmmas of 64 columns of N in a warpgroup
 constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 1;      // blocks that work on one share, side by side in N
-constexpr u32 CLUSTER_MASK = 1;
-constexpr u32 SHARE_M = 64;      // tokens that one of them loads for all
-constexpr u32 MMAS_PER_COMMIT = 2;      // wgmmas of an accumulator in a commit group, each 16 deep
-constexpr u32 COMMITS_IN_FLIGHT = 1;  // groups that go on while the next one is dequantised
-constexpr u32 RELEASE_BLOCK = 0;   // behind this 64-deep block all wgmmas of the stage before are complete
+constexpr u32 CLUSTER = 1;      // CTAs of a cluster, along N; they share the activations
+constexpr u32 LOADED_M = 64;     // rows of M that each of them loads, for all
+constexpr u32 CLUSTER_K = 1;    // CTAs of a cluster that divide the K of its tile
+constexpr u32 MMAS_PER_COMMIT = 2;      // wgmmas of an accumulator in a commit group, 16 of K each
+constexpr u32 COMMITS_IN_FLIGHT = 1;  // commit groups outstanding while the next one is dequantized
+constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block all wgmmas of the previous stage are complete
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 GROUP_SIZE = 32;   // depths that share a scale; 0: the whole column
+constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
+constexpr bool HAS_ZEROS = false;           // else the zero point is 8
+constexpr u32 GROUP_SIZE = 32;    // K that share a scale in a stage
 
-constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a tile with a flag of their own
-constexpr u32 C_GROUPS = STACK;                 // 16-channel fragments of a warp ...
-constexpr u32 C_STRIDE = 64;                    // ... and the channels from one to the next
-constexpr u32 N8 = BLOCK_M / 8;                 // 8-token fragments
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
+constexpr u32 N_FRAGMENTS = STACK;              // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
+constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
-constexpr u32 K64_PER_WARPGROUP = 2;
+constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 depths
+constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
 
-// ---- Shared memory: one array an operand, STAGES slots each; offsets from a 1024-byte aligned base ------------------
+// ---- Shared memory: STAGES slots of each operand, then the epilogue's part; offsets from a 1024-byte aligned base ----
 constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 2048;
-constexpr u32 ZERO_SLOT_BYTES = 0;
-constexpr u32 TRANSACTION_BYTES = 34816;   // what TMA brings into one stage
+constexpr u32 ZERO_STAGE_BYTES = 0;
+constexpr u32 TRANSACTION_BYTES = 34816;   // what TMA delivers to one stage
 constexpr u32 EMPTY_ARRIVALS = 8;
 constexpr u32 ACTIVATIONS = 0;
 constexpr u32 WEIGHTS = 65536;
 constexpr u32 SCALES = 131072;
 constexpr u32 ZEROS = 139264;
-constexpr u32 OUTPUT_STAGING = 139264;
-constexpr u32 FULL_BARRIERS = 156672;
-constexpr u32 EMPTY_BARRIERS = 156704;
-constexpr u32 STAGING_TOKENS = 32;   // that leave a warpgroup together
-constexpr u32 STAGING_PITCH_BYTES = 272;   // from one token to the next
+constexpr u32 STAGING = 139264;
+constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores together
+constexpr u32 STAGING_PITCH_BYTES = 272;   // from one row to the next
 constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
+constexpr u32 RING_BARRIERS = 156672;
+using Ring = TmaPipeline<STAGES>;
+
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
@@ -107,65 +126,70 @@ struct Divisor {
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;   // rows of the activations and of the result
-    u32 n;   // columns of the weight and of the result
-    u32 tiles_m;   // output tiles along M
-    u32 tiles_n;   // output tiles along N, each of one CTA or cluster
-    u32 raster_m;   // rows of tiles of a raster group
-    u32 k_iterations;   // stages that one tile takes
-    u32 work_ranges;   // what the work is divided into: one range a cluster, or a CTA without clusters
-    u32 stream_tiles;   // the first tiles, which are divided among all work ranges
-    u32 stream_units;   // work units of them, a stage of a tile each, in every range
-    u32 stream_extra;   // ranges that have one unit more: the first ones
-    u32 output_vectors;   // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;   // stages whose weights a dependent launch loads before it waits
-    u32 scale_offset;   // -8 2^-p in both halves: scales are multiplied by it
-    float scale_back;   // 2^p: sums are multiplied by it
-    Divisor by_k_iterations;   // divides by k_iterations
-    Divisor by_raster_group;   // divides by the tiles of a raster group
+    u32 m;                          // rows of the activations and of the result
+    u32 n;                          // columns of the weight and of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
+    u32 stream_stages;              // stages of them in every work range ...
+    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    u32 scale_offset;               // -8 2^-p in both halves: scales are multiplied by it
+    float scale_back;               // 2^p: sums are multiplied by it
+    Divisor by_k_iterations;        // divides by k_iterations
+    Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;   // divides by the rows of tiles of the last raster group
-    u64 output_pitch;   // elements from one row to the next
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 output_pitch;               // elements from one row to the next
 };
 
-// ---- Which tiles a block works on -----------------------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one line that is cut into equal, contiguous shares, one a block or, where
-// blocks form clusters, one a cluster (stream-K); the remaining tiles are dealt out whole. A share may begin inside a tile:
-// that first piece is a partial sum for the tile's owner, who holds the tile's first stage as the *last* piece of its own
-// share. Partial sums are thus stored early and fixed up late. Owners wait only for blocks with a lower blockIdx (the
-// share number counts down), which were dispatched before them: no wait can starve a block that has not started.
-
-struct Piece {
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-__device__ __forceinline__ u32 share_begin(const Problem& problem, u32 share) {
-    return share * problem.stream_units + min(share, problem.stream_extra);
+// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
+// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
+// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
+// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
+// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
+// dispatched before the owner, so that no wait can starve a CTA that has not started.
+
+// The first stage of a range in the sequence.
+__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
+    return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 unit, unit_end;   // what is left of this block's share
-    u32 tile, tiles;      // next whole tile
+    u32 stage, stage_end;   // what is left of this range of the sequence
+    u32 tile, tiles;        // next whole tile
 
-    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 share)
-        : unit(share_begin(problem, share)), unit_end(share_begin(problem, share + 1)),
-          tile(problem.stream_tiles + share), tiles(problem.tiles_m * problem.tiles_n) {}
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
+        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
+          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
 
-    __device__ __forceinline__ bool next(const Problem& problem, Piece& piece) {
-        if (unit < unit_end) {
-            piece.tile = divide(unit, problem.by_k_iterations);
-            piece.k_begin = unit - piece.tile * problem.k_iterations;
-            piece.k_end = min(problem.k_iterations, piece.k_begin + (unit_end - unit));
-            unit += piece.k_end - piece.k_begin;
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (stage < stage_end) {
+            unit.tile = divide(stage, problem.by_k_iterations);
+            unit.k_begin = stage - unit.tile * problem.k_iterations;
+            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
+            stage += unit.k_end - unit.k_begin;
             return true;
         }
         if (tile >= tiles) return false;
-        piece = Piece{tile, 0, problem.k_iterations};
+        unit = WorkUnit{tile, 0, problem.k_iterations};
         tile += problem.work_ranges;
         return true;
     }
 };
-// Tiles are numbered through raster groups of raster_m token tiles, channel by channel.
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -177,27 +201,20 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
-    Piece piece;
+    WorkUnit unit;
     u32 k, tile_m, tile_n;
 
-    __device__ __forceinline__ StageCursor(const Problem& problem, u32 share)
-        : queue(problem, share), piece{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
     __device__ __forceinline__ bool next(const Problem& problem) {
-        if (++k < piece.k_end) return true;
-        if (!queue.next(problem, piece)) return false;
-        k = piece.k_begin;
-        tile_position(problem, piece.tile, tile_m, tile_n);
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
         return true;
     }
 };
-
-__device__ __forceinline__ void advance(u32& stage, u32& phase) {
-    if (++stage == STAGES) {
-        stage = 0;
-        phase ^= 1;
-    }
-}
 
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
@@ -205,150 +222,149 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// low: 1024 + zero of channel g, subtracted; high: -(64 + zero) of channel g + 8, added after the division by 16.
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
-// As moves of halves, which ptxas makes a modifier of the instruction that reads the pair; a byte permutation it would keep.
+
+// Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
+
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
-// A thread's 16 bytes of a 64-deep block: one word for each 16-deep step.
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// ---- Producer: the loads of one stage; one thread issues them -------------------------------------------------------
-// Operands that no kernel before this one writes: weights, as one box of K64_PER_STAGE x N64_PER_TILE blocks, scales and zero
-// points. Blocks outside of the tensor arrive as zeros, and so do their scales.
-__device__ __forceinline__ void load_constants(u32 smem, u32 slot, u32 full, const TensorMap* weight_map,
-                                               const TensorMap* scale_map,
-                                               u32 tile_n, u32 k_iteration, u64 policy) {
-    cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, weight_map, full, 0,
-                                      k_iteration * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
-    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, scale_map, full, tile_n * BLOCK_N,
-                                 k_iteration * BLOCK_K / GROUP_SIZE);
-}
+// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
+// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// K64_PER_STAGE boxes of tokens x 64 depths in the 128-byte swizzle; tokens and depths outside are zero.
-__device__ __forceinline__ void load_activations(u32 smem, u32 slot, u32 full, const TensorMap* map, u32 tile_m,
-                                                 u32 k_iteration, u32 rank) {
-    const u32 share = rank * SHARE_M;
-    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + share * ROW_BYTES;
-#pragma unroll
-    for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, map, full, k_iteration * BLOCK_K + i * 64,
-                                     tile_m * BLOCK_M + share);
-}
-
-// ---- Accumulators, and partial sums between the blocks that split a tile ---------------------------------------------
-// A warp's accumulators travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
-typedef float Accumulators[C_GROUPS][N8][4];
+typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][n][i] = 0.0f;
-}
-// Workspace: for every block one partial tile of BLOCK_M x BLOCK_N floats and one flag a warp tile. slot: share * CLUSTER + rank.
-__device__ __forceinline__ float4* partial_sums(float4* partials, u32 slot, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = C_GROUPS * N8 * 32;
-    return partials + (u64)(slot * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-__device__ __forceinline__ void store_partials(const Accumulators& acc, float4* partials, u32* flags, u32 slot, u32 warp_tile,
+// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
+
+// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
+struct Workspace {
+    float4* partials;
+    u32* flags;
+};
+
+__device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = N_FRAGMENTS * M_FRAGMENTS * 32;
+    return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
-    float4* sums = partial_sums(partials, slot, warp_tile, lane);
+    float4* sums = partial_sums(workspace, cta, warp_tile, lane);
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
-            sums[(c * N8 + n) * 32] = make_float4(acc[c][n][0], acc[c][n][1], acc[c][n][2], acc[c][n][3]);
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+            sums[(c * M_FRAGMENTS + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
     if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flags + slot * WARP_TILES + warp_tile) : "memory");
+        asm volatile("st.release.gpu.global.u32 [%0], 1;"
+                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the sums of other shares' blocks of its own rank in the order of the shares, whatever order they
-// arrive in: the result is the same bits every time. It clears the flags for the next launch.
-__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, float4* partials, u32* flags, u32 share,
-                                       u32 rank, u32 units_missing, u32 warp_tile, u32 lane) {
-    u32 last = share;   // the last share with a part of this tile
-    while (units_missing > 0) {
+// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
+// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
+// own rank. It clears the flags for the next launch.
+template <u32 ClusterSize = 1>
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+    u32 last = range;   // the last range with a part of this tile
+    while (stages_missing > 0) {
         ++last;
-        units_missing -= min(units_missing, share_begin(problem, last + 1) - share_begin(problem, last));
+        stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = share + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
-        u32 ready = 0;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+        u32 is_stored = 0;
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        } while (ready == 0);
-        *flag = 0;   // its writer comes back in a later launch at the earliest
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
+        } while (is_stored == 0);
+        *flag = 0;   // its CTA sets it again in a later launch at the earliest
     }
     __syncwarp();
-#pragma unroll 1
-    for (u32 other = share + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(partials, other * CLUSTER + rank, warp_tile, lane);
+#pragma unroll FIX_UP_UNROLL
+    for (u32 other = range + 1; other <= last; ++other) {
+        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
 #pragma unroll
-        for (u32 c = 0; c < C_GROUPS; ++c)
+        for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-            for (u32 n = 0; n < N8; ++n) {
-                const float4 sum = __ldcg(sums + (c * N8 + n) * 32);
-                acc[c][n][0] += sum.x;
-                acc[c][n][1] += sum.y;
-                acc[c][n][2] += sum.z;
-                acc[c][n][3] += sum.w;
+            for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+                const float4 sum = __ldcg(sums + (c * M_FRAGMENTS + r) * 32);
+                acc[c][r][0] += sum.x;
+                acc[c][r][1] += sum.y;
+                acc[c][r][2] += sum.z;
+                acc[c][r][3] += sum.w;
             }
     }
 }
 
-// ---- Result: scales of whole columns, bias, 16-byte stores -----------------------------------------------------------------
-// channel0: this warp's first channel; its fragments follow at a distance of C_STRIDE.
-__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 channel0, u32 lane) {
+// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
+
+// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
-    const u32 group = lane >> 2;
+    const u32 g = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c) {
-        const u32 low = channel0 + C_STRIDE * c + group, high = low + 8;
+    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        const u32 low = column0 + FRAGMENT_STRIDE_N * c + g, high = low + 8;
         const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
         const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n) {
-            acc[c][n][0] += bias_low;
-            acc[c][n][1] += bias_low;
-            acc[c][n][2] += bias_high;
-            acc[c][n][3] += bias_high;
+        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+            acc[c][r][0] += bias_low;
+            acc[c][r][1] += bias_low;
+            acc[c][r][2] += bias_high;
+            acc[c][r][3] += bias_high;
         }
     }
 }
-// Eight channels of one token, from shared memory ...
+
+// Eight columns of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -358,67 +374,58 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 token, u32 channel) {
-    if (token >= problem.m || channel >= problem.n) return;
-    u16* target = output + token * problem.output_pitch + channel;
-    if (problem.output_vectors && channel + 8 <= problem.n) {
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+    if (row >= problem.m || column >= problem.n) return;
+    u16* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + 8 <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last channels
+    } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < 8; ++i)
-            if (channel + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
     }
 }
-// Each warpgroup meets at a barrier of its own. Constant numbers: ptxas sets all 16 barriers aside for one that it does not know.
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) {
-    if (warpgroup == 0) bar_sync(1, 128);
-    else bar_sync(2, 128);
-}
 
-// ---- Result: transposed through the warpgroup's staging rows, STAGING_TOKENS at a time ------------------------------
-// stmatrix.trans turns fragments (channels x tokens) into rows of tokens, which leave as 16-byte stores. channel0: the
-// warpgroup's first.
-__device__ __forceinline__ void store_result(Accumulators& acc, const Problem& problem, u16* output, u32 smem,
-                                             u32 warpgroup, u32 warp, u32 lane, u32 token0, u32 channel0) {
-    constexpr u32 VECTORS_PER_TOKEN = 8 * STACK;   // of eight channels
-    constexpr u32 VECTORS_PER_THREAD = (STAGING_TOKENS * VECTORS_PER_TOKEN + 127) / 128;
-    const u32 staging = smem + OUTPUT_STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
+// A warpgroup stores rows `first` and following of its part of the tile, at most STAGING_ROWS of them, through its staging
+// rows: stmatrix.trans turns fragments (columns x rows) into rows, which leave as 16-byte stores. row0, column0: the part's
+// first row and column of the result. Before the call all warps have read what they staged before.
+__device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                                        u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
+    constexpr u32 VECTORS_PER_ROW = 8 * N_FRAGMENTS;   // of eight columns
+    constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
+    const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
+    const u32 rows = min(STAGING_ROWS, BLOCK_M - first);   // the last ones may be fewer
+    const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
-    for (u32 first = 0; first < BLOCK_M; first += STAGING_TOKENS) {
-        const u32 tokens = min(STAGING_TOKENS, BLOCK_M - first);   // the last ones may be fewer
-        const u32 vectors = tokens * VECTORS_PER_TOKEN;
-        warpgroup_sync(warpgroup);   // the rows before, of this tile or of the one before it, are read
+    for (u32 row = 0; row < rows; row += 16)
 #pragma unroll
-        for (u32 token = 0; token < tokens; token += 16)
-#pragma unroll
-            for (u32 c = 0; c < C_GROUPS; ++c) {
-                const u32 n = (first + token) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
-                const u32 target = staging + (token + (lane & 7)) * STAGING_PITCH_BYTES + column;
-                const u32 low[2] = {to_pair(acc[c][n][0], acc[c][n][1]), to_pair(acc[c][n][2], acc[c][n][3])};
-                if (token + 8 < tokens) {
-                    const float(&next)[4] = acc[c][n + 1];
-                    const u32 both[4] = {low[0], low[1], to_pair(next[0], next[1]), to_pair(next[2], next[3])};
-                    stmatrix_x4_trans(target + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
-                } else {
-                    stmatrix_x2_trans(target, low);
-                }
+        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+            const u32 r = (first + row) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
+            const u32 target = staging + (row + (lane & 7)) * STAGING_PITCH_BYTES + column;
+            const u32 low[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
+            if (row + 8 < rows) {
+                const float(&next)[4] = acc[c][r + 1];
+                const u32 both[4] = {low[0], low[1], to_pair(next[0], next[1]), to_pair(next[2], next[3])};
+                stmatrix_x4_trans(target + (lane >> 4) * 8 * STAGING_PITCH_BYTES, both);
+            } else {
+                stmatrix_x2_trans(target, low);
             }
-        warpgroup_sync(warpgroup);   // they are complete
-        // Where all threads have an i-th vector the compiler knows, and asks no more.
-        uint4 values[VECTORS_PER_THREAD];   // all loads before the first store, which waits for one
-#pragma unroll
-        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
-            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            if (128 * (i + 1) <= vectors || vector < vectors)
-                values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
         }
+    warpgroup_sync(warpgroup);   // all warps have written the rows
+    // The compiler drops the second test where all threads have an i-th vector.
+    uint4 values[VECTORS_PER_THREAD];   // all loads before the first store, which waits for one
 #pragma unroll
-        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
-            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_TOKEN, column = vector % VECTORS_PER_TOKEN;
-            if (128 * (i + 1) <= vectors || vector < vectors)
-                store_vector(problem, output, values[i], token0 + first + row, channel0 + 8 * column);
-        }
+    for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
+        const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+        if (128 * (i + 1) <= vectors || vector < vectors)
+            values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
+    }
+#pragma unroll
+    for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
+        const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+        if (128 * (i + 1) <= vectors || vector < vectors)
+            store_vector(problem, output, values[i], row0 + first + row, column0 + 8 * column);
     }
 }
 
@@ -426,42 +433,44 @@ __device__ __forceinline__ void store_result(Accumulators& acc, const Problem& p
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
 // v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
 // bits. s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
-constexpr u32 NIBBLE_LOW = 0;        // b of channel g ...
-constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of channel g + 8
+constexpr u32 NIBBLE_LOW = 0;        // b of column g ...
+constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of column g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// Halves, twice each: -2^11, and 2^(10 - b) of either channel. -8 s times both is s 2^(24 - b).
+// Halves, twice each: -2^11, and 2^(10 - b) of either column. -8 s times both is s 2^(24 - b).
 constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
-struct FusedScale {
-    u32 factor_low, factor_high;   // s 2^(24 - b) of channels g and g + 8; each in both halves
-    u32 offset_low, offset_high;   // -8 s of them
+
+// Of a group of weights, for columns g and g + 8 of a fragment.
+struct GroupScale {
+    u32 factor_low, factor_high;   // s 2^(24 - b), each in both halves
+    u32 offset_low, offset_high;   // -8 s
 };
 
-// pair: the scales of channels g and g + 8. All products are exact.
-__device__ __forceinline__ FusedScale fused_scale(u32 pair, u32 scale_offset) {
+// pair: the scales of columns g and g + 8. All products are exact.
+__device__ __forceinline__ void set_group(GroupScale& group, u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
     const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
-    return FusedScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
+    group = GroupScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
 }
 
-__device__ __forceinline__ void dequantize_fused(u32 (&a)[4], u32 q, const FusedScale& scale) {
+__device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
     const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
-    a[0] = multiply_add(lower & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[1] = multiply_add(lower & MASK_HIGH, scale.factor_high, scale.offset_high);
-    a[2] = multiply_add(upper & MASK_LOW, scale.factor_low, scale.offset_low);
-    a[3] = multiply_add(upper & MASK_HIGH, scale.factor_high, scale.offset_high);
+    a[0] = multiply_add(lower & MASK_LOW, group.factor_low, group.offset_low);
+    a[1] = multiply_add(lower & MASK_HIGH, group.factor_high, group.offset_high);
+    a[2] = multiply_add(upper & MASK_LOW, group.factor_low, group.offset_low);
+    a[3] = multiply_add(upper & MASK_HIGH, group.factor_high, group.offset_high);
 }
 
-// The whole sums of a tile, once; exact.
+// Once for a tile, when all of its sums are there; exact.
 __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& problem) {
 #pragma unroll
-    for (u32 c = 0; c < C_GROUPS; ++c)
+    for (u32 c = 0; c < N_FRAGMENTS; ++c)
 #pragma unroll
-        for (u32 n = 0; n < N8; ++n)
+        for (u32 r = 0; r < M_FRAGMENTS; ++r)
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][n][i] *= problem.scale_back;
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] *= problem.scale_back;
 }
 
-// ---- Consumer: one piece of work ------------------------------------------------------------------------------------
+// ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -477,25 +486,34 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
+// Where a warp stands among the consumers.
+struct WarpPosition {
+    u32 warpgroup, slice, warp, lane;   // slice: of each stage's K. warp: of the warpgroup
+};
+
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
 struct SlotAddresses {
-    u32 activations, weights, scales, zeros;
+    u32 activations, weights, scales = 0, zeros = 0;
 
-    // part: of a stage's depth.
-    __device__ __forceinline__ SlotAddresses(u32 smem, u32 warpgroup, u32 part, u32 warp, u32 lane) {
-        const u32 place = warpgroup * STACK * 64 + 8 * (lane >> 2) + 2 * warp;   // in a row of scales: channels g, g + 8
-        activations = smem + ACTIVATIONS;
-        weights = keep_in_register(smem + WEIGHTS + warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + warp * 512 + lane * 16);
-        scales = keep_in_register(smem + SCALES + place * 2);
-        zeros = 0;
+    __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
+        const u32 k64 = at.slice * K64_PER_SLICE;
+        activations = smem + ACTIVATIONS + k64 * BLOCK_M * ROW_BYTES;
+        weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+                                   at.warp * 512 + at.lane * 16);
+        if constexpr (HAS_STAGE_SCALES) {
+            // In a row of scales: columns g and g + 8.
+            const u32 pair = k64 * 64 / GROUP_SIZE * BLOCK_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+            scales = keep_in_register(smem + SCALES + pair * 2);
+            if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + pair);
+        }
     }
 };
 
-// What a thread holds of the weights.
-constexpr u32 PACKED_BLOCKS = 2;   // the 64-deep block that is multiplied, and the next one
+// What a thread holds of the weights: the 64-deep block that is multiplied and, where there are several, the next one.
+constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
     uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
-    FusedScale scale[STACK];
+    GroupScale group[STACK];
 };
 
 __device__ __forceinline__ void load_packed(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
@@ -507,62 +525,73 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
                      : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
                      : "memory");
 }
+
 // row: of the stage's groups.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
-    u32 scales[STACK];
+    u32 scales[STACK], zeros[STACK] = {};
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
                      : "=r"(scales[s])
                      : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
                      : "memory");
+    if constexpr (HAS_ZEROS) {
 #pragma unroll
-    for (u32 s = 0; s < STACK; ++s) {
-        weights.scale[s] = fused_scale(scales[s], problem.scale_offset);
+        for (u32 s = 0; s < STACK; ++s)
+            asm volatile("ld.shared.u16 %0, [%1];"
+                         : "=r"(zeros[s])
+                         : "r"(slots.zeros + stage * ZERO_STAGE_BYTES + row * BLOCK_N + 64 * s)
+                         : "memory");
     }
+#pragma unroll
+    for (u32 s = 0; s < STACK; ++s)
+        set_group(weights.group[s], scales[s], problem.scale_offset);
 }
+
 // step: of the 64-deep block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
-    for (u32 s = 0; s < STACK; ++s) {
-        dequantize_fused(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.scale[s]);
-    }
+    for (u32 s = 0; s < STACK; ++s)
+        dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
-// This warp has read a slot; whoever fills it hears of it.
-__device__ __forceinline__ void release(u32 empty, u32 slot, u32 lane) {
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+// This warp has read a slot. The CTA that fills it waits for all of its consumers; in a cluster, where each CTA fills a part
+// of every CTA's slot, for those of all CTAs.
+__device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
+    ring.release_used(slot, lane);
 }
 
-// Multiplies the stages of one piece: MMAS_PER_COMMIT k16 slices are dequantised while up to COMMITS_IN_FLIGHT groups of wgmmas
-// go on.
+// Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
+// COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
-// A slot is given back in the next stage, when no wgmma that reads its activations is in flight. Its weights have then been
-// used by instructions that were issued before, so that ptxas cannot move the arrival in front of their loads.
-__device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments& weights, const Problem& problem,
-                                              const SlotAddresses& slots, u32 full, u32 empty, u32& stage, u32& phase,
-                                              const Piece& piece, u32 lane) {
-    u32 previous = stage;
+// A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
+// used its weights (release_used()).
+__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
+    u32 previous = ring.stage;
 #pragma unroll 1
-    for (u32 k = piece.k_begin; k < piece.k_end; ++k) {
-        // Through a shuffle, so that ptxas knows that it is the same in a whole warp: else each wgmma's descriptor, computed
-        // in registers, takes two moves to the uniform ones.
-        const u32 address = __shfl_sync(0xffffffffu, slots.activations + stage * ACTIVATION_STAGE_BYTES, 0);
-        mbarrier_wait_parity(full + 8 * stage, phase);   // every copy into the slot has landed
+    for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
+        // Through a shuffle, so that ptxas knows that the address is the same in a whole warp. Otherwise each wgmma's
+        // descriptor, computed in registers, takes two moves to uniform registers.
+        const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
+        ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, stage, 0);   // each 64-deep block's while the one before it is multiplied
+        load_packed(weights, slots, ring.stage, 0);   // each 64-deep block's while the one before it is multiplied
 #pragma unroll
-        for (u32 i = 0; i < K64_PER_WARPGROUP; ++i) {
-            if (i + 1 < K64_PER_WARPGROUP) load_packed(weights, slots, stage, i + 1);
-            if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, stage, i * 64 / GROUP_SIZE);
+        for (u32 i = 0; i < K64_PER_SLICE; ++i) {
+            if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
+            if constexpr (HAS_STAGE_SCALES) {
+                if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, ring.stage, i * 64 / GROUP_SIZE);
+            }
 #pragma unroll
             for (u32 first = 0; first < 4; first += MMAS_PER_COMMIT) {
                 u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
-                    if (first + j == 2) load_group(weights, problem, slots, stage, i * 2 + 1);
+                    if constexpr (GROUP_SIZE == 32) {
+                        if (first + j == 2) load_group(weights, problem, slots, ring.stage, i * 2 + 1);
+                    }
                     dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();
@@ -575,19 +604,133 @@ __device__ __forceinline__ void consume_piece(Accumulators& acc, WeightFragments
                 wgmma_commit_group();
                 wgmma_wait_group<COMMITS_IN_FLIGHT>();
             }
-            if (i == RELEASE_BLOCK && k > piece.k_begin) release(empty, previous, lane);
+            if (i == RELEASE_K64 && k > unit.k_begin) release(ring, previous, lane);
         }
-        previous = stage;
-        advance(stage, phase);
+        previous = ring.stage;
+        ring.advance();
     }
     wgmma_wait_group<0>();
-    release(empty, previous, lane);
+    release(ring, previous, lane);
+}
+
+// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+struct Operands {
+    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const u16* scales;   // of whole columns, as are the zero points
+    const u8* zeros;
+    const u16* bias;
+    u16* output;
+    Workspace workspace;
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Announces the bytes of a stage, and loads what no kernel before this one writes: weights, as one box of K64_PER_STAGE x
+// N64_PER_TILE blocks, scales and zero points. Blocks outside of the tensor arrive as zeros, and so do their scales.
+__device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
+                                             u32 smem, u32 rank, u64 policy) {
+    const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
+    ring.expect_tx(slot, TRANSACTION_BYTES);
+    cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
+                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
+    if constexpr (HAS_STAGE_SCALES) {
+        const u32 row = at.k * BLOCK_K / GROUP_SIZE;
+        cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
+        if constexpr (HAS_ZEROS)
+            cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_STAGE_BYTES, operands.zero_map, full, tile_n * BLOCK_N,
+                                         row);
+    }
+}
+
+// K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
+__device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
+                                                 u32 smem, u32 rank) {
+    const u32 row = rank * LOADED_M;
+    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_STAGE; ++i)
+        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, operands.activation_map, ring.get_barrier(slot),
+                                     at.k * BLOCK_K + i * 64, at.tile_m * BLOCK_M + row);
+}
+
+// The first lap of the ring, for which no slot has to be released. Weights, scales and zero points do not depend on the kernel
+// before this one; activations do. A dependent launch therefore loads the weights of the first stages before it waits for that
+// kernel. Not those of all stages: the activations of the first one would queue after them.
+__device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
+                                                  const Operands& operands, u32 smem, u32 rank, u64 policy) {
+    const u32 prefetched = min(STAGES, problem.prefetch_stages);
+    StageCursor ahead(cursor);
+#pragma unroll 1
+    for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
+        load_weights(ring, slot, ahead, operands, smem, rank, policy);
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
+        if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policy);
+        load_activations(ring, slot, cursor, operands, smem, rank);
+    }
+}
+
+__device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
+                                        u32 smem, u32 rank, u64 policy) {
+    ring.next_lap();
+#pragma unroll 1
+    for (; cursor.next(problem); ring.advance()) {
+        ring.acquire();
+        load_weights(ring, ring.stage, cursor, operands, smem, rank, policy);
+        load_activations(ring, ring.stage, cursor, operands, smem, rank);
+    }
+}
+
+// ---- Consumers: WARPGROUPS x SLICE_K warpgroups ---------------------------------------------------------------------
+// Scales and stores the complete sums of a tile. row0: its first row. column0: the warpgroup's first column. rank_k: of this
+// CTA among those that divide the tile's K; each stores the rows that it added up.
+__device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
+                                         const WarpPosition& warp, u32 row0, u32 column0, u32 rank_k) {
+    scale_back(acc, problem);
+    add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
+#pragma unroll
+    for (u32 first = 0; first < BLOCK_M; first += STAGING_ROWS) {
+        if constexpr (CLUSTER_K > 1) {   // one tile, and one store for each CTA: the staging rows are free
+            if (first / STAGING_ROWS != rank_k) continue;
+        } else {
+            warpgroup_sync(warp.warpgroup);   // all warps have read the rows before, of this tile or of the one before it
+        }
+        store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.warpgroup, warp.warp, warp.lane, first, row0, column0);
+    }
+}
+
+// range: the CTA's work range. rank: of the CTA in its cluster, along N.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
+                                        u32 rank, const WarpPosition& warp) {
+    const SlotAddresses slots(smem, warp);
+    const u32 warp_tile = warp.warpgroup * 4 + warp.warp, rank_k = range % CLUSTER_K;
+    WorkQueue queue(problem, range);
+    WorkUnit unit;
+    Accumulators acc;
+    WeightFragments weights;
+    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const u32 column0 = (tile_n * CLUSTER + rank) * BLOCK_N + warp.warpgroup * STACK * 64;
+        clear(acc);
+        mainloop(acc, weights, problem, slots, ring, unit, warp.lane);
+        if (unit.k_begin > 0) {
+            store_partials(acc, operands.workspace, range * CLUSTER + rank, warp_tile, warp.lane);
+            continue;
+        }
+        if (unit.k_end < problem.k_iterations)
+            fix_up<CLUSTER>(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane,
+                            rank);
+        epilogue(acc, problem, operands, smem, warp, tile_m * BLOCK_M, column0, rank_k);
+    }
 }
 }  // namespace cudatma
 
-// Y^T = W^T X^T. One thread of the last warps produces: it fills STAGES slots of shared memory, waiting for `empty`, signalling
-// `full`. Warpgroups wait for `full`, multiply, and give the slot back through `empty`. Both walk through the same
-// pieces of work.
+// Y = X W as Y^T = W^T X^T: columns of N are the rows of the wgmma. One thread of the last warps produces: it fills the
+// slots of the ring with TMA. The warpgroups before it consume: they dequantize weights into operand A's registers, multiply,
+// and store. Producer and consumers walk through the same work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -601,88 +744,38 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    const u32 full = smem + FULL_BARRIERS, empty = smem + EMPTY_BARRIERS;
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
-    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = laneid();
-
-    const u32 share = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, bias, output, {partials, flags}};
+    const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = 0;
+    Ring ring;
+    ring.attach(smem + RING_BARRIERS);
 
-    // ---- Producer: one thread makes the barriers and issues every copy ----------------------------------------------
-    // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
-    const bool produces = warp_index == CONSUMER_WARPS;
+    // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
+    // that one thread goes on, and puts no loop around each copy.
+    const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const u64 policy = createpolicy_evict_first();
-    StageCursor cursor(problem, share);
-    const auto begin_stage = [&](const StageCursor& at, u32 slot) {
-        mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES);
-        load_constants(smem, slot, full + 8 * slot, &weight_map,
-                       &scale_map, at.tile_n * CLUSTER + rank, at.k, policy);
-    };
-    // Weights, scales and zero points do not depend on the kernel before this one; activations do. So a dependent launch
-    // asks for those of the first stages before it waits. Not of all: activations would stand behind them.
-    const auto fill_ring = [&]() {
-        const u32 prefetched = min(STAGES, problem.prefetch_stages);
-        StageCursor ahead(cursor);
-#pragma unroll 1
-        for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot) begin_stage(ahead, slot);
-        griddepcontrol_launch_dependents();   // the next kernel may come in and ask for its weights
-        griddepcontrol_wait();
-#pragma unroll 1
-        for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
-            if (slot >= prefetched) begin_stage(cursor, slot);
-            load_activations(smem, slot, full + 8 * slot, &activation_map, cursor.tile_m, cursor.k, rank);
-        }
-    };
-    if (produces && elect_sync()) {
+    StageCursor cursor(problem, range);
+    if (is_producer_warp && elect_sync()) {
         prefetch_tensormap(&weight_map);
         prefetch_tensormap(&activation_map);
         prefetch_tensormap(&scale_map);
-        for (u32 stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full + 8 * stage, 1);
-            mbarrier_init(empty + 8 * stage, EMPTY_ARRIVALS);
-        }
-        fence_mbarrier_init();   // the asynchronous proxy, and the cluster, see initialised barriers
-        fill_ring();             // before the other warps know of the barriers
+        ring.init_barriers(1, EMPTY_ARRIVALS);
+        // The copies need no other warp, but in a cluster the barriers of the other CTAs.
+        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
     }
     __syncwarp();
-    __syncthreads();             // the barriers are there
-    u32 stage = 0, phase = 0;   // phase flips each time the ring wraps
-
+    __syncthreads();          // the barriers are initialized
     if (warp_index >= CONSUMER_WARPS) {
-        if (produces && elect_sync()) {
-#pragma unroll 1
-            for (; cursor.next(problem); advance(stage, phase)) {
-                mbarrier_wait_parity(empty + 8 * stage, phase);   // all warps have read the slot
-                begin_stage(cursor, stage);
-                load_activations(smem, stage, full + 8 * stage, &activation_map, cursor.tile_m, cursor.k, rank);
-            }
+        if (is_producer_warp && elect_sync()) {
+            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
+            produce(ring, cursor, problem, operands, smem, rank, policy);
         }
         __syncwarp();
     } else {
-        // ---- Consumers ----------------------------------------------------------------------------------------------
-        const u32 warpgroup = warp_index / 4, part = 0, warp = warp_index % 4;
-        const SlotAddresses slots(smem, warpgroup, part, warp, lane);
-        WorkQueue queue(problem, share);
-        Piece piece;
-        Accumulators acc;
-        WeightFragments weights;
-        griddepcontrol_wait();   // workspace and result may still be in use by the kernel before this one
-        while (queue.next(problem, piece)) {
-            u32 tile_m, tile_n;
-            tile_position(problem, piece.tile, tile_m, tile_n);
-            const u32 token0 = tile_m * BLOCK_M;
-            const u32 channel0 = (tile_n * CLUSTER + rank) * BLOCK_N + warpgroup * STACK * 64;
-            clear(acc);
-            consume_piece(acc, weights, problem, slots, full, empty, stage, phase, piece, lane);
-            if (piece.k_begin > 0) {
-                store_partials(acc, partials, flags, share * CLUSTER + rank, warp_index, lane);
-                continue;
-            }
-            if (piece.k_end < problem.k_iterations)
-                fix_up(acc, problem, partials, flags, share, rank, problem.k_iterations - piece.k_end, warp_index, lane);
-            scale_back(acc, problem);
-            add_bias(acc, problem, bias, channel0 + 16 * warp, lane);
-            store_result(acc, problem, output, smem, warpgroup, warp, lane, token0, channel0);
-        }
+        const u32 slice = SLICE_K > 1 ? warp_index / 4 / WARPGROUPS : 0;
+        consume(ring, problem, operands, smem, range, rank,
+                WarpPosition{warp_index / 4 - slice * WARPGROUPS, slice, warp_index % 4, laneid()});
     }
 }

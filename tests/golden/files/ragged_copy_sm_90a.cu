@@ -213,24 +213,24 @@ struct TmaPipeline {
 
     // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
     // the phase of parity 1 counts as ended.
-    __device__ __forceinline__ void acquire(u32 slot) { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
-    __device__ __forceinline__ void acquire() { acquire(stage); }
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
 
     // Producer: one arrival, and the slot is full when `bytes` more bytes have come. Before the loads it counts.
-    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
-    __device__ __forceinline__ void expect_tx(u32 bytes) { expect_tx(stage, bytes); }
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
     // Consumer: waits for the slot to be full.
-    __device__ __forceinline__ void wait(u32 slot) { mbarrier_wait_parity(get_barrier(slot), phase); }
-    __device__ __forceinline__ void wait() { wait(stage); }
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: this arrival's share of the slot has been read; the producer waits for consumer_arrivals of them.
     // The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could refill the slot under them.
-    __device__ __forceinline__ void release(u32 slot) {
+    __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
-    __device__ __forceinline__ void release() { release(stage); }
+    __device__ __forceinline__ void release() const { release(stage); }
 
     // Both: go on to the next slot; the parity toggles when the ring wraps.
     __device__ __forceinline__ void advance() {

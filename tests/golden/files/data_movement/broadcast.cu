@@ -63,7 +63,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
         u32 loads = 0;
         for (; loads < STAGES && loads < own_tiles; ++loads) send(loads, loads);
         u8* const copy = destination + rank * bytes;
-        load_ring.next_lap();
+        load_ring.next_lap();   // the loads of the first lap are issued
         for (u32 i = 0; i < own_tiles; ++i) {
             store_ring.wait();
             const u64 begin = tile_begin(i);
