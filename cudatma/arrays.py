@@ -248,7 +248,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Whether two arrays may share a byte; False only where they certainly do not.
 
-    Compares byte extents. Windows of one buffer that lie side by side in rows of the same pitch are told apart.
+    Compares byte extents. Windows of one buffer that are side by side in rows of the same pitch are distinguished.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False

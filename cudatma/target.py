@@ -64,7 +64,7 @@ class Target:
     tensormap_knows_allocation: bool = False
 
     def has(self, feature: str) -> bool:
-        """Whether the target has a feature of FEATURES; TargetError for a name that is none."""
+        """Whether the target has a feature of FEATURES; TargetError for an unknown name."""
         if feature not in FEATURES:
             raise TargetError("feature", feature, ", ".join(sorted(FEATURES)))
         return feature in self.features

@@ -6,7 +6,7 @@
       entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt spec.json manifest.json
       failed/<key>/          what a refused compilation left, the newest few
       facts/<key>/           small things that are slow to find out
-      locks/<key>            exists while somebody builds the key
+      locks/<key>            exists while a process builds the key
       tmp/                   entries being written or thrown away
 
 An entry is written aside and renamed into place, so that it is there as a whole or not at all; its manifest holds size
@@ -46,7 +46,7 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
-# A rename that meets another entry of the same name: a folder, or something that is none.
+# A rename that meets another entry of the same name: a folder, or a file.
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -297,7 +297,7 @@ _REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
 
 
 def _holders(own: Sequence[Path]) -> Iterator[Path]:
-    """Every other folder in which somebody could put another folder in the place of one of ``own``: their parents, and
+    """Every other folder in which a user could replace one of ``own`` by another folder: their parents, and
     where one of these or of ``own`` is a symbolic link, those of what it points to."""
     waiting = [path.absolute() for path in own]
     known, seen = set(waiting), set[Path]()

@@ -305,7 +305,7 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
             try:
                 held.enter_context(cache.lock(key))
             except CacheError as error:
-                # Only somebody's second compilation is at stake, not the entry: that is renamed into place.
+                # The worst result is that a process compiles again; the entry itself is renamed into place.
                 warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
             artifact = cache.get(key)
             if artifact is None:

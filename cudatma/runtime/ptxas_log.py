@@ -1,4 +1,4 @@
-"""What a compilation's log says that somebody should act on. Pure."""
+"""The parts of a compilation's log that require action. Pure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ class Image:
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """An entry by name, or the only one that is meant by it: find_name(). ArgumentError where there is none."""
+        """An entry by its name, or the only one that the name matches: find_name(). ArgumentError where there is
+        none."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry"))
 
