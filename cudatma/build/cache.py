@@ -4,8 +4,8 @@
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
       entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt spec.json manifest.json
-      failed/<key>/          what a refused compilation left, the newest few
-      facts/<key>/           small things that are slow to find out
+      failed/<key>/          artifacts of failed compilations, the newest few
+      facts/<key>/           small facts that are slow to determine
       locks/<key>            exists while a process builds the key
       tmp/                   entries being written or thrown away
 
@@ -183,7 +183,7 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry and prune the cache to its limit. A whole entry of that key stays, a damaged one is replaced.
 
-        Never fails for want of space or permission: the entry then lives in memory, with a RuntimeWarning.
+        Never fails for lack of space or permission: the entry is then kept in memory, with a RuntimeWarning.
         """
         path = self._path("entries", key)
         _check_names(files)
@@ -199,7 +199,7 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep what a refused compilation left for reading; the folder, or None where nothing can be written."""
+        """Keep the artifacts of a failed compilation for reading; the folder, or None if it cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
@@ -219,7 +219,7 @@ class Cache:
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Keep a small fact that is slow to find out, if the folder can be written. ``fact`` is JSON."""
+        """Keep a small fact that is slow to determine, if the folder can be written. ``fact`` is JSON."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):

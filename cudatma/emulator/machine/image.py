@@ -66,7 +66,7 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """The function that an address of function_address() names."""
+        """The function that a number of function_number() names."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
@@ -109,7 +109,7 @@ class Image:
         return seen
 
     def reads(self, entry: str, register: str) -> bool:
-        """Whether a kernel, or what it calls, reads a special register whose name begins with ``prefix``."""
+        """Whether a kernel, or what it calls, reads a special register whose name begins with ``register``."""
         return any(
             getattr(operand, "name", "").startswith(register)
             for name in self.reachable(entry)

@@ -1,4 +1,4 @@
-"""Records -> what a person reads: who waits where, for which barrier, and what is missing there."""
+"""Records -> the text of a report: which threads wait where, for which barrier, and what is missing there."""
 
 from __future__ import annotations
 
