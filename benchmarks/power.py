@@ -60,7 +60,7 @@ def smi_reader(bus_id: str | None) -> Callable[[], Sample] | None:
 
 
 def gpu_bus_id() -> str | None:
-    """PCI bus id of CuPy's current device, None where it cannot be told."""
+    """PCI bus id of CuPy's current device, None if it is not known."""
     with contextlib.suppress(Exception):
         import cupy
 

@@ -1,4 +1,4 @@
-"""cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM fed by it."""
+"""cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM that uses it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

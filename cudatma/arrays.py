@@ -45,7 +45,7 @@ _ADDRESSES = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What cudatma needs to know of an array.
+    """The properties of an array that cudatma uses.
 
     pointer: address of element [0, ..., 0] (0 is possible where the array has no elements).
     shape: in NumPy order. strides_bytes: one a dimension, always filled, may be 0 or negative.
@@ -83,7 +83,7 @@ class ArrayInfo:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps (dimensions of one element do not count)."""
+        """Whether the elements are in C order without gaps (dimensions of one element do not count)."""
         if self.size_elems == 0:
             return True
         return all(
@@ -110,8 +110,9 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 def describe(array: object, field: str = "array") -> ArrayInfo:
     """An array of any library as an ArrayInfo; an ArrayInfo is returned as it is.
 
-    ``field`` names the argument in errors. Raises ArgumentTypeError for what is no dense array, DriverError where a
-    ``__cuda_array_interface__`` pointer must be located and there is no driver. Nothing waits for the array's producer.
+    ``field`` names the argument in errors. Raises ArgumentTypeError for an object that is no dense array, DriverError
+    where a ``__cuda_array_interface__`` pointer must be located and there is no driver. Nothing waits for the array's
+    producer.
     """
     if isinstance(array, ArrayInfo):
         return array
@@ -248,7 +249,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Whether two arrays may share a byte; False only where they certainly do not.
 
-    Compares byte extents. Windows of one buffer that lie side by side in rows of the same pitch are told apart.
+    Compares byte extents. Windows of one buffer that are side by side in rows of the same pitch are distinguished.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -276,9 +277,9 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
 def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
     """An uninitialised C-ordered array of the reference's library and device.
 
-    CuPy, torch and NumPy give their own; ``__cuda_array_interface__`` and DLPack producers give CuPy on the device and
-    NumPy on the host. ``dtype`` is anything NumPy takes. stream: handle of the one that will write it, None: the
-    library's current one. A library gives memory to others again in the order of the stream it was allocated on, so
+    CuPy, torch and NumPy allocate their own; ``__cuda_array_interface__`` and DLPack producers give CuPy on the device
+    and NumPy on the host. ``dtype`` is anything NumPy takes. stream: handle of the one that will write it, None: the
+    library's current one. A library reuses memory in the order of the stream on which it was allocated, so
     that memory from another stream may still be read by its last user. Raises ArgumentTypeError for a dtype that torch
     lacks.
     """

@@ -20,8 +20,8 @@ warnings.simplefilter("once", BackendWarning, append=True)
 def selected_backend(backend: str | None = None) -> str:
     """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
 
-    "auto" is "cuda" where the first GPU is one that cudatma launches on, else "emulator"; "cuda" is taken at its
-    word, and a missing driver shows at the first launch. Raises ArgumentError for another name.
+    "auto" is "cuda" where the first GPU is one that cudatma launches on, else "emulator"; "cuda" is not
+    checked: a missing driver is reported at the first launch. Raises ArgumentError for another name.
     """
     named = _named(backend)
     if named == "auto":

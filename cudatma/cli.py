@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError, CompileError, CudaTmaError
 
 #: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what would fail, and why"),
+    "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
     "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of the GEMM on this GPU, and keep them for marlin_gemm"),
-    "targets": ("targets", "the architectures and what each can do"),
+    "targets": ("targets", "the architectures and their features"),
     "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
     "version": ("version", "versions of cudatma and of what it uses"),
 }

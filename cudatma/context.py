@@ -92,7 +92,7 @@ def initialise() -> Any:
 
 
 def device(ordinal: int) -> Device:
-    """The GPU with this ordinal. Raises LaunchError for an ordinal that is none, DriverError without a driver."""
+    """The GPU with this ordinal. Raises LaunchError for an invalid ordinal, DriverError without a driver."""
     known = _devices.get(ordinal)
     if known is not None:
         return known

@@ -25,8 +25,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """``"did you mean marlin?"``, or "" where no name is like what was given. Names with other numbers are not alike:
-    nobody types sm_80 for sm_90."""
+    """``"did you mean marlin?"``, or "" if no name is similar. Names with other numbers do not count as similar:
+    sm_80 is no typing error for sm_90."""
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
     found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []

@@ -140,7 +140,7 @@ class PipelineSpec:
 
     @former_arguments("field")
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
-        """Raise ArgumentError unless expect_tx is told exactly what the loads of one stage deliver."""
+        """Raise ArgumentError unless expect_tx announces exactly the bytes that the loads of one stage deliver."""
         delivered = self.stage_tx_bytes
         if expect_tx_bytes == delivered:
             return
@@ -153,7 +153,7 @@ class PipelineSpec:
         raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
 
     def check_arrivals(self, *, produced: int | None = None, released: int | None = None) -> None:
-        """Raise ArgumentError unless the arrivals of one CTA for one slot and lap are those that init() is told."""
+        """Raise ArgumentError unless the arrivals of one CTA for one slot and lap are those that init() expects."""
         for field, told, count, waiter in (
             ("producer_arrivals", self.producer_arrivals, produced, "consumers"),
             ("consumer_arrivals", self.consumer_arrivals, released, "the producer"),

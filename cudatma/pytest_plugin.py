@@ -40,7 +40,7 @@ def emulate(request: pytest.FixtureRequest) -> Emulate:
 
 
 class Emulate:
-    """What the fixture gives a test."""
+    """The fixture's value."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._test, self._folder = request.node.nodeid, request.path.parent
@@ -71,9 +71,9 @@ class Emulate:
         kernel: PTX or CUDA text, a .ptx or .cu file (relative to the test's folder, or to the working directory), a
         cudatma.Kernel, or an emulator module. args: NumPy arrays, numbers, tensor maps. entry, grid, block, cluster,
         shared_bytes, target, and ``more`` (arrays, step_limit, ...): as in ``EmulatedModule.launch``.
-        schedules, seed: the command line goes before the test, which goes before 10 and 0. options: for NVRTC.
+        schedules, seed: the command line overrides the test; the defaults are 10 and 0. options: for NVRTC.
         template: whether CUDA text is a template, as a .j2 file always is, see cudatma.compile().
-        hazards: "fail" fails the test with a list of what was found; "collect" leaves it to the test, in the report.
+        hazards: "fail" fails the test and lists the hazards; "collect" puts them into the report for the test to check.
         trace: filled; by default one is made where --emulator-trace asks for it.
 
         Raises what the launch raises: ArgumentError, CompileError, PtxError, StepLimitError.

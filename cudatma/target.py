@@ -1,4 +1,4 @@
-"""The architectures that cudatma generates code for: one row each, and what each can do.
+"""The architectures that cudatma generates code for, and their features: one row each.
 
 Nothing else in the project compares architecture numbers; code asks a Target for a feature. Sources: PTX ISA, the
 "Target ISA Notes" and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
@@ -64,13 +64,13 @@ class Target:
     tensormap_knows_allocation: bool = False
 
     def has(self, feature: str) -> bool:
-        """Whether the target has a feature of FEATURES; TargetError for a name that is none."""
+        """Whether the target has a feature of FEATURES; TargetError for an unknown name."""
         if feature not in FEATURES:
             raise TargetError("feature", feature, ", ".join(sorted(FEATURES)))
         return feature in self.features
 
     def require(self, feature: str, purpose: str) -> None:
-        """Raise TargetError unless the target has the feature; ``purpose`` says what asked for it."""
+        """Raise TargetError unless the target has the feature; ``purpose`` names what requires it."""
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"

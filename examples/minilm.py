@@ -46,12 +46,12 @@ class Choice:
     symmetric: bool = True
     clip_search: bool = True
 
-    def group_size_for(self, depth: int) -> int:
+    def group_size_for(self, k: int) -> int:
         """The largest group size that divides K. ArgumentError where none does."""
         for size in GROUP_SIZES:
-            if size <= self.group_size and depth % size == 0:
+            if size <= self.group_size and k % size == 0:
                 return size
-        raise ArgumentError("K", depth, f"a multiple of {GROUP_SIZES[-1]}", "quantize this layer with group_size=-1")
+        raise ArgumentError("K", k, f"a multiple of {GROUP_SIZES[-1]}", "quantize this layer with group_size=-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _print(found: Mapping[str, Any]) -> None:
 
 
 def _place(backend: str) -> tuple[Any, str]:
-    """The array module of a backend, and the device's name. Raises DriverError where "cuda" is asked for in vain."""
+    """The array module of a backend, and the device's name. DriverError for "cuda" without a GPU."""
     if backend == "reference":
         return np, "the CPU"
     cudatma.detect()

@@ -1,4 +1,4 @@
-"""A kernel of one's own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
+"""A kernel of your own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
 
     python examples/tile_copy.py                       # copies on the GPU, compares, measures
     python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture

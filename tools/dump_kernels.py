@@ -1,4 +1,4 @@
-"""Render and compile kernels without a GPU, and write what came out: source, PTX, cubin, SASS and a one-page report."""
+"""Render and compile kernels without a GPU, and write source, PTX, cubin, SASS and a one-page report."""
 
 from __future__ import annotations
 

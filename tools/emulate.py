@@ -3,9 +3,9 @@
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
 sizes are options: marlin_mma_sync (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
 --stages --blocks), and the operations of docs/operations.md: window_copy, run_copy, transpose, gather_boxes, im2col,
-broadcast. With --coverage nothing runs: it lists which instructions of a PTX file the emulator knows.
+broadcast. --coverage runs nothing: it lists which instructions of a PTX file the emulator supports.
 
-Exit status 0 where all is clean, 1 where something is wrong with the kernel, 2 for a wrong call.
+Exit status: 0 no hazard and the expected result; 1 a hazard or a wrong result; 2 a wrong call.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_ptx(source: str) -> str:
 
 
 def describe_coverage(found: Coverage) -> dict[str, Any]:
-    """Coverage as plain data: counts, opcode -> count, and every instruction that is missing with its place."""
+    """Coverage as plain data: counts, opcode -> count, and every unsupported instruction with its place."""
     return {
         "complete": not found.missing,
         "covered_instructions": sum(found.covered.values()),
@@ -92,7 +92,11 @@ def extents(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
-    parser.add_argument("--coverage", metavar="FILE.ptx", help="look through a PTX file, or - for standard input")
+    parser.add_argument(
+        "--coverage",
+        metavar="FILE.ptx",
+        help="a PTX file to check, or - for standard input",
+    )
     add_launch_options(parser)
     _add_run_options(parser)
     return parser
@@ -101,15 +105,15 @@ def _parser() -> Parser:
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """The options that describe the launch of a file's kernel."""
     launch = parser.add_argument_group("the launch")
-    launch.add_argument("--template", action="store_true", help="render the .cu file first, as a .j2 file is")
+    launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
     launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="blocks (1)")
-    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a block (32)")
-    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="blocks of a cluster")
-    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a block (0)")
-    launch.add_argument("--target", metavar="SM", help=f"what to compile for, and whose limits hold ({DEFAULT_TARGET})")
+    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a thread block (32)")
+    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs of a cluster")
+    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a CTA (0)")
+    launch.add_argument("--target", metavar="SM", help=f"architecture, whose limits apply ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
-    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="memory of a tensor map alone")
+    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array that only a map names")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +121,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
     run.add_argument("--replay", type=int, metavar="K", help="run schedule K of the seed alone")
-    run.add_argument("--step-limit", type=int, metavar="N", help="steps after which a schedule is given up as endless")
+    run.add_argument("--step-limit", type=int, metavar="N", help="steps after which a schedule counts as endless")
     result = parser.add_argument_group("the result")
     result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
     result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")

@@ -32,7 +32,7 @@ _GRAMMAR = "name:dtype[shape]=fill, name:dtype=number, map(name, box=AxB, swizzl
 _FIELDS = ("kernel", "entry", "grid", "block", "cluster", "shared_bytes", "target", "arrays", "args")
 _ARRAY_FIELDS = ("dtype", "shape", "fill", "seed", "save", "expect", "tolerance")
 _MAP_OPTIONS = ("box", "swizzle", "interleave", "l2_promotion", "oob_fill", "element_strides", "dtype")
-#: More memory than a launch that somebody watches needs.
+#: More memory than an interactive launch needs.
 MAX_ARRAY_BYTES = 1 << 30
 
 

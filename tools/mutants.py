@@ -1,8 +1,8 @@
 """Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
 
 FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as `cudatma emulate`
-takes them. A mutant that survives is a synchronization that this launch does not show to be needed: make rings wrap,
-or give each block more than one tile.
+takes them. A mutant that survives changes a synchronization that this launch does not show to be needed: let rings
+wrap, or give each CTA more than one tile.
 
 Exit status 0 where the unchanged kernel is clean and 95 % of the mutants that are not exempt are reported, 1 otherwise,
 2 for a wrong call.

@@ -1,4 +1,4 @@
-"""Show the architectures that cudatma generates code for, and what each can do."""
+"""Show the architectures that cudatma generates code for, and their features."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         "compute capability": [row["compute_capability"] for row in rows],
         "least PTX ISA": [row["ptx_isa"] for row in rows],
         "smem a block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
-        "blocks of a cluster": [str(row["max_cluster_blocks"]) for row in rows],
+        "CTAs of a cluster": [str(row["max_cluster_blocks"]) for row in rows],
         "launched on": ["yes" if row["runs_here"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}

@@ -4,9 +4,9 @@
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
       entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt spec.json manifest.json
-      failed/<key>/          what a refused compilation left, the newest few
-      facts/<key>/           small things that are slow to find out
-      locks/<key>            exists while somebody builds the key
+      failed/<key>/          artifacts of failed compilations, the newest few
+      facts/<key>/           small facts that are slow to determine
+      locks/<key>            exists while a process builds the key
       tmp/                   entries being written or thrown away
 
 An entry is written aside and renamed into place, so that it is there as a whole or not at all; its manifest holds size
@@ -46,7 +46,7 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
-# A rename that meets another entry of the same name: a folder, or something that is none.
+# A rename that meets another entry of the same name: a folder, or a file.
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -183,7 +183,7 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry and prune the cache to its limit. A whole entry of that key stays, a damaged one is replaced.
 
-        Never fails for want of space or permission: the entry then lives in memory, with a RuntimeWarning.
+        Never fails for lack of space or permission: the entry is then kept in memory, with a RuntimeWarning.
         """
         path = self._path("entries", key)
         _check_names(files)
@@ -199,7 +199,7 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep what a refused compilation left for reading; the folder, or None where nothing can be written."""
+        """Keep the artifacts of a failed compilation for reading; the folder, or None if it cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
@@ -219,7 +219,7 @@ class Cache:
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Keep a small fact that is slow to find out, if the folder can be written. ``fact`` is JSON."""
+        """Keep a small fact that is slow to determine, if the folder can be written. ``fact`` is JSON."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -297,7 +297,7 @@ _REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
 
 
 def _holders(own: Sequence[Path]) -> Iterator[Path]:
-    """Every other folder in which somebody could put another folder in the place of one of ``own``: their parents, and
+    """Every other folder in which a user could replace one of ``own`` by another folder: their parents, and
     where one of these or of ``own`` is a symbolic link, those of what it points to."""
     waiting = [path.absolute() for path in own]
     known, seen = set(waiting), set[Path]()

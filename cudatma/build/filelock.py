@@ -52,7 +52,7 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
         # A child forked inside the block has closed its copy already and must not unlink its parent's file.
         if os.getpid() == owner:
             _held.discard(descriptor)
-            # Unlinked before it is released: whoever opened the old file sees that it is no longer the one here.
+            # Unlinked before it is released: a process that opened the old file sees that it is no longer the one here.
             with contextlib.suppress(OSError):
                 path.unlink()
             # Released by name, not only by closing: a child that was forked outside of Python may hold a copy.

@@ -1,7 +1,7 @@
 """From a template or a source to a Kernel: memory, then disk, then NVRTC. Concurrent callers compile once.
 
-The key of an artifact covers everything that decides it: the bytes of the template and of all it includes, the spec's
-class and init fields, the code that computes from them, target, NVRTC version and options. A warm load therefore
+The key of an artifact covers everything that it depends on: the bytes of the template and of all it includes, the
+spec's class and init fields, the code that computes from them, target, NVRTC version and options. A warm load therefore
 renders nothing and creates no NVRTC program.
 """
 
@@ -87,9 +87,10 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 @contextmanager
 def debugging(debug: bool = True) -> Iterator[None]:
-    """Inside of it, this thread's (or task's) calls build their kernels with ``debug``, whatever $CUDATMA_DEBUG says.
+    """Build the kernels of this thread's (or task's) calls with ``debug`` inside the context, regardless of
+    $CUDATMA_DEBUG.
 
-    Raises ArgumentTypeError unless it is a bool.
+    Raises ArgumentTypeError unless ``debug`` is a bool.
     """
     if not isinstance(debug, bool):
         raise ArgumentTypeError("debug", type(debug).__name__, "bool")
@@ -101,7 +102,7 @@ def debugging(debug: bool = True) -> Iterator[None]:
 
 
 def wants_debug(debug: bool | None) -> bool:
-    """``debug``; None: what debugging() says, else whether $CUDATMA_DEBUG is 1.
+    """``debug``; None: that of debugging(), else whether $CUDATMA_DEBUG is 1.
 
     Raises ArgumentTypeError, ArgumentError.
     """
@@ -153,15 +154,16 @@ def compile(
 ) -> Kernel:
     """Compile a kernel of your own, or find it in the cache.
 
-    source_or_template: CUDA C++ text, or what ends in ".j2": the name of one of cudatma's templates or the path of
-    yours. spec: a frozen dataclass, or None.
-    template: whether the text is a template, as what ends in ".j2" always is: it is rendered first, so that
-    ``//% include "primitives/tma_load.cuh.j2"`` brings the primitives in and ``${ spec.x }`` prints a field. Other text
-    is compiled as it is. Errors and hazards have the line numbers of your text either way.
+    source_or_template: CUDA C++ text; or a name that ends in ".j2": one of cudatma's templates, or the path of your
+    own.
+    spec: a frozen dataclass, or None.
+    template: whether the text is a template; a ".j2" file always is. A template is rendered first:
+    ``//% include "primitives/tma_load.cuh.j2"`` includes primitives, and ``${ spec.x }`` prints a field. Other text
+    is compiled unchanged. Errors and hazards have the line numbers of your text in both cases.
     target: default_target() unless named: $CUDATMA_TARGET, else the GPU's, else sm_90a.
-    entry: the kernel's ``extern "C"`` name, may be left out where there is one kernel or ``spec.entry`` says it.
+    entry: the kernel's ``extern "C"`` name; optional if there is one kernel or ``spec.entry`` names it.
     options: more NVRTC options.
-    debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2) and what they are asked for is checked;
+    debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked;
     a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
 
     The result can be read (source, ptx, cubin, log) without a GPU. Raises ArgumentError, ArgumentTypeError,
@@ -304,7 +306,7 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
             try:
                 held.enter_context(cache.lock(key))
             except CacheError as error:
-                # Only somebody's second compilation is at stake, not the entry: that is renamed into place.
+                # The worst result is that a process compiles again; the entry itself is renamed into place.
                 warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
             artifact = cache.get(key)
             if artifact is None:

@@ -49,7 +49,7 @@ _PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What NVRTC made of a source.
+    """The result of compiling a source.
 
     ptx: text. cubin: the ELF image for one architecture. log: everything the compilers said, ptxas' figures included.
     nvrtc_version: (major, minor). seconds: wall time of the compilation.
@@ -63,7 +63,7 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the log warns of, see ptxas_log.log_warnings()."""
+        """Warnings of the log, see ptxas_log.log_warnings()."""
         return log_warnings(self.log)
 
 

@@ -47,7 +47,7 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
-    """(item, do(item)) as each is done, in any order, by so many new processes; 1: by this one, in order.
+    """(item, do(item)) as each is done, in any order, by ``jobs`` new processes; 1: by this one, in order.
 
     do, items and results are pickled. Raises ArgumentError (jobs), CompileError where a process dies, and what ``do``
     raises.

@@ -1,4 +1,4 @@
-"""A kernel in whatever form somebody has it, as PTX for the emulator: PTX or CUDA text, a file of either, a Kernel."""
+"""A kernel from any source as PTX for the emulator: PTX or CUDA text, a file of either, a Kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
-#: More is no kernel that somebody wrote or a compiler made.
+#: No kernel is longer.
 MAX_BYTES = 64 << 20
 
 

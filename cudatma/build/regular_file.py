@@ -1,4 +1,4 @@
-"""Read a file that somebody else may have put there: never waits for a pipe, never reads a device without end."""
+"""Read a file that may come from another user: never waits for a pipe, never reads a device without end."""
 
 from __future__ import annotations
 

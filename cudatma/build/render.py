@@ -8,9 +8,9 @@ Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, which
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
 The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. An include
-names its file in quotes and renders once an output: whoever needs a primitive includes it, and the second include of
-the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is an error,
-and the filters that would hide or scramble values (`default`, `random`) are not there.
+names its file in quotes and renders once an output: a file includes each primitive that it needs, and the second
+include of the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is
+an error, and the filters that would hide or scramble values (`default`, `random`) are not there.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class IncludeOnce(Extension):
 
 class LineDirectives(Extension):
     """#line directives wherever the output's lines stop following the template's, so that the compiler, and with it
-    PTX, hazards and hang reports, counts lines as the file that somebody wrote does.
+    PTX, hazards and hang reports, counts lines as the user's file does.
 
     A macro's body has none: it may be printed in the middle of a line.
     """

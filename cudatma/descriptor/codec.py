@@ -71,7 +71,7 @@ _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name]
 class Decoded:
     """A tensor map read back.
 
-    version, smem_bytes, smem_pattern: derived by whoever wrote the map. unknown: the set bits (as an integer, bit n of
+    version, smem_bytes, smem_pattern: derived by the encoder of the map. unknown: the set bits (as an integer, bit n of
     the object) that the spec does not account for: those of no field, and of dimensions beyond the rank.
     """
 

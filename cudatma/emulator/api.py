@@ -85,24 +85,24 @@ class EmulatedModule:
         trace: Trace | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Report:
-        """Run a kernel under several schedules and report what is wrong with it.
+        """Run a kernel under several schedules and report its hazards.
 
-        name: an entry, mangled or plain, or a part of its name that only one has. grid, block, cluster: blocks,
-        threads, blocks a cluster; an int or up to three. args: NumPy arrays (their memory is the device's), numbers,
-        structures, bytes, tensor maps. arrays: more memory that the kernel reaches through addresses. shared_bytes:
-        dynamic shared memory.
+        name: an entry, mangled or plain, or a part of its name that only one has. grid, block, cluster: thread blocks,
+        threads of a thread block, CTAs of a cluster; an int or up to three. args: NumPy arrays (their memory is the
+        device's), numbers, structures, bytes, tensor maps. arrays: more memory that the kernel reaches through
+        addresses. shared_bytes: dynamic shared memory.
         schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
         from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
         "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
         one schedule. resident_clusters: how many clusters are live at a time, unless all of them wait for clusters that
         have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
-        what .maxnreg and the launch bounds say. trace: keeps what happened in the last schedule, or in the first that
-        showed a hazard. progress: is called after each schedule with the number of those that have run.
+        what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
+        a hazard. progress: is called after each schedule with the number of schedules that have run.
 
-        programmatic: as in a programmatic dependent launch, the grid before this one may still run: whatever writes
-        global memory, and whatever reads one of the arrays ``produced_by_previous``, has to come after
-        griddepcontrol.wait. Arrays there imply ``programmatic``; launch_dependents has no effect on its own grid.
+        programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
+        memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there
+        imply ``programmatic``; launch_dependents has no effect on its own grid.
 
         Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
         StepLimitError, ResidencyError and HazardError. After a HazardError of a kernel that ran to its end, arrays and

@@ -27,7 +27,8 @@ _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) 
 
 
 def looks_like_dump(text: str) -> bool:
-    """Whether somebody meant a debugger's dump: words with 0x and addresses or braces around them, or many words."""
+    """Whether the text looks like a debugger's dump: words with 0x and addresses or braces around them, or many
+    words."""
     array = _ARRAY.search(text)
     return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
 

@@ -39,7 +39,7 @@ def parse_hex(text: bytes) -> bytes:
 
 
 def looks_like_hex(text: bytes) -> bool:
-    """Whether somebody meant hex digits, however many."""
+    """Whether the text looks like hex digits, of any number."""
     body = text.lstrip()
     body = body[2:] if body[:2] in (b"0x", b"0X") else body
     return bool(body) and _HEX_TEXT.issuperset(body)

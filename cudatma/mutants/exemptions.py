@@ -63,7 +63,7 @@ def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """fence.proxy.async makes an mbarrier.init of the same thread visible as well, before anybody is told of it."""
+    """fence.proxy.async makes an mbarrier.init of the same thread visible as well, before another thread can use it."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     found: Instruction | None = None

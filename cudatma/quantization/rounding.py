@@ -1,7 +1,7 @@
 """Dense weights to int4: round to nearest, per group along K, with an optional search for a tighter range.
 
-Symmetric: the element of largest magnitude e gets level -8, so scale = e / -8 (negative where e is positive). All
-sixteen levels serve; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. docs/quantization.md
+Symmetric: the element of largest magnitude e gets level -8, hence scale = e / -8 (negative where e is positive). This
+uses all sixteen levels; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. docs/quantization.md
 has the measured errors. Asymmetric: scale = (max - min) / 15 over a range that includes 0, zero = round(-min / scale).
 
 The scale is rounded to fp16 or bf16 first and the integers are computed with the rounded one, which is what kernels
@@ -53,11 +53,12 @@ def quantize(
 ) -> PackedWeight:
     """Quantize a dense weight of shape (K, N) = (in, out) to int4.
 
-    weight: floating point; a NumPy or CuPy array, a torch tensor or anything with DLPack. The result lies on the same
+    weight: floating point; a NumPy or CuPy array, a torch tensor or anything with DLPack. The result is on the same
     device. group_size: 32, 64, 128 or -1. dtype: of the scales, fp16 or bf16. clip_search: for each group try the
     ranges of CLIP_RATIOS and keep the one of least squared error (some 20 times slower).
     Ties round to even. Raises QuantizationError for NaN or infinite elements (with their index) and for groups whose
-    dequantised values exceed the dtype's range (with the group); ArgumentTypeError for what is no float array.
+    dequantised values exceed the dtype's range (with the group); ArgumentTypeError for an object that is no float
+    array.
     """
     return _quantize(native_array(weight, "weight"), group_size, symmetric, activation_type(dtype), clip_search)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A launch with everything settled but the stream.
+    """A launch that is complete but for its stream.
 
     arguments: one ctypes object a parameter. Change them in place between launches: ``arguments[0].value = pointer``
     for arrays and scalars, ``arguments[1][0] = address`` for a tensor map: its first eight bytes are its address.
@@ -97,10 +97,10 @@ class Kernel:
     """One kernel of a cubin, ready to be read and, on a GPU of its target, launched.
 
     cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
-    for. parameters: what it takes. folder: where the artifacts lie, None if they are in memory only.
-    smem_layout: (name, offset, bytes) of its dynamic shared memory, empty where nobody said. is_debug: whether it was
+    for. parameters: those of the kernel. folder: of the artifacts, None if they are in memory only.
+    smem_layout: (name, offset, bytes) of its dynamic shared memory, empty if it is not known. is_debug: whether it was
     compiled with debug=True; its launches then wait for their end and raise PipelineHang.
-    Launching on a GPU is safe from many threads at once. A kernel can be pickled; a process loads it for itself.
+    Launching on a GPU is safe from many threads at once. A kernel can be pickled; each process loads it again.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Kernel:
         folder: Path | None = None,
         smem_layout: Sequence[tuple[str, int, int]] = (),
     ) -> None:
-        """Raises ArgumentError unless ``entry`` is a kernel of ``ptx``, which tells the parameters."""
+        """Raises ArgumentError unless ``entry`` is a kernel of ``ptx``, from which the parameters are read."""
         known = entries(ptx)
         if entry not in known:
             raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX holds no kernel")
@@ -170,15 +170,17 @@ class Kernel:
         programmatic: bool = False,
         backend: str | None = None,
     ) -> None:
-        """Launch on the device that the arguments live on (the current one if none does).
+        """Launch on the device that holds the arguments (the current one if no argument is on a device).
 
-        grid, block: blocks, threads. args: one value a parameter, see launch_args.marshal. cluster: blocks; divides the
-        grid. shared_bytes: dynamic shared memory of a block. stream: None for the current stream of the arguments'
-        library, or a stream or handle. programmatic: may begin before the kernel in front of it has ended; it must then
-        execute griddepcontrol.wait before it touches what that kernel writes.
-        backend: "cuda", "emulator" (NumPy arrays, in order, see emulate()), or None: the emulator where arrays lie on
+        grid: thread blocks. block: threads of a thread block. args: one value for each parameter, see
+        launch_args.marshal.
+        cluster: CTAs of a cluster; must divide the grid. shared_bytes: dynamic shared memory of a CTA. stream: a stream
+        or its handle; None: the current stream of the arguments' library. programmatic: the kernel may begin before the
+        previous kernel has ended; it must then execute griddepcontrol.wait before it touches what that kernel writes.
+        backend: "cuda", "emulator" (NumPy arrays, in order, see emulate()), or None: the emulator if the arrays are on
         the host, no stream is named and the machine has no usable GPU.
-        Returns at once; raises LaunchError for what cannot work, before the driver is called, and DriverError.
+        Returns at once. Raises LaunchError, before the driver is called, for a launch that cannot work, and
+        DriverError.
         """
         may_emulate = backend is not None or (stream is None and _on_host(args))
         if may_emulate and _backend(backend) == "emulator":
@@ -217,9 +219,9 @@ class Kernel:
         hazards: str = "raise",
         **options: Any,
     ) -> Report:
-        """Run the kernel's PTX on the CPU, under several schedules, and report what is wrong with it.
+        """Run the kernel's PTX on the CPU, under several schedules, and report its hazards.
 
-        args: as in launch(), but arrays are NumPy's, and are the device's memory. Others, and options: see
+        args: as in launch(), but arrays are NumPy's, and are the device's memory. Other arguments and options: see
         ``emulator.EmulatedModule.launch``. Raises HazardError, TrapError, ArgumentError, EmulatorError.
         """
         return self.emulated.launch(

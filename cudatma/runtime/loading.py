@@ -16,7 +16,7 @@ from cudatma.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a loaded kernel takes: registers a thread, bytes of local memory a thread (spills and stack), of static
+    """Resources of a loaded kernel: registers a thread, bytes of local memory a thread (spills and stack), of static
     shared memory a block and of constant memory; most threads a block, most dynamic shared memory a block in bytes."""
 
     registers: int
@@ -38,7 +38,7 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded in the middle of that."""
+    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded during a capture."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
         raise LaunchError(

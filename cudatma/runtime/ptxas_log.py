@@ -1,4 +1,4 @@
-"""What a compilation's log says that somebody should act on. Pure."""
+"""The parts of a compilation's log that require action. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def log_warnings(log: str) -> tuple[str, ...]:
 
 
 def performance_losses(log: str) -> tuple[str, ...]:
-    """The lines in which ptxas gives up what a kernel's speed is built on: wgmma serialised, setmaxnreg ignored."""
+    """The lines in which ptxas reports a loss of performance: wgmma serialised, setmaxnreg ignored."""
     return tuple(line.strip() for line in log.splitlines() if _LOSS in line)
 
 

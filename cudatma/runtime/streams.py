@@ -188,7 +188,7 @@ def _libc() -> Any:
 
 
 class GraphLife:
-    """Tells when a graph, all that was instantiated from it and all their launches have ended.
+    """Reports when a graph, its executables and all their launches have ended.
 
     The graph owns a user object. The driver runs its destructor in a thread of its own, which may neither call CUDA nor
     wait for Python, so the destructor is sem_post() of the C library, and has_ended() looks at the semaphore.

@@ -260,7 +260,7 @@ def test_the_page_names_every_rule_and_the_numbers() -> None:
     for text in (
         f"{shared.CAPACITY * shared.RECORD.itemsize >> 10} KB of pinned host memory",
         f"{shared.BLOCK_NOTES_BYTES} bytes of device memory",
-        f"more than {shared.MAX_NOTED_BLOCKS} blocks",
+        f"more than {shared.MAX_NOTED_BLOCKS} CTAs",
         shared.TIMEOUT_VARIABLE,
         shared.PANEL_NAME,
     ):

@@ -66,7 +66,7 @@ class Queue:
         self.open = Group(self.count, owner=self.owner)
 
     def seal(self) -> None:
-        """An arrival covers the copies so far: those that follow in the same group are told apart from them."""
+        """An arrival covers the copies so far: those that follow in the same group are kept apart from them."""
         if self.open.issued_at >= 0:
             self.open.is_part = True
             self.commit()

@@ -31,7 +31,7 @@ def lanes_now(w: Warp) -> int:
 
 
 def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Of the granules of a load by ``lanes`` lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    """Of the granules of a load by several lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -236,7 +236,7 @@ class Agents:
             self._stamped(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
-        """(agent, clock) of an access by so many lanes.
+        """(agent, clock) of an access by ``lanes`` lanes.
 
         What several lanes do on their own is published by one of them only after the lanes have met; what one lane
         does, or all do in one warp-wide instruction (together), at once.
@@ -253,7 +253,7 @@ class Agents:
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """(agent, clock, positions) of an access by so many lanes: as ``stamp``, of each group of the lanes."""
+        """(agent, clock, positions) of an access by ``lanes`` lanes: as ``stamp``, of each group of the lanes."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)

@@ -192,9 +192,10 @@ class BarrierEvents(Checks):
 
     def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
         """The barrier is used no more: of the copies that complete on it nobody knows whether they have landed, unless
-        somebody has waited for the last one. w, at: who ends it, where that is an instruction.
+        some warp has waited for the last one. w, at: who ends it, where that is an instruction.
 
-        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not told.
+        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
+        reported.
         """
         if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
             return

@@ -60,7 +60,7 @@ class Far:
 
 
 class Clock:
-    """What somebody has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
+    """What an agent has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
     asynchronous proxy in shared memory as well."""
 
     __slots__ = ("far", "order", "proxy")

@@ -152,7 +152,7 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     wait = first.waits_for or first.last_poll
     at = getattr(wait, "at", first.frame.program.flow.segments[first.pc].start)
     starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
-    if starved is not None:  # whoever else waits, waits for these warps
+    if starved is not None:  # all other warps wait for these
         message = f"{starved.waits_for.arithmetic()}; it waits for ever:\n    {shown}{more}"
         program = starved.frame.program
         findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp)

@@ -65,7 +65,7 @@ class GlobalShadow:
     # ---- readers: two slots each of (who, clock, strength, lanes)
 
     def forget_readers(self, indices: Array) -> None:
-        """Those that have been told of, so that one access is one finding."""
+        """Those that have been reported, so that one access is one finding."""
         if self._readers is not None:
             self._readers[indices] = 0
 

@@ -142,7 +142,7 @@ class GlobalWatch(GlobalChecks):
     def async_read(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, until: tuple[int, int], proxy: bool = True
     ) -> None:
-        """A copy that reads a tracked buffer is issued. until: (agent, clock) that whoever waits for it gets to know.
+        """A copy that reads a tracked buffer is issued. until: (agent, clock) that a thread acquires by waiting for it.
 
         proxy: through the asynchronous proxy; cp.async reads as a plain load does.
         """
@@ -159,7 +159,8 @@ class GlobalWatch(GlobalChecks):
     def async_write(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, until: tuple[int, int], is_reduction: bool
     ) -> None:
-        """A bulk store or reduction is issued; whoever waits for its group, not only for its reads, may look."""
+        """A bulk store or reduction is issued; a thread that waits for its group, not only for its reads, may read the
+        result."""
         shadow = self._shadow(region, tracks=True)
         clock = self._observer.known(w)
         self._check_grid(w, at, region, clock, "written")

@@ -62,7 +62,7 @@ class MemoryOrder:
         observer.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """(agent, clock) of a strong write: whoever acquires what it publishes knows of the write itself, too."""
+        """(agent, clock) of a strong write: a thread that acquires what it publishes also knows of the write itself."""
         observer = self._observer
         agent = observer.flag_agent(w)
         clocks = observer.every_clock(w)

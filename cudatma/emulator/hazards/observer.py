@@ -1,4 +1,4 @@
-"""The hazard layer: told of every access, fence and barrier of a cluster, it keeps happens-before and reports what
+"""The hazard layer: notified of every access, fence and barrier of a cluster, it keeps happens-before and reports what
 breaks it.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrier", "Async proxy", "wgmma.fence".
@@ -30,7 +30,7 @@ __all__ = ["Findings", "Observer", "report_deadlock"]
 
 
 class Observer(SwizzleChecks):
-    """One cluster's hazard layer: told of every access, fence and barrier."""
+    """One cluster's hazard layer, notified of every access, fence and barrier."""
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster, findings)
@@ -172,7 +172,7 @@ class Observer(SwizzleChecks):
         return operation
 
     def async_written(self, operation: AsyncWrite, barrier: MBarrier | None, group: Any) -> None:
-        """The copy has landed: whoever waits for the barrier's phase, or the group, may look."""
+        """The copy has landed: a thread that waits for the barrier's phase, or the group, may read the bytes."""
         shadow, indices = operation.shadow, operation.indices
         self._operations.pop(operation.number, None)
         mine = indices[shadow.in_flight[indices] == operation.number]

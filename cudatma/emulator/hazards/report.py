@@ -12,7 +12,7 @@ from cudatma.errors import counted
 CAUSES: dict[str, str] = {
     "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
-    "arrival_overflow": "more threads arrive than mbarrier.init was told, or one arrives twice in a phase",
+    "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
     "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",

@@ -66,11 +66,12 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """The function that an address of function_address() names."""
+        """The function that a number of function_number() names."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """An entry by name, or the only one that is meant by it: find_name(). ArgumentError where there is none."""
+        """An entry by its name, or the only one that the name matches: find_name(). ArgumentError where there is
+        none."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry"))
 
@@ -108,7 +109,7 @@ class Image:
         return seen
 
     def reads(self, entry: str, register: str) -> bool:
-        """Whether a kernel, or what it calls, reads a special register whose name begins with ``prefix``."""
+        """Whether a kernel, or what it calls, reads a special register whose name begins with ``register``."""
         return any(
             getattr(operand, "name", "").startswith(register)
             for name in self.reachable(entry)

@@ -26,7 +26,7 @@ PARAM_START = 0x400
 
 
 class Region:
-    """A run of bytes at an address. data: (size,) uint8, shared with whoever owns the array."""
+    """A run of bytes at an address. data: (size,) uint8, shared with the array's owner."""
 
     __slots__ = ("_views", "base", "base_word", "data", "end", "is_writable", "name", "owner", "shadow", "size")
 

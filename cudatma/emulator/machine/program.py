@@ -68,7 +68,7 @@ class Program:
         return found
 
     def source(self, index: int, masked: bool) -> str:
-        """The Python of a segment, for whoever debugs the emulator."""
+        """The Python of a segment, for debugging the emulator."""
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
         return writer.write()
 

@@ -86,7 +86,7 @@ class Launch(Protocol):
 
 
 class GlobalObserver(Protocol):
-    """The hazard layer's part for global memory. until: (agent, clock) that whoever waits for a copy gets to know."""
+    """The hazard layer's part for global memory. until: (agent, clock) that a thread acquires by waiting for a copy."""
 
     def read(self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, /) -> None: ...
     def write(
@@ -108,7 +108,7 @@ class GlobalObserver(Protocol):
 
 
 class Observer(Protocol):
-    """The hazard layer of one cluster (hazards/observer.py): told of every access, copy, fence and barrier.
+    """The hazard layer of one cluster (hazards/observer.py): notified of every access, copy, fence and barrier.
 
     w: the warp, at: the index of its instruction. offsets: in the CTA's shared memory. barrier, group: an mbarrier
     and a group of copies (async_copy/), or a state.NamedBarrier.

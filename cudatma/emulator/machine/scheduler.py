@@ -85,7 +85,7 @@ class Scheduler:
         self.blocked.pop(id(split), None)
 
     def block(self, split: Split, reason: Any) -> int:
-        """The running split cannot go on; whoever releases it calls wake()."""
+        """The running split cannot go on; the code that releases it calls wake()."""
         split.waits_for = reason
         split.warp.guard = None
         self.ready.remove(split)

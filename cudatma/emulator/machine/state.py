@@ -93,7 +93,7 @@ class Warp:
         #: How often all live lanes have met at a warp-wide instruction, and how often some of them.
         self.meetings = 0
         self.part_meetings = 0
-        #: Lanes whose guard holds, while a guarded instruction runs that the hazard layer is told of.
+        #: Lanes whose guard holds, while a guarded instruction runs of which the hazard layer is notified.
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load: one that finds the same again is spinning.
         self.looked: tuple[int, bytes] | None = None
@@ -201,7 +201,7 @@ class Warp:
 
 
 class NamedBarrier:
-    """One of a CTA's 16 barriers (bar.sync id). arrived: threads so far; expected: None until somebody says."""
+    """One of a CTA's 16 barriers (bar.sync id). arrived: threads so far; expected: None until the first arrival."""
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
 

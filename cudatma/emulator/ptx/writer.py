@@ -87,7 +87,7 @@ def storage_classes(flow: Flow) -> list[str]:
     ]
 
 
-#: What the hazard layer is told of: it wants to know which lanes a guard lets through.
+#: Events of which the hazard layer is notified, with the lanes that the guard enables.
 _WATCHED = {
     *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
 }

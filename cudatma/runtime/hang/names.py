@@ -1,4 +1,4 @@
-"""Shared addresses and line numbers of a report as what a reader knows them by."""
+"""Names for the shared addresses and line numbers of a report."""
 
 from __future__ import annotations
 

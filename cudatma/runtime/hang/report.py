@@ -1,4 +1,4 @@
-"""Records -> what a person reads: who waits where, for which barrier, and what is missing there."""
+"""Records -> the text of a report: which threads wait where, for which barrier, and what is missing there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StuckWait:
     what the hardware would stop; ``rule`` names it, ``detail`` says it). barrier: array and stage, "named barrier 3".
     address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and CTA.
     lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
-    arrivals: what mbarrier_init was told, or how many threads a named barrier waits for; 0 where it is not known.
+    arrivals: the argument of mbarrier_init, or how many threads a named barrier waits for; 0 where it is not known.
     raw: the mbarrier's 8 bytes once the kernel was quiet; bits: decoded, None where there are none. verified: whether
     that decoding has been checked on such a GPU. line, text: of the generated source.
     """

@@ -1,4 +1,5 @@
-"""What a debug kernel refuses to issue, in words. Numbers as in ``enum Rule`` of parts/debug_panel.cuh.j2."""
+"""Texts for the operations that a debug kernel refuses to issue. Numbers as in ``enum Rule`` of
+parts/debug_panel.cuh.j2."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ using namespace cudatma;
 extern "C" __global__ void load(const __grid_constant__ TensorMap map, float* out) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ u64 barrier;
-    u8* tile = shared + 128;   // behind a small array
+    u8* tile = shared + 128;   // after a small array
     const u32 bar = shared_address(&barrier);
     if (threadIdx.x == 0) {
         mbarrier_init(bar, 1);

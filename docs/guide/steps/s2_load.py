@@ -1,7 +1,7 @@
 """Step 2. One load: one thread issues it, a barrier counts bytes, all threads wait.
 
-The barrier's phase ends when its arrivals (one, with the expected bytes) and its bytes have come. A tile that reaches
-beyond the array has zeros there, and its bytes count in full.
+The barrier's phase ends when its arrivals (one, with the expected bytes) and its bytes have come. The part of a tile
+beyond the array is filled with zeros, and all bytes of the tile count.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ extern "C" __global__ void load(const __grid_constant__ TensorMap map, float* ou
     __shared__ u64 barrier;
     const u32 bar = shared_address(&barrier);
     if (threadIdx.x == 0) {
-        mbarrier_init(bar, 1);     // one arrival: that of the line with the bytes
+        mbarrier_init(bar, 1);     // one arrival, which also announces the bytes
         fence_mbarrier_init();     // the copy's proxy sees an initialised barrier
     }
-    __syncthreads();               // and so do all threads
+    __syncthreads();               // all threads see it as well
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(bar, sizeof(tile));
         cp_async_bulk_tensor_2d_load(shared_address(tile), &map, bar, x, y);

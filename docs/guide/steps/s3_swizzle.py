@@ -29,7 +29,7 @@ extern "C" __global__ void column_sums(const __grid_constant__ TensorMap map, fl
     }
     __syncthreads();
     mbarrier_wait_parity(bar, 0);
-    // Lane = row: 32 lanes read one column, from 8 chunks, so that no more than 4 of them meet in a bank.
+    // Lane = row: 32 lanes read one column, from 8 chunks, so that at most 4 of them use the same bank.
     const u32 row = threadIdx.x;
     float sum = 0;
     for (u32 column = 0; column < 32; ++column) {

@@ -21,10 +21,10 @@ extern "C" __global__ void count(const __grid_constant__ TensorMap map, int colu
     __shared__ __align__(128) int tile[16 * 32];
     const int x = blockIdx.x * 32, y = blockIdx.y * 16;
     for (int i = threadIdx.x; i < 16 * 32; i += blockDim.x) tile[i] = (y + i / 32) * columns + x + i % 32;
-    fence_proxy_async_shared_cta();   // each thread, for what it wrote
-    __syncthreads();                  // all have
+    fence_proxy_async_shared_cta();   // by each thread, for its own writes
+    __syncthreads();                  // after the fences of all threads
     if (threadIdx.x == 0) {
-        cp_async_bulk_tensor_2d_store(&map, shared_address(tile), x, y);   // what lies outside is left out
+        cp_async_bulk_tensor_2d_store(&map, shared_address(tile), x, y);   // elements outside are not written
         cp_async_bulk_commit_group();
         cp_async_bulk_wait_group_read<0>();   // shared memory must outlive the reads
     }

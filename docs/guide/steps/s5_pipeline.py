@@ -18,12 +18,12 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 3, ROWS = 16, COLUMNS = 32;
 
-// out[block]: the sum of the block's tiles, one below the other.
+// out[block]: the sum of the tiles of one CTA, which are below each other.
 extern "C" __global__ void sums(const __grid_constant__ TensorMap map, unsigned long long* out, int tiles) {
     __shared__ __align__(128) int ring[STAGES][ROWS * COLUMNS];
     __shared__ __align__(8) u8 barriers[TmaPipeline<STAGES>::barrier_bytes];
     TmaPipeline<STAGES> pipeline;
-    pipeline.init(shared_address(barriers), 1, 32);   // one producer; 32 consumers give a slot back
+    pipeline.init(shared_address(barriers), 1, 32);   // one producer; 32 consumers release a slot
 
     if (threadIdx.x == 32) {   // ---- the producer: one thread
         for (int tile = 0; tile < tiles; ++tile) {
@@ -51,4 +51,4 @@ xp = library()
 array = xp.arange(160 * 128, dtype=xp.int32).reshape(160, 128)
 out = xp.zeros(4, xp.uint64)
 cudatma.compile(KERNEL, target=target(), template=True).launch(4, 64, (TensorMap.from_array(array, (16, 32)), out, 10))
-check("sums of four strips", out, array.reshape(160, 4, 32).sum(axis=(0, 2)).astype(xp.uint64))
+check("sums of four groups of columns", out, array.reshape(160, 4, 32).sum(axis=(0, 2)).astype(xp.uint64))

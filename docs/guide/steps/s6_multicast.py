@@ -18,17 +18,17 @@ KERNEL = r"""
 using namespace cudatma;
 
 extern "C" __global__ void __cluster_dims__(2) share(const __grid_constant__ TensorMap map, float* out) {
-    __shared__ __align__(128) float tile[2][8 * 32];   // a half from each block
+    __shared__ __align__(128) float tile[2][8 * 32];   // a half from each CTA
     __shared__ u64 barrier;
     const u32 bar = shared_address(&barrier), rank = cluster_ctarank();
     if (threadIdx.x == 0) {
         mbarrier_init(bar, 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(bar, sizeof(tile));  // armed for both halves, before anybody may send
+        mbarrier_arrive_expect_tx(bar, sizeof(tile));  // armed for both halves, before any CTA may send
     }
     barrier_cluster_arrive();
     barrier_cluster_wait();
-    if (threadIdx.x == 0)   // each block loads one half, for both
+    if (threadIdx.x == 0)   // each CTA loads one half, for both
         cp_async_bulk_tensor_2d_load_multicast(shared_address(tile[rank]), &map, bar, 0, 8 * rank, 0b11);
     mbarrier_wait_parity(bar, 0);
     for (u32 i = threadIdx.x; i < 16 * 32; i += blockDim.x) out[rank * 16 * 32 + i] = tile[i / 256][i % 256];

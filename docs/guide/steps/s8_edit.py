@@ -48,7 +48,7 @@ extern "C" __global__ void first_boxes(const __grid_constant__ TensorMap given, 
         __syncwarp();
         mbarrier_wait_parity(bar, n & 1);
         for (u32 i = lane; i < 8 * 32; i += 32) out[n * 8 * 32 + i] = tile[i];
-        __syncwarp();   // all have read the tile
+        __syncwarp();   // all lanes have read the tile
     }
 }
 """

@@ -21,7 +21,7 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 3, TILE_BYTES = 64 * 128, STAGE_BYTES = 2 * TILE_BYTES;
 
-// The shared address of 16-byte chunk `chunk` of a row, where the swizzle has put it.
+// The shared address of 16-byte chunk `chunk` of a row under the swizzle.
 __device__ u32 at(u32 tile, u32 row, u32 chunk) { return tile + row * 128 + ((chunk ^ row % 8) << 4); }
 
 // c (m, n) = a (m, k) b (n, k)^T; m, n, k are multiples of 64.
@@ -30,7 +30,7 @@ extern "C" __global__ void gemm(const __grid_constant__ TensorMap a, const __gri
     extern __shared__ __align__(1024) u8 ring[];
     const u32 slots = shared_address(ring), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     TmaPipeline<STAGES> pipeline;
-    pipeline.init(slots + STAGES * STAGE_BYTES, 1, 4);   // one producer; each of four warps gives a slot back
+    pipeline.init(slots + STAGES * STAGE_BYTES, 1, 4);   // one producer; each of four warps releases a slot
 
     if (warp == 4) {   // ---- the producer
         if (lane == 0)
@@ -49,7 +49,7 @@ extern "C" __global__ void gemm(const __grid_constant__ TensorMap a, const __gri
     for (int depth = 0; depth < k; depth += 64) {
         const u32 tile_a = slots + pipeline.stage * STAGE_BYTES, tile_b = tile_a + TILE_BYTES;
         pipeline.wait();
-        for (u32 step = 0; step < 4; ++step) {   // 16 deep each: two chunks
+        for (u32 step = 0; step < 4; ++step) {   // 16 elements of K each: two chunks
             u32 rows[4];
             ldmatrix_x4(rows, at(tile_a, warp * 16 + lane % 16, step * 2 + lane / 16));
             for (u32 pair = 0; pair < 4; ++pair) {   // 16 columns each
