@@ -8,26 +8,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
+from cudatma.kernels.family import KernelSpec
 from cudatma.target import Target, get_target
-
-
-@runtime_checkable
-class KernelSpec(Protocol):
-    """What every kernel's spec has. A spec is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
-
-    A spec may also offer, and reports show:
-    ``threads`` (int: threads of one block), ``smem_bytes`` (int: dynamic shared memory of one block),
-    ``smem_layout()`` -> list of (name, offset_bytes, size_bytes): what stands where in dynamic shared memory,
-    ``stage_layout()`` -> list of (what, size_bytes): what one pipeline stage holds,
-    ``check_target(target)``: raises where the target cannot run it.
-    """
-
-    @property
-    def entry(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "marlin_wgmma",
             "kernels/marlin_wgmma.cu.j2",
             "cudatma.kernels.marlin.wgmma_candidates:dump_specs",
-            "W4A16 GEMM for many tokens, wgmma, operands by TMA",
+            "W4A16 GEMM for large M, wgmma, operands by TMA",
             "cudatma.kernels.marlin.sample:wgmma_sample",
         ),
         KernelEntry(
@@ -81,6 +67,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.marlin.skinny_candidates:dump_specs",
             "W4A16 GEMM for small M, mma.sync, operands by TMA",
             "cudatma.kernels.marlin.sample:skinny_sample",
+        ),
+        KernelEntry(
+            "gemm_wgmma",
+            "kernels/gemm_wgmma.cu.j2",
+            "cudatma.kernels.gemm.choose:dump_specs",
+            "dense GEMM, wgmma, operands by TMA",
+            "cudatma.kernels.gemm.sample:sample",
         ),
         KernelEntry(
             "tile_copy",

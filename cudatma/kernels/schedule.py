@@ -80,7 +80,7 @@ class Schedule:
     cluster: int = 1
 
     @property
-    def shares(self) -> int:
+    def work_ranges(self) -> int:
         return self.blocks // self.cluster
 
     @property
@@ -114,7 +114,7 @@ class Longest:
     others: int
 
 
-def longest_share(tiles: int, resident: int, depth: int) -> Longest:
+def longest_range(tiles: int, resident: int, depth: int) -> Longest:
     """Of so many tiles of ``depth`` stages, for ``resident`` blocks or clusters at a time."""
     waves, rest = divmod(tiles, resident)
     divided = ceil_div((rest + min(waves, 1) * resident) * depth, resident)
@@ -156,7 +156,7 @@ def schedule(
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    longest = longest_share(tiles, resident, k_iterations)
+    longest = longest_range(tiles, resident, k_iterations)
     by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
     once, each = by_bytes if eager else spec.division(longest.others)
     if not divide or longest.whole <= longest.before + longest.divided * each + once:

@@ -94,8 +94,8 @@ class Cut:
 def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
     plan = schedule(spec, m, n, k, resident)
     problem = SimpleNamespace(**problem_values(spec, plan, m, n, k, ceil_div(k, 128)))
-    assert plan.blocks == plan.shares * spec.cluster
-    return Cut(problem, plan.shares, plan)
+    assert plan.blocks == plan.work_ranges * spec.cluster
+    return Cut(problem, plan.work_ranges, plan)
 
 
 def every_piece(made: Cut) -> list[tuple[int, Piece]]:
@@ -120,7 +120,7 @@ def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[StagedTile, int
 
 
 @given(problems)
-def test_the_longest_share(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
     """Divided: nobody waits for more than one stage. Whole: it takes no longer than dividing, partial sums included."""
     spec, m, n, k, resident = case
     made = cut(*case)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import ceil_div, longest_share
+from cudatma.kernels.schedule import ceil_div, longest_range
 
 _LAUNCH_US = 2.68
 #: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
@@ -137,7 +137,7 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     else:
         resident = max(1, gpu.sm_count // tile.cluster)
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
-        longest = longest_share(tiles, resident, depth)
+        longest = longest_range(tiles, resident, depth)
         # Divided or not, the longest work range stores as many results.
         ends = ceil_div(tiles, resident) * _result_clocks(tile.block_m * tile.block_n)
         ends += _MULTICAST if tile.cluster > 1 else 0
@@ -189,7 +189,7 @@ def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the mma.sync kernel."""
     depth = ceil_div(k, tile.block_k)
     tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
-    longest = longest_share(tiles, gpu.sm_count, depth)
+    longest = longest_range(tiles, gpu.sm_count, depth)
     partial_bytes = 4 * tile.block_m * tile.block_n
     weights, mmas = tile.block_n * tile.block_k, tile.block_n * tile.block_m * tile.block_k / (16 * 8 * 16)
     ldmatrix = tile.warps_n * tile.block_m / 8 * tile.block_k / 32

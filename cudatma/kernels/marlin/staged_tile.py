@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
-from cudatma.errors import ArgumentError
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.problem_struct import members
-from cudatma.kernels.schedule import ceil_div, fits_workspace
+from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.target import KIB, Target
 
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
 MAX_BOX = 256
-#: Blocks of a cluster, as many as every card takes. [CUDA C++ programming guide, Thread Block Clusters]
+#: CTAs of a cluster, as many as every GPU takes. [CUDA C++ programming guide, Thread Block Clusters]
 MAX_CLUSTER_K = 8
 #: Weights of so many bytes are long: two prefetched stages delay the first activations less than they win. [H200]
 LONG_BYTES = 27 * 1024 * KIB
-_MAP = "const __grid_constant__ cudatma::TensorMap"
 #: Launch parameters of the kernels, and their types in CUDA.
 _PARAMETER_TYPES = {
-    "weight_map": _MAP,
-    "half_weight_map": _MAP,
-    "scale_map": _MAP,
-    "zero_map": _MAP,
-    "activation_map": _MAP,
+    "weight_map": TENSOR_MAP,
+    "half_weight_map": TENSOR_MAP,
+    "scale_map": TENSOR_MAP,
+    "zero_map": TENSOR_MAP,
+    "activation_map": TENSOR_MAP,
     "weight": "const cudatma::u8*",
     "scales": "const cudatma::u16*",
     "zeros": "const cudatma::u8*",
@@ -36,73 +34,33 @@ _PARAMETER_TYPES = {
     "output": "cudatma::u16*",
     "partials": "float4*",
     "flags": "cudatma::u32*",
-    "problem": "const __grid_constant__ cudatma::Problem",
+    "problem": PROBLEM,
 }
 
 
-class StagedTile:
-    """A block's tile of block_m tokens, block_n channels and block_k depths a stage. Base of the kernels' specs.
+class StagedTile(TiledKernel):
+    """A tile of M x N x K that a CTA computes out of int4 weights. Base of the Marlin kernels' specs.
 
-    dtype, group_size, has_zeros: as in MmaSyncSpec. template: the kernel's. cluster: blocks that work side by side
-    in N. cluster_k: of a cluster that divide the depth.
-    warp_tiles: parts of a tile that have a flag of their own in the workspace.
+    dtype, group_size, has_zeros: as in MmaSyncSpec.
     """
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
+    parameter_types: ClassVar[Mapping[str, str]] = _PARAMETER_TYPES
 
-        @property
-        def template(self) -> str: ...
-        @property
-        def entry(self) -> str: ...
+    if TYPE_CHECKING:  # What a spec adds.
+
         @property
         def dtype(self) -> str: ...
         @property
         def group_size(self) -> int: ...
         @property
         def has_zeros(self) -> bool: ...
-        @property
-        def block_m(self) -> int: ...
-        @property
-        def block_n(self) -> int: ...
-        @property
-        def block_k(self) -> int: ...
-        @property
-        def stages(self) -> int: ...
-        @property
-        def cluster(self) -> int: ...
-        @property
-        def cluster_k(self) -> int: ...
-        @property
-        def blocks_per_sm(self) -> int: ...
-        @property
-        def warp_tiles(self) -> int: ...
-        @property
-        def consumer_warps(self) -> int: ...
-        @property
-        def producer_warps(self) -> int: ...
-
-    # What the kernel is launched with.
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """The launch parameters in order: those that the kernel reads."""
-        raise NotImplementedError
-
-    @property
-    def problem_names(self) -> tuple[str, ...]:
-        """The members of ``Problem`` that the kernel reads, in any order."""
-        raise NotImplementedError
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
         """The same in the order of the struct."""
         return members(self.problem_names)
-
-    @property
-    def problem_has_divisor(self) -> bool:
-        return any(member.type == "Divisor" for member in self.problem_members)
 
     # ---- what kernels differ in, as most have it
 
@@ -125,49 +83,19 @@ class StagedTile:
         """Raises ArgumentError for a K that the kernel cannot run."""
 
     def check(self, problem: Problem, target: Target) -> None:
-        """Raise ArgumentError or TargetError unless the kernel can run the problem on the target, with
-        ``blocks_per_sm`` CTAs on an SM and a workspace that holds their partial sums."""
+        """As TiledKernel's, and check_k()."""
         self.check_k(problem.k)
-        if ceil_div(problem.k, self.block_k) < self.cluster_k:
-            raise ArgumentError("spec.cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
-        if not fits_workspace(self, self.blocks_per_sm):
-            raise ArgumentError("spec.blocks_per_sm", self.blocks_per_sm, "CTAs whose partial sums fit the workspace")
-        self.check_target(target)
-        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
-            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
-
-    def check_target(self, target: Target) -> None:
-        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
-        raise NotImplementedError
-
-    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings are as deep
-        as can be."""
-        yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
+        super().check(problem, target)
 
     @property
     def activation_box_blocks(self) -> int:
-        """64-deep blocks of activations that one load brings."""
+        """Blocks of 64 of K that one load of activations brings."""
         return 1
 
     @property
     def loads_weight_tiles(self) -> bool:
-        """Whether one load brings the weights of a whole tile, and not of 64 channels."""
+        """Whether one load brings the weights of a whole tile, and not of 64 columns."""
         return True
-
-    @property
-    def parameters(self) -> tuple[tuple[str, str], ...]:
-        """(name, type) of each."""
-        return tuple((name, _PARAMETER_TYPES[name]) for name in self.parameter_names)
-
-    @property
-    def parameter_list(self) -> str:
-        """The same in CUDA."""
-        return ",\n    ".join(f"{kind} {name}" for name, kind in self.parameters)
-
-    def given(self, names: tuple[str, ...], prefix: str = "") -> tuple[str, ...]:
-        """The launch parameters of these names, ``nullptr`` for those that the kernel does not take."""
-        return tuple(f"{prefix}{name}" if name in self.parameter_names else "nullptr" for name in names)
 
     def table_maps(self) -> tuple[str, ...]:
         """Of scales and zero points that travel with their stage by TMA."""
@@ -189,17 +117,8 @@ class StagedTile:
 
     @property
     def columns(self) -> int:
-        """Of the products: a tile's tokens."""
+        """Of the products: rows of M of a tile."""
         return self.block_m
-
-    @property
-    def launch_cluster(self) -> int:
-        """Blocks of a cluster of the launch."""
-        return self.cluster * self.cluster_k
-
-    @property
-    def threads(self) -> int:
-        return 32 * (self.consumer_warps + self.producer_warps)
 
     @property
     def has_stage_scales(self) -> bool:
@@ -217,12 +136,12 @@ class StagedTile:
 
     @property
     def groups_per_stage(self) -> int:
-        """Rows of the scale table that a stage brings; a group deeper than the stage is brought again by the next."""
+        """Rows of the scale table in a stage; a group longer than the stage's K is loaded again by the next."""
         return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
 
     @property
     def scale_row(self) -> int:
-        """Channels of one row of a stage's scales."""
+        """Columns of one row of a stage's scales."""
         return self.block_n
 
     @property
@@ -248,67 +167,22 @@ class StagedTile:
 
     @property
     def zero_slot_bytes(self) -> int:
-        """Distance between the slots: a TMA destination is aligned to 128 bytes, 64 channels' zero points are not."""
+        """Distance between the slots: a TMA destination is aligned to 128 bytes."""
         return -(-self.zero_stage_bytes // 128) * 128
 
     def prefetch_stages(self, weight_bytes: int) -> int:
-        """Stages whose weights a dependent launch asks for before it waits for the one before it: with more, too many
+        """Stages whose weights a dependent launch loads before it waits for the launch before it: with more, too many
         weights delay the first activations. [docs/performance/marlin_skinny.md, "Chains of dependent launches"]"""
         return 2 if self.block_m < 8 or (self.block_m == 8 and weight_bytes >= LONG_BYTES) else 1
 
-    @property
-    def partial_bytes(self) -> int:
-        """fp32 partial tile that one block may leave in the workspace."""
-        return self.block_m * self.block_n * 4
-
-    def division(self, others: int) -> tuple[float, float]:
-        """In stages of whole tiles: what dividing costs a block once, and what a stage of a divided tile takes.
-
-        Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: blocks that
-        share a tile with the one that stores it.
-        """
-        return self.partial_bytes // self.loaded_stage_bytes, 1.0
-
-    # Shared memory: an array an operand, then what the epilogue needs, then the barriers.
-
-    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """(name, bytes) of what the epilogue needs."""
-        raise NotImplementedError
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of each array. Activations first: their 128-byte swizzle wants 1024-byte alignment."""
-        parts = (
-            ("activations", self.activation_stage_bytes * self.stages),
-            ("weights", self.weight_stage_bytes * self.stages),
-            ("scales", self.scale_stage_bytes * self.stages),
-            ("zeros", self.zero_slot_bytes * self.stages),
-            *self.epilogue_parts(),
-            ("full_barriers", 8 * self.stages),
-            ("empty_barriers", 8 * self.stages),
+    def operand_parts(self) -> tuple[tuple[str, int], ...]:
+        """Activations first: their 128-byte swizzle needs 1024-byte alignment."""
+        return (
+            ("activations", self.activation_stage_bytes),
+            ("weights", self.weight_stage_bytes),
+            ("scales", self.scale_stage_bytes),
+            ("zeros", self.zero_slot_bytes),
         )
-        layout, offset = [], 0
-        for name, size in parts:
-            layout.append((name, offset, size))
-            offset += size
-        return layout
-
-    def smem_offset(self, name: str) -> int:
-        return next(offset for part, offset, _ in self.smem_layout() if part == name)
-
-    @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
-
-    def check_smem(self, target: Target) -> None:
-        """Raise ArgumentError unless a block's shared memory fits."""
-        if self.smem_bytes > target.smem_per_block_bytes:
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
-                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
-            )
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""
@@ -319,16 +193,3 @@ class StagedTile:
             (f"zero points {self.groups_per_stage} x {self.scale_row} uint8", self.zero_stage_bytes),
         ]
         return [(what, size) for what, size in held if size]
-
-    @property
-    def notes(self) -> list[str]:
-        """What the opening comment of the generated source says beside the fields."""
-        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
-        parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
-        return [
-            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a block takes {self.smem_bytes} B.",
-            "One stage holds",
-            *held,
-            "Shared memory, by offset",
-            *parts,
-        ]

@@ -32,6 +32,8 @@ constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // after the buffers, two for each warp
 constexpr u32 BARRIERS = RING + 19456;
 
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;

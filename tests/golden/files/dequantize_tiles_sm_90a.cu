@@ -30,6 +30,8 @@ constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 65536;  // after the buffers, two for each warp
 constexpr u32 BARRIERS = RING + 26112;
 
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;

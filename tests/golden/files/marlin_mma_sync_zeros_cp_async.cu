@@ -15,7 +15,7 @@
 //   scale_on = 'weight'
 //   weight_policy = 'evict_first'
 //   consumer_registers = 0
-// 8 warps consume, 4 produce; a block takes 81712 B.
+// 8 warps consume, 4 produce; a CTA takes 81712 B.
 // One stage holds
 //    16384 B  activations 64 x 128 bfloat16, 128B swizzle
 //     4096 B  weights 64 x 128 int4, packed layout 1
@@ -108,17 +108,17 @@ struct Problem {
     u32 stream_tiles;               // the first tiles, which are divided among all work ranges
     u32 stream_stages;              // stages of them in every work range ...
     u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 weight_rows;                // 64 x 64 blocks of packed weights
     u32 weight_row_blocks;          // of them, blocks along K
     u32 scale_rows;                 // groups of scales along K
     u32 scale_pitch;                // columns of a row of scales, padded
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
-    u64 activation_pitch;           // elements from one row to the next
     u64 output_pitch;               // elements from one row to the next
+    u64 activation_pitch;           // elements from one row to the next
 };
 
 // Stages k_begin .. k_end - 1 of an output tile.
@@ -171,7 +171,6 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
-
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
@@ -190,6 +189,16 @@ struct StageCursor {
     }
 };
 
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -206,15 +215,6 @@ __device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
@@ -268,6 +268,8 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
 
 typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
 

@@ -12,7 +12,7 @@
 //   blocks_per_sm = 1
 //   deep_box = False
 //   cluster_k = 2
-// 6 warps consume, 1 produce; a block takes 76344 B.
+// 6 warps consume, 1 produce; a CTA takes 76344 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle
 //    12288 B  weights 96 x 256 int4, packed layout 1
@@ -139,6 +139,16 @@ struct WarpTile {
         : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
 };
 
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -149,15 +159,6 @@ __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3
 __device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 

@@ -12,7 +12,7 @@
 //   blocks_per_sm = 2
 //   deep_box = False
 //   cluster_k = 1
-// 2 warps consume, 1 produce; a block takes 73776 B.
+// 2 warps consume, 1 produce; a CTA takes 73776 B.
 // One stage holds
 //     8192 B  activations 8 x 512 float16, 128B swizzle
 //    16384 B  weights 64 x 512 int4, packed layout 1
@@ -67,8 +67,8 @@ struct Problem {
     u32 n;                          // columns of the weight and of the result
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 k_iterations;               // stages that one tile takes
-    u32 scale_pitch;                // columns of a row of scales, padded
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 scale_pitch;                // columns of a row of scales, padded
     u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
     u64 output_pitch;               // elements from one row to the next
 };
@@ -112,6 +112,25 @@ struct WarpTile {
         : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
 };
 
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -128,24 +147,6 @@ __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-__device__ __forceinline__ float low_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
-    return d;
-}
-
-__device__ __forceinline__ float high_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
-    return d;
-}
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 

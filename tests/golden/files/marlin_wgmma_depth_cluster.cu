@@ -16,7 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'none'
 //   cluster_k = 3
-// 8 warps consume, 1 produce; a block takes 197064 B.
+// 8 warps consume, 1 produce; a CTA takes 197064 B.
 // One stage holds
 //    32768 B  activations 64 x 256 float16, 128B swizzle
 //     8192 B  weights 64 x 256 int4, packed layout 1
@@ -126,7 +126,6 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
         bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
     }
 }
-
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
 
 // The warpgroups with the same columns of N.
@@ -188,7 +187,6 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
-
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
@@ -206,6 +204,19 @@ struct StageCursor {
         return true;
     }
 };
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
 
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
@@ -229,18 +240,6 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-__device__ __forceinline__ float low_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
-    return d;
-}
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
@@ -298,6 +297,8 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
 
 typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
 

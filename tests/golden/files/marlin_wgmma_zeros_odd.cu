@@ -16,7 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'none'
 //   cluster_k = 1
-// 8 warps consume, 1 produce; a block takes 111168 B.
+// 8 warps consume, 1 produce; a CTA takes 111168 B.
 // One stage holds
 //     6144 B  activations 24 x 128 bfloat16, 128B swizzle
 //    16384 B  weights 256 x 128 int4, packed layout 1
@@ -117,7 +117,6 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
         bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
     }
 }
-
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
@@ -197,7 +196,6 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
-
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;
@@ -216,6 +214,14 @@ struct StageCursor {
     }
 };
 
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
@@ -232,13 +238,6 @@ __device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
@@ -278,6 +277,8 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
 
 typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
 

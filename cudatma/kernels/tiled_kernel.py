@@ -1,0 +1,200 @@
+"""What the specs of kernels have in common that compute tiles of a result out of a ring of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels import work_struct
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.schedule import ceil_div, fits_workspace
+from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.target import Target
+
+TENSOR_MAP = "const __grid_constant__ cudatma::TensorMap"
+PROBLEM = "const __grid_constant__ cudatma::Problem"
+
+
+class TiledKernel:
+    """Base of such specs. block_m, block_n, block_k: of a CTA's tile and of one stage. stages: of the ring.
+
+    cluster: CTAs side by side in N. cluster_k: CTAs that divide K. blocks_per_sm: CTAs that share an SM. warp_tiles:
+    parts of a tile that have a flag of their own in the workspace.
+    """
+
+    __slots__ = ()
+
+    #: Launch parameters by name, and their types in CUDA.
+    parameter_types: ClassVar[Mapping[str, str]] = {}
+
+    if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
+
+        @property
+        def template(self) -> str: ...
+        @property
+        def entry(self) -> str: ...
+        @property
+        def block_m(self) -> int: ...
+        @property
+        def block_n(self) -> int: ...
+        @property
+        def block_k(self) -> int: ...
+        @property
+        def stages(self) -> int: ...
+        @property
+        def cluster(self) -> int: ...
+        @property
+        def cluster_k(self) -> int: ...
+        @property
+        def blocks_per_sm(self) -> int: ...
+        @property
+        def warp_tiles(self) -> int: ...
+        @property
+        def consumer_warps(self) -> int: ...
+        @property
+        def producer_warps(self) -> int: ...
+
+    # What the kernel is launched with.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The launch parameters in order: those that the kernel reads."""
+        raise NotImplementedError
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        """(name, type) of each."""
+        return tuple((name, self.parameter_types[name]) for name in self.parameter_names)
+
+    @property
+    def parameter_list(self) -> str:
+        """The same in CUDA."""
+        return ",\n    ".join(f"{kind} {name}" for name, kind in self.parameters)
+
+    def given(self, names: tuple[str, ...], prefix: str = "") -> tuple[str, ...]:
+        """The launch parameters of these names, ``nullptr`` for those that the kernel does not take."""
+        return tuple(f"{prefix}{name}" if name in self.parameter_names else "nullptr" for name in names)
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        """The members of ``Problem`` that the kernel reads, in any order."""
+        raise NotImplementedError
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        """The same in the order of the struct."""
+        return work_struct.in_order(work_struct.MEMBERS, self.problem_names)
+
+    @property
+    def problem_has_divisor(self) -> bool:
+        return any(member.type == "Divisor" for member in self.problem_members)
+
+    @property
+    def launch_cluster(self) -> int:
+        """CTAs of a cluster of the launch."""
+        return self.cluster * self.cluster_k
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.consumer_warps + self.producer_warps)
+
+    # What schedule() and the tuner ask.
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        """What one CTA loads for a stage."""
+        raise NotImplementedError
+
+    @property
+    def partial_bytes(self) -> int:
+        """fp32 partial tile that one CTA may leave in the workspace."""
+        return self.block_m * self.block_n * 4
+
+    def division(self, others: int) -> tuple[float, float]:
+        """In stages of whole tiles: what dividing costs a CTA once, and what a stage of a divided tile takes.
+
+        Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: CTAs that
+        share a tile with the one that stores it.
+        """
+        return self.partial_bytes // self.loaded_stage_bytes, 1.0
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings are as deep
+        as can be."""
+        yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
+
+    def check(self, problem: Any, target: Target) -> None:
+        """Raise ArgumentError or TargetError unless the kernel can run the problem on the target, with
+        ``blocks_per_sm`` CTAs on an SM and a workspace that holds their partial sums."""
+        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+            raise ArgumentError("spec.cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+        if not fits_workspace(self, self.blocks_per_sm):
+            raise ArgumentError("spec.blocks_per_sm", self.blocks_per_sm, "CTAs whose partial sums fit the workspace")
+        self.check_target(target)
+        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
+        raise NotImplementedError
+
+    # Shared memory: an array of STAGES slots for each operand, then what the epilogue needs, then the barriers.
+
+    def operand_parts(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of one stage of each operand, as far apart as the slots."""
+        raise NotImplementedError
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of what the epilogue needs."""
+        raise NotImplementedError
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of each array."""
+        parts = (
+            *((name, size * self.stages) for name, size in self.operand_parts()),
+            *self.epilogue_parts(),
+            ("full_barriers", MBARRIER_BYTES * self.stages),
+            ("empty_barriers", MBARRIER_BYTES * self.stages),
+        )
+        layout, offset = [], 0
+        for name, size in parts:
+            layout.append((name, offset, size))
+            offset += size
+        return layout
+
+    def smem_offset(self, name: str) -> int:
+        """Of an array, bytes."""
+        return next(offset for part, offset, _ in self.smem_layout() if part == name)
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+    def check_smem(self, target: Target) -> None:
+        """Raise ArgumentError unless a CTA's shared memory fits."""
+        if self.smem_bytes > target.smem_per_block_bytes:
+            raise ArgumentError(
+                "stages",
+                self.stages,
+                f"shared memory of at most {target.smem_per_block_bytes} bytes on {target.name}",
+                f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile",
+            )
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> list[str]:
+        """What the opening comment of the generated source says besides the fields."""
+        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
+        parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
+        return [
+            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",
+            "One stage holds",
+            *held,
+            "Shared memory, by offset",
+            *parts,
+        ]
