@@ -308,7 +308,7 @@ def test_layers_divided_among_cards() -> None:
     assert tune_plan.shapes_of([(1, 2)], ["llama3-70b"], 2)[:2] == [(1, 2), (8192, 5120)]
     with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
         model_shapes("qwen3-14b", 3)
-    assert caught.value.field == "cards"
+    assert caught.value.field == "gpus"
 
 
 def test_nothing_is_said_where_nothing_is_wrong() -> None:
