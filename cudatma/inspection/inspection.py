@@ -87,8 +87,8 @@ class Inspection:
         return lint(self.spec, self._decoded, None if target is None else get_target(target))
 
     def compare(self, other: object) -> Comparison:
-        """This map against another one, bit for bit. other: whatever inspect() takes. Raises as inspect() does, and
-        DescriptorError where one of the two has no bytes."""
+        """This map against another one, bit for bit. other: any source that inspect() takes. Raises as inspect() does,
+        and DescriptorError where one of the two has no bytes."""
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
             raise DescriptorError("source", "an im2col wide spec", "maps that have bytes", WIDE_NOTE)

@@ -1,4 +1,4 @@
-"""Risks on the side of global memory: overlap, L2, sectors, allocation; and bits that nobody set for a field."""
+"""Risks on the side of global memory: overlap, L2, sectors, allocation; and bits that belong to no field."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "nan-fill",
             "note",
-            "outside of the tensor loads put 0x7FF7 into every 16 bits, whatever the type is",
+            "outside of the tensor loads put 0x7FF7 into every 16 bits, for every type",
             "NaN fill is one pattern of 16 bits",
             "measured on an H200",
             "take zeros unless the consumer looks for this NaN",

@@ -62,7 +62,7 @@ def load_object(name: str) -> object:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+    except (Exception, SystemExit) as error:  # the module may raise anything when it is imported
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(
             "--object", ascii(name), "a module that can be imported and a name in it", detail

@@ -1,4 +1,4 @@
-"""128 bytes out of whatever people have: the bytes, hex digits, a debugger's dump, a Python literal.
+"""128 bytes from any common source: the bytes, hex digits, a debugger's dump, a Python literal.
 
 Nothing is executed, and a pickle is refused: loading one runs what it says. Every wrong input is a DescriptorError of
 one line.

@@ -13,7 +13,7 @@ from cudatma.emulator import EmulatedModule, Report
 class Call:
     """What ``EmulatedModule.launch`` gets, besides how it is to be looked at. options: further keywords of it.
 
-    keep: whatever owns memory that the arguments name by address alone.
+    keep: objects that own memory that the arguments name by address alone.
     """
 
     entry: str

@@ -110,7 +110,7 @@ def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
-    """Nothing accesses memory after it until the kernel ends, nor after whatever waits for it."""
+    """Nothing accesses memory after it until the kernel ends, nor after an instruction that waits for it."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
         return ""
@@ -260,7 +260,8 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """griddepcontrol.wait of a warp that fills the ring: who waits for the ring comes after the grid before, too."""
+    """griddepcontrol.wait of a warp that fills the ring: a thread that waits for the ring is also ordered after the
+    previous grid."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     behind = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))

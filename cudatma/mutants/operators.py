@@ -15,7 +15,7 @@ from cudatma.mutants.sites import Site, sites_of
 #: Whatever a barrier may have held back.
 _UNORDERED = RACE | EARLY_READ | REFILL | {"missing_proxy_fence", "missing_init_sync"}
 _UNORDERED |= {"store_source_reused", "read_before_store"}
-#: What a bulk store does that nobody waits for in time.
+#: Hazards of a bulk store without a wait in time.
 _LATE_STORE = frozenset({"store_source_reused", "exit_with_pending_store", "read_before_store", "write_race"})
 _TX_STEP = 16
 

@@ -1,4 +1,4 @@
-"""Barriers and fences as the hazard layer sees them: who publishes what to whom.
+"""Barriers and fences in the hazard layer: what each of them publishes, and to which agents.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "membar, fence", "barrier.cluster".
 """
@@ -175,7 +175,7 @@ class BarrierEvents(Checks):
         self._barriers[id(barrier)] = (pending, pending.copy())
 
     def bytes_over(self, barrier: MBarrier) -> None:
-        """More bytes came in a phase than anybody expects, or fewer, and nobody is left who could change that."""
+        """More or fewer bytes came in a phase than expected, and no thread is left that could change it."""
         made = self._inits.get(id(barrier))
         asked = barrier.expected_by or barrier.expected_before
         owner, at = asked or (barrier.initialised_by, made.at if made is not None else -1)
@@ -191,8 +191,8 @@ class BarrierEvents(Checks):
             )
 
     def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
-        """The barrier is used no more: of the copies that complete on it nobody knows whether they have landed, unless
-        some warp has waited for the last one. w, at: who ends it, where that is an instruction.
+        """The barrier is used no more: whether the copies that complete on it have landed is not known, unless
+        some warp has waited for the last one. w, at: the warp and instruction that end it, if an instruction does.
 
         Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
         reported.

@@ -92,7 +92,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # Who is refilled too early also reads what has not been waited for; but who reads a slot before it is
+            # A slot that is refilled too early is also read without a wait; but a thread that reads a slot before it is
             # filled at all does not wait, and what it releases then is refilled.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
             empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]

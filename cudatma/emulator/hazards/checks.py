@@ -31,7 +31,7 @@ REFILL_WAIT = (
     "mbarrier; a pipeline's producer_acquire), or __syncthreads between the last read and the copy"
 )
 
-#: The same where a slot is refilled and nobody is known to have waited for what it held.
+#: The same where a slot is refilled and no thread is known to have waited for its contents.
 LAP_WAIT = (
     "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
     "mbarrier; a pipeline's producer_acquire), or a reader's wait for the copy before (consumer_wait) ahead of its "
@@ -75,7 +75,7 @@ class Checks(Agents):
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
         #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
         self._astray: set[int] = set()
-        #: (warp, program, instruction, shadow, granules, kind) of reads of bytes that nobody had written.
+        #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> bool:
@@ -94,7 +94,7 @@ class Checks(Agents):
     def tell(
         self, kind: str, w: Warp, at: int, text: str, shadow: Shadow, place: int, indices: Array, **more: Any
     ) -> None:
-        """Record a hazard that concerns shared bytes, with who wrote them where. indices: all that is accessed."""
+        """Record a hazard that concerns shared bytes, with their last writer. indices: all that is accessed."""
         address = place * shadow.granule + SHARED_START
         origin = int(shadow.writer_at[place])
         more["places"] = [self._bytes(shadow, indices), *more.get("places", ())]
@@ -174,7 +174,7 @@ class Checks(Agents):
         return "wrong_parity" if repeated else "read_before_load"
 
     def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Note who reads bytes that nobody has written: perhaps the copy that was to fill them is yet to be issued."""
+        """Note a read of unwritten bytes: perhaps the copy that fills them is yet to be issued."""
         self._astray.add(w.agent)
         if len(self._unwritten) < _MOST_UNWRITTEN:
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))

@@ -1,4 +1,4 @@
-"""Vector clocks: what a warp, or some of its lanes, has seen of everybody who touches memory.
+"""Vector clocks: what a warp, or some of its lanes, has seen of all agents that access memory.
 
 Inside a cluster agents are numbered and a clock is one vector. What is known of other clusters, of fences and of flags
 that were read but not acquired yet is rare: it lives in ``far``, which most clocks never get.

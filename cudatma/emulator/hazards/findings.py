@@ -103,7 +103,7 @@ class Findings:
         self.add("trap", str(error), launch, split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Whether a hazard of one of these kinds is known there, or where nobody knows."""
+        """Whether a hazard of one of these kinds is known there, or at an unknown place."""
         known = (finding for key, finding in self._found.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 

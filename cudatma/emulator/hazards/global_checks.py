@@ -207,7 +207,7 @@ class GlobalChecks:
         return f"warp {warp} of block {(x + rank % wide, y + rank // wide % high, z + rank // wide // high)}"
 
     def _tell(self, w: Warp, at: int, kind: str, shadow: GlobalShadow, place: int, text: str) -> None:
-        """Record a hazard that concerns bytes of a buffer, with who wrote them where."""
+        """Record a hazard that concerns bytes of a buffer, with their last writer."""
         offset = shadow.byte(place)
         written = ""
         if shadow.writers[place, WHO]:

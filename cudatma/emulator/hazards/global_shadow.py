@@ -1,8 +1,8 @@
-"""What is known of every few bytes of a global buffer: who wrote them last, and two of those who have read them since.
+"""What is known of every few bytes of a global buffer: their last writer, and two of the readers since then.
 
 A buffer gets its shadow when a kernel first writes to it, and from the next schedule on before it begins; buffers that
 are only read cost nothing. Agents are numbered over the whole grid, cluster number * agents of a cluster + agent + 1;
-0 is nobody.
+0 is no agent.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GlobalShadow:
             self._readers[indices] = 0
 
     def readers(self, indices: Array) -> Array | None:
-        """(granules, 2, 4): who has read, or None while nobody has."""
+        """(granules, 2, 4): the readers, or None before the first read."""
         return None if self._readers is None else self._readers[indices]
 
     def read(self, indices: Array, who: int, clock: int, strength: int, lanes: Array | int, seen: Seen) -> None:

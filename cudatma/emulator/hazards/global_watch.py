@@ -55,7 +55,7 @@ class GlobalWatch(GlobalChecks):
     # ---- the grid before this one
 
     def grid_waited(self, w: Warp) -> None:
-        """griddepcontrol.wait: what the grid before wrote is visible, and nobody of it reads any more."""
+        """griddepcontrol.wait: the writes of the previous grid are visible, and it reads no more."""
         if self._grid >= 0:
             for clock in self._observer.learners(w):
                 clock.order[self._grid] = 1
@@ -195,7 +195,8 @@ class GlobalWatch(GlobalChecks):
             self._tell(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
     def map_in_use(self, w: Warp, region: Region, offset: int, *until: tuple[int, int]) -> None:
-        """A copy through a tensor map is issued; who waits for it in one of these ways may edit the map."""
+        """A copy through a tensor map is issued; a thread that has waited for it in one of these ways may edit the
+        map."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is not None:
             indices = shadow.granules(np.arange(offset, offset + 128, 16), 16)

@@ -142,7 +142,7 @@ class Observer(SwizzleChecks):
         generic: bool = False,
         lanes: Array | None = None,
     ) -> AsyncWrite:
-        """A copy into shared memory is issued; its bytes are nobody's until it has landed and was waited for."""
+        """A copy into shared memory is issued; its bytes may not be read until it has landed and was waited for."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
         clock = self.known(w)
@@ -259,7 +259,7 @@ class Observer(SwizzleChecks):
 
     def warp_ended(self, w: Warp) -> None:
         """When a warp leaves: bulk stores not waited for, or not committed; with the CTA's last one, loads that
-        nobody has waited for, and bytes too many."""
+        no thread has waited for, and surplus bytes."""
         if self.cluster.is_done:
             self.check_bytes()
             self.warn_of_linear_reads()

@@ -14,7 +14,7 @@ from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
 
 class _State:
-    """One warp: committed groups, those waited for, and who owns which registers (bit sets)."""
+    """One warp: committed groups, those waited for, and which registers each owns (bit sets)."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -90,7 +90,7 @@ class RegisterWatch:
         return done
 
     def check(self, split: Split, pc: int) -> None:
-        """Before a segment runs: does it read what nobody wrote, or touch what the tensor core owns?"""
+        """Before a segment runs: whether it reads unwritten registers, or touches those that the tensor core owns."""
         for at, register in split.frame.program.unwritten.get(pc, ()):
             name = split.frame.program.function.register_names[register]
             self.observer.report(

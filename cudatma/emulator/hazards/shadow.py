@@ -1,4 +1,4 @@
-"""What is known of every few bytes of a CTA's shared memory: who wrote them last, who has read them since.
+"""What is known of every few bytes of a CTA's shared memory: their last writer, and their readers since then.
 
 Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
 its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class Shadow:
-    """Per granule: writer agent (-1 nobody), its clock, flags; a row of read clocks for each agent that has read.
+    """Per granule: writer agent (-1: none), its clock, flags; a row of read clocks for each agent that has read.
 
     granule: bytes of one entry; the narrowest access that the kernel makes to shared memory, at most 4.
     """
@@ -104,7 +104,7 @@ class Shadow:
     def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
         """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""
         writers = self.writer[indices]
-        # Where nobody has written the clock is 0, which everybody has seen.
+        # Unwritten bytes have clock 0, which every agent has seen.
         late = self.writer_clock[indices] > clock.order[writers]
         if np.count_nonzero(late):
             place = int(late.argmax())

@@ -1,4 +1,4 @@
-"""Who laid bytes down with which swizzle, and who reads them with another.
+"""Bytes that are written with one swizzle and read with another.
 
 Source: PTX ISA, "Swizzling Modes", "Matrix descriptor" (swizzling mode, base offset), "cp.async.bulk.tensor".
 """

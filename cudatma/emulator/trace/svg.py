@@ -82,7 +82,7 @@ class Svg:
     ) -> None:
         """A rectangle. title: shown when the pointer rests on it. is_crisp: not smoothed, for those that touch.
 
-        is_on_top: over whatever is drawn later.
+        is_on_top: over everything that is drawn later.
         """
         place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
         more = f' rx="{_number(radius)}"' if radius else ""
@@ -103,7 +103,7 @@ class Svg:
         bold: bool = False,
         is_on_top: bool = False,
     ) -> None:
-        """A line of text; is_on_top: over whatever is drawn later."""
+        """A line of text; is_on_top: over everything that is drawn later."""
         weight = ' font-weight="bold"' if bold else ""
         side = f' text-anchor="{anchor}"' if anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{size:g}" fill="{fill}"'
