@@ -447,6 +447,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 // Where the sums of an N tile have a fragment.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
+
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,
@@ -478,8 +479,9 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
             for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
     return true;
 }
-// Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds
-// them to its own, in the order of their ranks. Returns whether this warp has the result.
+
+// Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds them to its
+// own, in the order of their ranks. Returns whether this warp has the result.
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
     const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);
