@@ -616,7 +616,7 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
 }
 
 // Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
-// every value read from it (release_used()).
+// every value read from it (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
     Accumulators group;   // sums of the current group, not yet scaled
@@ -625,7 +625,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        if (k > unit.k_begin) ring.release_used(previous, lane);
+        __syncwarp();
+        if (k > unit.k_begin && lane == 0) ring.release_used(previous);
         ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
@@ -646,7 +647,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         previous = ring.stage;
         ring.advance();
     }
-    ring.release_used(previous, lane);
+    ring.release_used_by_warp(previous, lane);
 }
 
 // The operands, by the names of the launch parameters: null for one that this kernel does not take.

@@ -552,14 +552,14 @@ __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const Weight
 // This warp has read a slot. The CTA that fills it waits for all of its consumers; in a cluster, where each CTA fills a part
 // of every CTA's slot, for those of all CTAs.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
-    ring.release_used(slot, lane);
+    ring.release_used_by_warp(slot, lane);
 }
 
 // Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
 // COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
 // A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (release_used()).
+// used its weights (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                          const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
