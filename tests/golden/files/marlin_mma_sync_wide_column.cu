@@ -608,13 +608,13 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u8* weight;
     const u16* scales;
     const u8* zeros;
-    const u16 *activations, *bias;
+    const u16* activations;
+    const u16* bias;
     u16* output;
     Workspace workspace;
 };
@@ -704,7 +704,7 @@ marlin_mma_sync_f16_column_zeros_128x256x64_w181_s3_r232_w_tma_s_tma_x_cp_async(
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
     const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
-    const Operands operands{&weight_map, nullptr, nullptr, nullptr, nullptr, scales, zeros, activations, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, nullptr, nullptr, nullptr, scales, zeros, activations, bias, output, {partials, flags}};
     Ring ring;
     ring.init(smem + RING_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights

@@ -650,13 +650,14 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
     const u8* weight;
     const u16* scales;
     const u8* zeros;
-    const u16 *activations, *bias;
+    const u16* activations;
+    const u16* bias;
     u16* output;
     Workspace workspace;
 };
@@ -675,7 +676,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
         ring.acquire();
         copy_weights(weights, operands.weight, problem, tile_n, k, thread);
         copy_table<2>(scales, operands.scales, problem, tile_n, k, thread);
-        if constexpr (HAS_ZEROS) copy_table<1>(zeros, operands.zeros, problem, tile_n, k, thread);
+        copy_table<1>(zeros, operands.zeros, problem, tile_n, k, thread);
         copy_activations(activations, operands.activations, problem, tile_m, k, thread);
         cp_async_mbarrier_arrive_noinc(full);   // arrives when this thread's copies have landed
     }

@@ -638,11 +638,9 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     release(ring, previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u16* scales;   // of whole columns, as are the zero points
-    const u8* zeros;
     const u16* bias;
     u16* output;
 };
@@ -764,7 +762,7 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, bias, output};
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output};
     const u32 range = blockIdx.x;
     const u32 rank = 0;
     Ring ring;

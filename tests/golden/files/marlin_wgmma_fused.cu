@@ -613,11 +613,9 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     release(ring, previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u16* scales;   // of whole columns, as are the zero points
-    const u8* zeros;
     const u16* bias;
     u16* output;
     Workspace workspace;
@@ -746,7 +744,7 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = 0;
     Ring ring;
