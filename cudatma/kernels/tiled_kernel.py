@@ -72,10 +72,6 @@ class TiledKernel:
         """The same in CUDA."""
         return ",\n    ".join(f"{kind} {name}" for name, kind in self.parameters)
 
-    def given(self, names: tuple[str, ...], prefix: str = "") -> tuple[str, ...]:
-        """The launch parameters of these names, ``nullptr`` for those that the kernel does not take."""
-        return tuple(f"{prefix}{name}" if name in self.parameter_names else "nullptr" for name in names)
-
     @property
     def problem_names(self) -> tuple[str, ...]:
         """The members of ``Problem`` that the kernel reads, in any order."""

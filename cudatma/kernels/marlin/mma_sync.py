@@ -132,13 +132,6 @@ class MmaSyncSpec(StagedTile):
         return self.has_stage_scales and self.scale_load_path == "cp_async"
 
     @property
-    def operands(self) -> str:
-        """The initializers of the template's ``Operands``: launch parameters, ``nullptr`` for those that it lacks."""
-        maps = ("weight_map", "scale_map", "zero_map", "activation_map")
-        arrays = ("weight", "scales", "zeros", "activations", "bias", "output")
-        return ", ".join((*self.given(maps, "&"), *self.given(arrays), "{partials, flags}"))
-
-    @property
     def problem_names(self) -> tuple[str, ...]:
         copies_weights, copies_scales = self.weight_load_path == "cp_async", self.copies_scales
         copies_activations = self.activation_load_path == "cp_async"

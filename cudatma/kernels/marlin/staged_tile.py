@@ -36,6 +36,9 @@ _PARAMETER_TYPES = {
     "flags": "cudatma::u32*",
     "problem": PROBLEM,
 }
+#: The members of ``Operands`` that each kernel has; and the parameters that its ``workspace`` holds.
+_OPERAND_MAPS = ("weight_map", "scale_map", "zero_map", "activation_map")
+_WORKSPACE = ("partials", "flags")
 
 
 class StagedTile(TiledKernel):
@@ -96,6 +99,24 @@ class StagedTile(TiledKernel):
     def loads_weight_tiles(self) -> bool:
         """Whether one load brings the weights of a whole tile, and not of 64 columns."""
         return True
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether CTAs add up partial sums through global memory."""
+        return "partials" in self.parameter_names
+
+    @property
+    def operand_arrays(self) -> tuple[tuple[str, str], ...]:
+        """(type, name) of the launch parameters that are arrays, but for the workspace, as in ``Operands``."""
+        arrays = ((kind, name) for name, kind in self.parameters if kind.endswith("*"))
+        return tuple((kind.replace("cudatma::", ""), name) for kind, name in arrays if name not in _WORKSPACE)
+
+    @property
+    def operands(self) -> str:
+        """The initializers of ``Operands`` in CUDA."""
+        maps = (f"&{name}" if name in self.parameter_names else "nullptr" for name in _OPERAND_MAPS)
+        workspace = ("{partials, flags}",) if self.has_workspace else ()
+        return ", ".join((*maps, *(name for _, name in self.operand_arrays), *workspace))
 
     def table_maps(self) -> tuple[str, ...]:
         """Of scales and zero points that travel with their stage by TMA."""

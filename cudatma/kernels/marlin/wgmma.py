@@ -203,13 +203,6 @@ class WgmmaSpec(StagedTile):
         return ("weight_map", *self.table_maps(), "activation_map", *tables, "bias", "output", *sums, "problem")
 
     @property
-    def operands(self) -> str:
-        """The initializers of the template's ``Operands``: launch parameters, ``nullptr`` for those that it lacks."""
-        maps, arrays = ("weight_map", "scale_map", "zero_map", "activation_map"), ("scales", "zeros", "bias", "output")
-        workspace = () if self.cluster_k > 1 else ("{partials, flags}",)
-        return ", ".join((*self.given(maps, "&"), *self.given(arrays), *workspace))
-
-    @property
     def problem_names(self) -> tuple[str, ...]:
         work = ("k_iterations", *RASTER) if self.cluster_k > 1 else STREAM_K
         scales = () if self.has_stage_scales else ("scale_pitch",)

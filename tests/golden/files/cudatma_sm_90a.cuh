@@ -2262,15 +2262,16 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: the same once for a whole warp, whose lanes all call it, and without the fence. Right only if instructions
-    // issued before the call have used every value that the warp read from the slot; then no read can still be under way. A
-    // loop that releases each slot one iteration after it read it (release_used(previous, lane)) has that property.
-    __device__ __forceinline__ void release_used(u32 slot, u32 lane) const {
+    // Consumer: the same without the fence. Right only if instructions issued before the call have used every value that was
+    // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
+    // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+    __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty_barrier(slot));
+        if (lane == 0) release_used(slot);
     }
 
-    // Consumer: release_used() in a cluster whose CTAs all fill the slot, by multicast: lane r arrives at the barrier of CTA r.
+    // Consumer: release_used_by_warp() in a cluster whose CTAs all fill the slot, by multicast: lane r arrives at the barrier of CTA r.
     template <u32 ClusterSize>
     __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();

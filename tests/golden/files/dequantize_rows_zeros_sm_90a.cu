@@ -69,6 +69,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
     a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
+
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;

@@ -564,7 +564,7 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
 }
 
 // Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
-// every value read from it (release_used()).
+// every value read from it (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
     Accumulators group;   // sums of the current group, not yet scaled
@@ -573,7 +573,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        if (k > unit.k_begin) ring.release_used(previous, lane);
+        __syncwarp();
+        if (k > unit.k_begin && lane == 0) ring.release_used(previous);
         ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
@@ -594,16 +595,13 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         previous = ring.stage;
         ring.advance();
     }
-    ring.release_used(previous, lane);
+    ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u8* weight;
-    const u16* scales;
-    const u8* zeros;
-    const u16 *activations, *bias;
+    const u16* bias;
     u16* output;
     Workspace workspace;
 };
@@ -694,7 +692,7 @@ marlin_mma_sync_f16_g128_8x128x256_w141_s4_tma(
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
     const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, nullptr, nullptr, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
     Ring ring;
     ring.init(smem + RING_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights

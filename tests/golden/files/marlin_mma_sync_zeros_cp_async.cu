@@ -234,6 +234,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
     a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
+
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
@@ -617,7 +618,7 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
 }
 
 // Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
-// every value read from it (release_used()).
+// every value read from it (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
     Accumulators group;   // sums of the current group, not yet scaled
@@ -626,7 +627,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        if (k > unit.k_begin) ring.release_used(previous, lane);
+        __syncwarp();
+        if (k > unit.k_begin && lane == 0) ring.release_used(previous);
         ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
@@ -647,16 +649,17 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         previous = ring.stage;
         ring.advance();
     }
-    ring.release_used(previous, lane);
+    ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
     const u8* weight;
     const u16* scales;
     const u8* zeros;
-    const u16 *activations, *bias;
+    const u16* activations;
+    const u16* bias;
     u16* output;
     Workspace workspace;
 };
@@ -675,7 +678,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
         ring.acquire();
         copy_weights(weights, operands.weight, problem, tile_n, k, thread);
         copy_table<2>(scales, operands.scales, problem, tile_n, k, thread);
-        if constexpr (HAS_ZEROS) copy_table<1>(zeros, operands.zeros, problem, tile_n, k, thread);
+        copy_table<1>(zeros, operands.zeros, problem, tile_n, k, thread);
         copy_activations(activations, operands.activations, problem, tile_m, k, thread);
         cp_async_mbarrier_arrive_noinc(full);   // arrives when this thread's copies have landed
     }

@@ -43,6 +43,18 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
+    // Consumer: the same without the fence. Right only if instructions issued before the call have used every value that was
+    // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
+    // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+    // Both: go on to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 1;             // rows of x, the columns of mma's operand B
 constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
@@ -207,7 +219,7 @@ struct Maps {
 
 // Loads weights, scales and zero points, which no kernel before this one in the stream writes. What lies outside of the weight
 // arrives as zeros.
-__device__ __forceinline__ void load_weights(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
+__device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
                                              u64 policy) {
     const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
@@ -223,7 +235,8 @@ __device__ __forceinline__ void load_weights(Ring& ring, u32 slot, u32 smem, con
 
 // Loads one box of 64 elements of K x BLOCK_M rows x K64_PER_STAGE blocks in the 128-byte swizzle. What lies outside of x arrives
 // as zeros.
-__device__ __forceinline__ void load_activations(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k) {
+__device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile,
+                                                 u32 k) {
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, stage = tile.stage_at(k);
     cp_async_bulk_tensor_3d_load(target, maps.activation_map, ring.get_barrier(slot), 0, tile.tile_m * BLOCK_M,
                                  stage * K64_PER_STAGE);
@@ -234,8 +247,8 @@ __device__ __forceinline__ void load_activations(Ring& ring, u32 slot, u32 smem,
 // A dependent launch loads the weights of prefetch_stages stages before it waits for the kernel before it, which writes the
 // activations. It does not prefetch the weights of every stage: the activations of the first stage would then arrive after all
 // of them, and the first mma would wait for the whole ring.
-__device__ __forceinline__ void fill_ring(Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, const Problem& problem,
-                                          u64 policy) {
+__device__ __forceinline__ void fill_ring(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile,
+                                          const Problem& problem, u64 policy) {
     mbarrier_init(smem + CLUSTER_BARRIER, 1);
     ring.init_barriers(1, CONSUMER_WARPS);
     // This CTA owns every CLUSTER_K-th N tile and receives the sums of all other CTAs for each of them.
@@ -417,7 +430,7 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
         // The warp releases a slot one iteration late, when every value that it read from it has been used: ptxas may issue an
         // arrival while an ld.shared is still under way.
         __syncwarp();
-        if (k > 0 && lane == 0) mbarrier_arrive(ring.empty_barrier(previous));
+        if (k > 0 && lane == 0) ring.release_used(previous);
         ring.wait();
         multiply_stage(acc, zero_points, slots, ring.stage);
         previous = ring.stage;
@@ -448,6 +461,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 // Where the sums of an N tile have a fragment.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
+
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,
@@ -479,8 +493,9 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
             for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
     return true;
 }
-// Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds
-// them to its own, in the order of their ranks. Returns whether this warp has the result.
+
+// Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds them to its
+// own, in the order of their ranks. Returns whether this warp has the result.
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
     const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);

@@ -38,6 +38,18 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
+    // Consumer: the same without the fence. Right only if instructions issued before the call have used every value that was
+    // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
+    // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+    // Both: go on to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 16;             // rows of x, the columns of mma's operand B
 constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
@@ -164,6 +176,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
     a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
+
 // A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -180,7 +193,7 @@ struct Maps {
 
 // Loads weights, scales and zero points, which no kernel before this one in the stream writes. What lies outside of the weight
 // arrives as zeros.
-__device__ __forceinline__ void load_weights(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
+__device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
                                              u64 policy) {
     const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
@@ -197,7 +210,8 @@ __device__ __forceinline__ void load_weights(Ring& ring, u32 slot, u32 smem, con
 }
 
 // Loads K64_PER_STAGE boxes of 64 elements of K x BLOCK_M rows in the 128-byte swizzle. What lies outside of x arrives as zeros.
-__device__ __forceinline__ void load_activations(Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k) {
+__device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile,
+                                                 u32 k) {
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, stage = tile.stage_at(k);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
@@ -210,8 +224,8 @@ __device__ __forceinline__ void load_activations(Ring& ring, u32 slot, u32 smem,
 // A dependent launch loads the weights of prefetch_stages stages before it waits for the kernel before it, which writes the
 // activations. It does not prefetch the weights of every stage: the activations of the first stage would then arrive after all
 // of them, and the first mma would wait for the whole ring.
-__device__ __forceinline__ void fill_ring(Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, const Problem& problem,
-                                          u64 policy) {
+__device__ __forceinline__ void fill_ring(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile,
+                                          const Problem& problem, u64 policy) {
     ring.init_barriers(1, CONSUMER_WARPS);
     const u32 filled = min(STAGES, tile.k_iterations), prefetched = min(filled, problem.prefetch_stages);
 #pragma unroll 1
@@ -399,7 +413,7 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
         // The warp releases a slot one iteration late, when every value that it read from it has been used: ptxas may issue an
         // arrival while an ld.shared is still under way.
         __syncwarp();
-        if (k > 0 && lane == 0) mbarrier_arrive(ring.empty_barrier(previous));
+        if (k > 0 && lane == 0) ring.release_used(previous);
         ring.wait();
         multiply_stage(acc, zero_points, slots, ring.stage);
         previous = ring.stage;
@@ -430,6 +444,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 // Where the sums of an N tile have a fragment.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
+
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,

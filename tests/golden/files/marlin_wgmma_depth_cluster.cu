@@ -585,14 +585,14 @@ __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const Weight
 // This warp has read a slot. The CTA that fills it waits for all of its consumers; in a cluster, where each CTA fills a part
 // of every CTA's slot, for those of all CTAs.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
-    ring.release_used(slot, lane);
+    ring.release_used_by_warp(slot, lane);
 }
 
 // Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
 // COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
 // A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (release_used()).
+// used its weights (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                          const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
@@ -639,11 +639,9 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     release(ring, previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u16* scales;   // of whole columns, as are the zero points
-    const u8* zeros;
     const u16* bias;
     u16* output;
 };
@@ -765,7 +763,7 @@ marlin_wgmma_f16_g128_64x64x256_w1_k2_s4_g21_x3(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, bias, output};
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output};
     const u32 range = blockIdx.x;
     const u32 rank = 0;
     Ring ring;

@@ -560,14 +560,14 @@ __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const Weight
 // This warp has read a slot. The CTA that fills it waits for all of its consumers; in a cluster, where each CTA fills a part
 // of every CTA's slot, for those of all CTAs.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
-    ring.release_used(slot, lane);
+    ring.release_used_by_warp(slot, lane);
 }
 
 // Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
 // COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
 // A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (release_used()).
+// used its weights (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                          const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
@@ -614,11 +614,9 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     release(ring, previous, lane);
 }
 
-// The operands, by the names of the launch parameters: null for one that this kernel does not take.
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
-    const u16* scales;   // of whole columns, as are the zero points
-    const u8* zeros;
     const u16* bias;
     u16* output;
     Workspace workspace;
@@ -747,7 +745,7 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, nullptr, nullptr, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = 0;
     Ring ring;

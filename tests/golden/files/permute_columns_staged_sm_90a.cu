@@ -37,10 +37,12 @@ __device__ __forceinline__ void source_columns(u32 (&from)[CHUNK], u32 chunk, u3
 #pragma unroll
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min(chunk * CHUNK + i, columns - 1);
 }
+
 __device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* order, u32 columns) {
 #pragma unroll
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // no read leaves the row
 }
+
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]) {
     u32 pairs[4];
 #pragma unroll

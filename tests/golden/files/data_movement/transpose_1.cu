@@ -61,6 +61,8 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
         stmatrix_x4(chunk_at(to, column + 16 * x + written_row, part), out);
     }
 }
+
+// ---- The order of tiles ---------------------------------------------------------------------------------------------
 // Where a tile lies. Tiles are numbered by raster groups of RASTER_GROUP rows of tiles, and within a group column by column. The
 // CTAs that run at the same time then cover about a square of the matrix, and use all of the DRAM pages that they open, both when
 // they read and when they write.

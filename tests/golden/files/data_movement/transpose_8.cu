@@ -54,6 +54,8 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
         asm volatile("st.shared.v2.b64 [%0], {%1, %2};" : : "r"(at), "l"(in[0][i]), "l"(in[1][i]) : "memory");
     }
 }
+
+// ---- The order of tiles ---------------------------------------------------------------------------------------------
 // Where a tile lies. Tiles are numbered by raster groups of RASTER_GROUP rows of tiles, and within a group column by column. The
 // CTAs that run at the same time then cover about a square of the matrix, and use all of the DRAM pages that they open, both when
 // they read and when they write.
