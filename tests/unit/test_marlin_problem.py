@@ -219,7 +219,7 @@ def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, 
 
 @given(problems)
 def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """Raster groups of raster_m token tiles, channel by channel, as parts/marlin_work.cuh.j2 numbers them."""
+    """Raster groups of raster_m token tiles, channel by channel, as parts/schedule.cuh.j2 numbers them."""
     problem = cut(*case).problem
     seen = set()
     for tile in range(problem.tiles_m * problem.tiles_n):
@@ -285,7 +285,7 @@ def test_a_multiplication_divides(d: int, n: int) -> None:
 
 @given(problems)
 def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """tile_position() of parts/marlin_work.cuh.j2 in Python: each tile once, raster groups one behind the other."""
+    """tile_position() of parts/schedule.cuh.j2 in Python: each tile once, raster groups one behind the other."""
     problem = cut(*case).problem
 
     def divide(n: int, by: Any) -> int:

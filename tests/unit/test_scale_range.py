@@ -52,7 +52,7 @@ def factors(dtype: Any, p: int) -> tuple[Any, float]:
 
 
 def fused(scales: Any, form: str, p: int) -> list[Any]:
-    """(16, scales) as parts/marlin_wgmma_fused.cuh.j2 has them in channels g and g + 8, times 2^p, in float64.
+    """(16, scales) as parts/marlin_fused_scale.cuh.j2 has them in channels g and g + 8, times 2^p, in float64.
 
     A product of two halves is exact in float64, and so is the sum with a third here.
     """

@@ -479,11 +479,10 @@ struct GroupScale {
     ZeroPoint zero;
 };
 
-// scales, zeros: the pair of columns g (low half) and g + 8 (high half). Without zero points `zero` stays as it is.
-__device__ __forceinline__ void set_group(GroupScale& group, u32 scales, u32 zeros) {
-    group.low = both_low(scales);
-    group.high = both_high(scales);
-    if constexpr (HAS_ZEROS) group.zero = zero_point(zeros & 0xff, zeros >> 8);
+// pair: the scales of columns g (low half) and g + 8 (high half).
+__device__ __forceinline__ void set_scales(GroupScale& group, u32 pair) {
+    group.low = both_low(pair);
+    group.high = both_high(pair);
 }
 
 __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
@@ -555,24 +554,17 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 // row: of the stage's groups.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
-    u32 scales[STACK], zeros[STACK] = {};
+    u32 scales[STACK];
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
                      : "=r"(scales[s])
                      : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
                      : "memory");
-    if constexpr (HAS_ZEROS) {
 #pragma unroll
-        for (u32 s = 0; s < STACK; ++s)
-            asm volatile("ld.shared.u16 %0, [%1];"
-                         : "=r"(zeros[s])
-                         : "r"(slots.zeros + stage * ZERO_STAGE_BYTES + row * BLOCK_N + 64 * s)
-                         : "memory");
+    for (u32 s = 0; s < STACK; ++s) {
+        set_scales(weights.group[s], scales[s]);
     }
-#pragma unroll
-    for (u32 s = 0; s < STACK; ++s)
-        set_group(weights.group[s], scales[s], zeros[s]);
 }
 
 // step: of the 64-deep block k64.

@@ -447,7 +447,7 @@ struct GroupScale {
 };
 
 // pair: the scales of columns g and g + 8. All products are exact.
-__device__ __forceinline__ void set_group(GroupScale& group, u32 pair, u32 scale_offset) {
+__device__ __forceinline__ void set_scales(GroupScale& group, u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
     const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
     group = GroupScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
@@ -530,24 +530,17 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 // row: of the stage's groups.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
-    u32 scales[STACK], zeros[STACK] = {};
+    u32 scales[STACK];
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
                      : "=r"(scales[s])
                      : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
                      : "memory");
-    if constexpr (HAS_ZEROS) {
 #pragma unroll
-        for (u32 s = 0; s < STACK; ++s)
-            asm volatile("ld.shared.u16 %0, [%1];"
-                         : "=r"(zeros[s])
-                         : "r"(slots.zeros + stage * ZERO_STAGE_BYTES + row * BLOCK_N + 64 * s)
-                         : "memory");
+    for (u32 s = 0; s < STACK; ++s) {
+        set_scales(weights.group[s], scales[s], problem.scale_offset);
     }
-#pragma unroll
-    for (u32 s = 0; s < STACK; ++s)
-        set_group(weights.group[s], scales[s], problem.scale_offset);
 }
 
 // step: of the 64-deep block k64.
