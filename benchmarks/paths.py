@@ -100,7 +100,7 @@ def paths_table(cells: Sequence[Cell]) -> Table:
         for c in cells
     ]
     columns = ("K x N", "M", *WAYS.values(), "act-order / ordered", "ordered / dense")
-    note = "Microseconds, weights cold in L2, group 128, fp16. The last column decides FROM_TOKENS of marlin/dense.py."
+    note = "Microseconds, weights cold in L2, group 128, fp16. The last column decides FROM_M of marlin/dense.py."
     return Table(columns, tuple(rows), note)
 
 

@@ -101,7 +101,7 @@ class WgmmaGemm:
         return 64 * self.warpgroups
 
     @property
-    def share_m(self) -> int:
+    def loaded_m(self) -> int:
         return self.block_m // self.cluster
 
     @property

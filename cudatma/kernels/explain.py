@@ -1,4 +1,4 @@
-"""Why a problem gets the configuration that it gets: an explanation for people and for programs, of any family."""
+"""Why a problem gets its configuration: an explanation for people and for programs, of any family."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cudatma.kernels.table_text import table_text
 class Explanation:
     """Why a problem runs as it does. ``str()`` is for people, as_dict() for programs.
 
-    family, problem: what is asked for. gpu: what it runs on, or is imagined to. decision: the configuration, where it
-    comes from and why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the
-    cheapest of all, and the configuration itself. considered: how many candidates there were.
+    family, problem: what is computed. gpu: installed or imagined. decision: the configuration, where it comes from and
+    why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the cheapest of all,
+    and the configuration itself. considered: how many candidates there were.
     """
 
     family: Family[Any, Any]
@@ -73,7 +73,8 @@ class Explanation:
             "blocks_per_sm": self.spec.blocks_per_sm,
             "source": self.decision.source,
             "why": self.decision.why,
-            "schedule": asdict(self.schedule),
+            # "blocks": former name of "ctas", for one release
+            "schedule": asdict(self.schedule) | {"blocks": self.schedule.ctas},
             "prediction": self.prediction.as_dict(),
             "considered": self.considered,
             "candidates": [
@@ -100,7 +101,7 @@ class Explanation:
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles of {counted(work.k_iterations, 'stage')} "
-            f"on {counted(work.blocks, 'CTA')}, {divided}",
+            f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {cost.us:.4g} us: launch {cost.launch_us:.3g}, main loop of the busiest SM {cost.sm_us:.3g}, "
             f"partial sums {cost.reduction_us:.3g}, memory {cost.memory_us:.3g}, tensor cores {cost.tensor_us:.3g}",
             "",

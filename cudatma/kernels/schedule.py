@@ -6,10 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Protocol
 
+from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 
 _U32 = ctypes.c_uint32
-#: Units are counted in 32 bits on the device, with room for share arithmetic.
+#: Work units are counted in 32 bits on the device; the rest of the range is for sums of them.
 _MAX_UNITS = 2**31 - 1
 #: Most fp32 partial sums that the CTAs of one SM leave in a workspace: a tile of 128 x 256.
 PARTIALS_PER_SM_BYTES = 128 * 256 * 4
@@ -18,7 +19,7 @@ FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
 class DivisorStruct(ctypes.Structure):
-    """``cudatma::Divisor``: what divides 0 .. 2^31 - 1 by ``d`` with a multiplication.
+    """``cudatma::Divisor``: divides 0 .. 2^31 - 1 by ``d`` with a multiplication.
 
     [Granlund, Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2]
     """
@@ -33,7 +34,7 @@ class DivisorStruct(ctypes.Structure):
 
 
 class TiledSpec(Protocol):
-    """What a spec tells of its tile.
+    """What schedule() must know of a spec.
 
     block_m, block_n, block_k: of one CTA and one stage. cluster: CTAs side by side in N. cluster_k: CTAs that divide K.
     launch_cluster: CTAs of a cluster of the launch. partial_bytes: fp32 sums that one CTA may leave in the workspace, 0
@@ -65,14 +66,15 @@ class TiledSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How many blocks work, and which tiles they share.
+    """How many CTAs run, and how tiles become their work ranges.
 
-    blocks: grid size. A tile is what a cluster of ``cluster`` blocks computes at a time, side by side in N.
-    stream_tiles: tiles whose depth is divided among all clusters; the rest is dealt out whole.
-    shares: clusters. partial_blocks: blocks that need a slot in the workspace (0: no tile is divided).
+    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs, side by side in N, computes one at a
+    time. k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are
+    assigned whole. work_ranges: clusters. stream_units: stages of the divided tiles. partial_ctas: CTAs that need a
+    slot in the workspace (0: no tile is divided).
     """
 
-    blocks: int
+    ctas: int
     tiles_m: int
     tiles_n: int
     k_iterations: int
@@ -81,15 +83,21 @@ class Schedule:
 
     @property
     def work_ranges(self) -> int:
-        return self.blocks // self.cluster
+        return self.ctas // self.cluster
 
     @property
     def stream_units(self) -> int:
         return self.stream_tiles * self.k_iterations
 
     @property
-    def partial_blocks(self) -> int:
-        return self.blocks if self.stream_tiles else 0
+    def partial_ctas(self) -> int:
+        return self.ctas if self.stream_tiles else 0
+
+    @property
+    def blocks(self) -> int:
+        """Former name of ``ctas``, for one release."""
+        warn_deprecated("cudatma: Schedule.blocks is now called Schedule.ctas")
+        return self.ctas
 
 
 def fits_workspace(spec: TiledSpec, ctas_per_sm: int) -> bool:
@@ -104,9 +112,9 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Longest:
-    """Stages of the longest share. whole: where every tile is dealt out whole. before, divided: where the tiles that
-    fill no wave are divided, together with a full wave if there is one: of whole tiles, and of divided ones. others:
-    blocks that then share a tile with the one that stores it."""
+    """Stages of the longest work range. whole: where every tile is assigned whole. before, divided: where the tiles of
+    the partial wave are divided, together with a full wave if there is one: of whole tiles, and of divided ones.
+    others: CTAs that then share a tile with the one that stores it."""
 
     whole: int
     before: int
@@ -114,12 +122,12 @@ class Longest:
     others: int
 
 
-def longest_range(tiles: int, resident: int, depth: int) -> Longest:
-    """Of so many tiles of ``depth`` stages, for ``resident`` blocks or clusters at a time."""
+def longest_range(tiles: int, resident: int, k_iterations: int) -> Longest:
+    """Of ``tiles`` tiles of ``k_iterations`` stages each, for ``resident`` CTAs or clusters at a time."""
     waves, rest = divmod(tiles, resident)
-    divided = ceil_div((rest + min(waves, 1) * resident) * depth, resident)
+    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident)
     others = 1 if waves else ceil_div(resident, tiles)
-    return Longest(ceil_div(tiles, resident) * depth, max(0, waves - 1) * depth, divided, others)
+    return Longest(ceil_div(tiles, resident) * k_iterations, max(0, waves - 1) * k_iterations, divided, others)
 
 
 def schedule(
@@ -127,20 +135,20 @@ def schedule(
     m: int,
     n: int,
     k: int,
-    resident_blocks: int,
+    resident_ctas: int,
     *,
     divide: bool = True,
     eager: bool = False,
 ) -> Schedule:
-    """Cut an (m, n, k) problem for ``resident_blocks`` blocks (whole clusters of them) that run at the same time.
+    """Cut an (m, n, k) problem for ``resident_ctas`` CTAs (whole clusters of them) that run at the same time.
 
-    Full waves of tiles are dealt out whole, and so is the rest where dividing it would not pay (``spec.division()``).
-    Else it is divided by depth together with one full wave, so that every cluster gets the same number of stages and no
-    share is shorter than a tile (unless there is less than one wave altogether). divide: False deals every tile out
-    whole, as batch invariance wants. eager: divide as soon as partial sums are fewer bytes than what is saved, as small
-    problems want that are to show it.
+    Full waves of tiles are assigned whole, and the tiles of the last, partial wave too where dividing them would not
+    pay (``spec.division()``). Otherwise their K is divided, together with that of one full wave: every cluster gets the
+    same number of stages, and no work range is shorter than a tile (unless there is less than one wave altogether).
+    divide: False assigns every tile whole, as batch invariance requires. eager: divide as soon as partial sums are
+    fewer bytes than the loads that it saves; for small problems that are to show divided tiles.
     """
-    if not spec.partial_bytes:  # a block, or a cluster, a tile, in waves where there are more
+    if not spec.partial_bytes:  # a CTA, or a cluster, for each tile
         if ceil_div(k, spec.block_k) < spec.cluster_k:
             raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {ceil_div(k, spec.block_k)}, K's stages")
         return Schedule(
@@ -151,7 +159,7 @@ def schedule(
             0,
         )
     cluster = spec.cluster
-    resident = max(1, resident_blocks // cluster)
+    resident = max(1, resident_ctas // cluster)
     tiles_m, tiles_n = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n * cluster)
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     if tiles * k_iterations > _MAX_UNITS:
@@ -160,10 +168,10 @@ def schedule(
     by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
     once, each = by_bytes if eager else spec.division(longest.others)
     if not divide or longest.whole <= longest.before + longest.divided * each + once:
-        shares, stream_tiles = min(resident, tiles), 0
+        ranges, stream_tiles = min(resident, tiles), 0
     elif tiles >= resident:
-        shares, stream_tiles = resident, tiles % resident + resident
+        ranges, stream_tiles = resident, tiles % resident + resident
     else:
-        # Fewer shares often take no longer: the longest stays the same, and fewer tiles are divided.
-        shares, stream_tiles = ceil_div(tiles * k_iterations, longest.divided), tiles
-    return Schedule(shares * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)
+        # Fewer work ranges often take no longer: the longest stays the same, and fewer tiles are divided.
+        ranges, stream_tiles = ceil_div(tiles * k_iterations, longest.divided), tiles
+    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)

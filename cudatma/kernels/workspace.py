@@ -114,8 +114,8 @@ class MarlinWorkspace:
 
     def require_room(self, spec: TiledSpec, schedule: Schedule) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
-        partials = schedule.partial_blocks * spec.partial_bytes
-        flags = schedule.partial_blocks * spec.warp_tiles * 4
+        partials = schedule.partial_ctas * spec.partial_bytes
+        flags = schedule.partial_ctas * spec.warp_tiles * 4
         if partials > self.partials_bytes or flags > self.flags_bytes:
             raise LaunchError(
                 "workspace",

@@ -113,7 +113,7 @@ def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
 @pytest.mark.parametrize(
     # The two warps of a column send a fragment each, of 128 sums.
     ("moved", "what"),
-    [("bar += 4;", r"cluster_barrier\[0\]"), ("addr += 4;", r"cluster_reduction\[(0|128)\]")],
+    [("bar += 4;", r"cluster_barrier\[0\]"), ("addr += 4;", r"cluster_sums\[(0|128)\]")],
 )
 def test_a_misplaced_store_to_another_block_is_refused(moved: str, what: str) -> None:
     subject = SUBJECTS["marlin_skinny/cluster"]

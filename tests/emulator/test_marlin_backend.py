@@ -12,7 +12,7 @@ from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.dense import FROM_TOKENS
+from cudatma.kernels.marlin.dense import FROM_M
 from cudatma.kernels.marlin.emulated import emulated_gemm
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
@@ -143,7 +143,7 @@ def test_a_view_at_any_element() -> None:
 
 def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """From this M on and within the budget: the weight by its kernel, bit for bit, and NumPy's product."""
-    monkeypatch.setitem(FROM_TOKENS, "sm_90a", 8)
+    monkeypatch.setitem(FROM_M, "sm_90a", 8)
     x, weight, bias = operands(8, 130, 72, group_size=32, symmetric=False)
     permuted = replace(weight, perm=RNG.permutation(130).astype(np.int32))
     y = marlin_gemm(x, permuted, bias=bias, backend="emulator", dense_bytes=130 * 72 * 2)

@@ -144,7 +144,7 @@ def test_the_command_takes_the_former_name_of_path(capsys: pytest.CaptureFixture
 def test_which_instance_serves() -> None:
     def chosen(rows: int, columns: int, target: Any = SM90A, **options: Any) -> PermuteColumnsSpec:
         facts = {"has_permutation": True, "is_aligned": True} | options
-        return choose_permute(rows, columns, target=target, multiprocessors=132, **facts)
+        return choose_permute(rows, columns, target=target, sm_count=132, **facts)
 
     assert chosen(1, 8192) == PermuteColumnsSpec(True, 8192)
     assert chosen(4096, 4096).rows == 4

@@ -95,7 +95,7 @@ def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, pe
     processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
     aligned = x.data.ptr % 16 == 0 and x.strides[0] % 16 == 0
     spec = choose_permute(
-        rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, multiprocessors=processors
+        rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, sm_count=processors
     )
     kernel = load_kernel(TEMPLATE, spec, TARGET)
     grid = permute_grid(spec, rows, columns, processors * kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes))
@@ -247,7 +247,7 @@ def test_a_workspace_of_ones_own_grows_in_a_capture() -> None:
 
 @pytest.fixture
 def from_64_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dense.FROM_TOKENS, TARGET.name, 64)
+    monkeypatch.setitem(dense.FROM_M, TARGET.name, 64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -373,7 +373,7 @@ def test_a_wgmma_gemm_out_of_a_tma_ring(target: Target, spec: probes.WgmmaGemm, 
     rng = np.random.default_rng(depth)
     a, b = (rng.normal(size=(rows, depth)).astype(np.float16) for rows in (m, n))
     d = poisoned((m, n), np.float32)
-    boxes = ((upload(a), (spec.share_m, 64), "128B"), (upload(b), (spec.block_n, 64), "128B"))
+    boxes = ((upload(a), (spec.loaded_m, 64), "128B"), (upload(b), (spec.block_n, 64), "128B"))
     maps = [TensorMap.from_array(array, box, swizzle=mode) for array, box, mode in boxes]
     args = (*maps, TensorMap.from_array(d, (64, spec.block_n)), depth // spec.block_k)
     grid = (n // spec.block_n, m // spec.block_m)

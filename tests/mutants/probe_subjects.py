@@ -126,7 +126,7 @@ def wgmma_gemm(spec: Any) -> Subject:
         a, b = (random.normal(size=(size, depth)).astype(np.float16) for size in (rows, columns))
         d = np.zeros((rows, columns), np.float32)
         maps = (
-            TensorMap.from_array(a, (spec.share_m, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(a, (spec.loaded_m, 64), swizzle="128B", encoder="codec"),
             TensorMap.from_array(b, (spec.block_n, 64), swizzle="128B", encoder="codec"),
             TensorMap.from_array(d, (64, spec.block_n), encoder="codec"),
         )

@@ -138,7 +138,7 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         options = (("produced_by_previous", (x,)),)
         return Call(
             spec.entry,
-            work.blocks,
+            work.ctas,
             spec.threads,
             launch.values,
             cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,

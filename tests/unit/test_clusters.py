@@ -41,20 +41,20 @@ def test_each_block_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
     for block_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
         of = spec(block_m=block_m, cluster_k=cluster_k)
         parts = {name: size for name, _, size in of.smem_layout()}
-        assert parts["cluster_reduction"] == (cluster_k - 1) * own * 128 * 4
+        assert parts["cluster_sums"] == (cluster_k - 1) * own * 128 * 4
         assert parts["cluster_barrier"] == 8
-        assert of.staging_tokens == own
+        assert of.staging_rows == own
         assert own * cluster_k >= block_m
     alone = {name: size for name, _, size in spec(cluster_k=1).smem_layout()}
-    assert alone["cluster_reduction"] == alone["cluster_barrier"] == 0
+    assert alone["cluster_sums"] == alone["cluster_barrier"] == 0
 
 
 def test_a_cluster_a_tile() -> None:
     of = spec(cluster_k=4)
     plan = schedule(of, 100, 300, 1000, 132)
     assert (plan.tiles_m, plan.tiles_n, plan.stream_tiles) == (2, 3, 0)
-    assert plan.blocks == 2 * 3 * 4
-    assert plan.partial_blocks == 0, "nothing goes through the workspace"
+    assert plan.ctas == 2 * 3 * 4
+    assert plan.partial_ctas == 0, "nothing goes through the workspace"
     assert of.launch_cluster == 4
 
 

@@ -78,7 +78,7 @@ def test_clusters_are_told() -> None:
     said = explained(NARROW, 1)
     blocks = said.spec.cluster_k
     assert 2 <= blocks <= 8
-    assert said.schedule.blocks == said.schedule.tiles_n * blocks
+    assert said.schedule.ctas == said.schedule.tiles_n * blocks
     assert said.spec.entry.endswith(f"_c{blocks}")
     assert f"_c{blocks}" in str(said)
 

@@ -32,7 +32,7 @@ def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processor
     spec.check_target(target)
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
-    assert work.blocks <= processors
+    assert work.ctas <= processors
     if isinstance(spec, WgmmaSpec):
         assert spec.warpgroups_k == 1
     else:

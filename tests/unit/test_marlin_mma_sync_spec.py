@@ -124,8 +124,8 @@ def test_every_slot_is_aligned_for_what_writes_it(spec: MmaSyncSpec) -> None:
         if spec.has_stage_zeros:
             assert (spec.smem_offset("zeros") + stage * spec.zero_slot_bytes) % 128 == 0
     assert spec.zero_slot_bytes >= spec.zero_stage_bytes
-    assert (spec.smem_offset("output_staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
-    assert spec.smem_offset("depth_reduction") % 16 == 0
+    assert (spec.smem_offset("staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+    assert spec.smem_offset("slice_sums") % 16 == 0
     assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
 
 

@@ -196,7 +196,7 @@ def product(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sums = x.info.owner.values.reshape(x.rows, k).astype(np.float32) @ whole
         out.info.owner.values[...] = sums if bias is None else sums + bias.owner.values
 
-    monkeypatch.setitem(dense.FROM_TOKENS, "sm_90a", 8)
+    monkeypatch.setitem(dense.FROM_M, "sm_90a", 8)
     monkeypatch.setattr(dense, "choose_product", lambda *_: by_numpy)
     monkeypatch.setattr(dense, "_recent", {})
     return seen
@@ -230,7 +230,7 @@ def test_tokens_and_budget_alone_decide(card: FakeGpu, product: list[int], fast:
             product.clear()
             gemm(card, values((tokens, K)), weight, dense_bytes=allowed, backend=None)
             assert len(product) == expected
-    assert dense.DEFAULT_FROM_TOKENS == 2048
+    assert dense.DEFAULT_FROM_M == 2048
 
 
 def test_the_budget_is_shared_and_the_least_recently_used_goes(card: FakeGpu, product: list[int]) -> None:

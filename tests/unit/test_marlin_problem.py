@@ -94,7 +94,7 @@ class Cut:
 def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
     plan = schedule(spec, m, n, k, resident)
     problem = SimpleNamespace(**problem_values(spec, plan, m, n, k, ceil_div(k, 128)))
-    assert plan.blocks == plan.work_ranges * spec.cluster
+    assert plan.ctas == plan.work_ranges * spec.cluster
     return Cut(problem, plan.work_ranges, plan)
 
 
@@ -115,7 +115,7 @@ def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[StagedTile, int
 @given(problems)
 def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[StagedTile, int, int, int, int]) -> None:
     made = cut(*case)
-    assert case[0].cluster <= made.plan.blocks <= max(case[-1], case[0].cluster)
+    assert case[0].cluster <= made.plan.ctas <= max(case[-1], case[0].cluster)
     assert all(made.pieces(share) for share in range(made.shares))
 
 
@@ -165,7 +165,7 @@ def test_a_partial_sum_is_of_the_first_piece_of_its_share(case: tuple[StagedTile
         pieces = made.pieces(share)
         assert all(piece.k_begin == 0 for piece in pieces[1:])
     divided = [share for share, piece in every_piece(made) if piece.k_begin > 0]
-    assert all((share + 1) * case[0].cluster <= made.plan.partial_blocks for share in divided)
+    assert all((share + 1) * case[0].cluster <= made.plan.partial_ctas for share in divided)
 
 
 @given(problems)
@@ -307,17 +307,17 @@ def test_full_waves_are_dealt_out_whole() -> None:
     spec = SPECS[0]
     assert schedule(spec, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
     one_more = schedule(spec, 8, 128 * 133, 4096, 132)
-    assert (one_more.blocks, one_more.stream_tiles, one_more.partial_blocks) == (132, 133, 132)
+    assert (one_more.ctas, one_more.stream_tiles, one_more.partial_ctas) == (132, 133, 132)
     single = schedule(spec, 1, 128, 256, 132)
-    assert (single.blocks, single.partial_blocks) == (1, 0)
+    assert (single.ctas, single.partial_ctas) == (1, 0)
 
 
 def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
     spec = SPECS[0]
     few = schedule(spec, 1, 4 * 128, 256 * 66, 132)
-    assert (few.blocks, few.stream_tiles, few.partial_blocks) == (132, 4, 132)
+    assert (few.ctas, few.stream_tiles, few.partial_ctas) == (132, 4, 132)
     # As few blocks as keep the longest share: 200 stages are two a share with 132 blocks, and still with 100.
-    assert schedule(spec, 1, 2 * 128, 256 * 100, 132).blocks == 100
+    assert schedule(spec, 1, 2 * 128, 256 * 100, 132).ctas == 100
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.launch import _dependent_smem_bytes
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_tokens
+from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_rows
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -65,8 +65,8 @@ def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
 def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
     """A power of two; each stage has whole turns of the swizzle, eight rows of 64 depths."""
     layer = LinearShape(4096, 4096, 128, False, "float16")
-    assert tile_tokens(layer, m, block_k) == wanted
-    assert tile_tokens(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
+    assert tile_rows(layer, m, block_k) == wanted
+    assert tile_rows(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
     of = SkinnySpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
     assert of.activation_stage_bytes == wanted * block_k * 2
     assert of.activation_stage_bytes % 1024 == 0
@@ -107,7 +107,7 @@ def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, s
     fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
     of = SkinnySpec(**fields, cluster_k=cluster_k)
     layout = {name: held for name, _, held in of.smem_layout()}
-    assert layout["cluster_reduction"] == size
+    assert layout["cluster_sums"] == size
     assert layout["cluster_barrier"] == (8 if cluster_k > 1 else 0)
     assert of.smem_bytes == replace(of, cluster_k=1).smem_bytes + size + layout["cluster_barrier"]
 
@@ -126,7 +126,7 @@ def test_each_n_tile_is_owned_once_and_all_others_sums_have_room(
     assert sorted(n_tile for mine in owned for n_tile in mine) == list(range(n_tiles))
     assert of.column_bytes == 32 * block_m * 4
     most = max(map(len, owned)) * (cluster_k - 1) * of.column_bytes
-    assert {name: size for name, _, size in of.smem_layout()}["cluster_reduction"] == most
+    assert {name: size for name, _, size in of.smem_layout()}["cluster_sums"] == most
 
 
 def test_clusters_need_a_card_that_has_them() -> None:
@@ -184,7 +184,7 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
     assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name
-        assert size % of.stages == 0 or name in ("slice_reduction", "cluster_reduction", "cluster_barrier")
+        assert size % of.stages == 0 or name in ("slice_sums", "cluster_sums", "cluster_barrier")
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])

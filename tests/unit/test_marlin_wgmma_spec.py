@@ -95,7 +95,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_m": 24, "cluster": 2}, "block_m", "swizzle"),
         ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
         ({"warpgroups": 2, "warpgroups_k": 2}, "warpgroups * warpgroups_k", "at most 3"),
-        ({"block_k": 64, "warpgroups": 1, "warpgroups_k": 2}, "warpgroups_k", "64-deep"),
+        ({"block_k": 64, "warpgroups": 1, "warpgroups_k": 2}, "warpgroups_k", "multiple of 64"),
         ({"warpgroups": 1, "warpgroups_k": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
         ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
@@ -106,8 +106,8 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
         ({"block_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
         ({"block_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
-        ({"block_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "deeper stage"),
-        ({"cluster_k": 2, "cluster": 2}, "cluster_k", "share activations, or divide the depth"),
+        ({"block_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "larger block_k"),
+        ({"cluster_k": 2, "cluster": 2}, "cluster_k", "share activations, or divide K"),
     ],
 )
 def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
@@ -141,12 +141,12 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
         for block in range(spec.k64_per_warpgroup):
             committed += [stage] * (4 // spec.mmas_per_commit)
             running = committed[len(committed) - spec.commits_in_flight :]
-            if block == spec.release_block:
+            if block == spec.release_k64:
                 assert stage - 1 not in running
                 break
         else:
             pytest.fail("the slot is never given back")
-        committed += [stage] * (4 // spec.mmas_per_commit) * (spec.k64_per_warpgroup - 1 - spec.release_block)
+        committed += [stage] * (4 // spec.mmas_per_commit) * (spec.k64_per_warpgroup - 1 - spec.release_k64)
 
 
 @given(specs())
@@ -159,24 +159,24 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
     for stage in range(spec.stages):
         for i in range(spec.block_k // 64):
             for rank in range(spec.cluster):
-                rows = i * spec.block_m + rank * spec.share_m
+                rows = i * spec.block_m + rank * spec.loaded_m
                 assert (spec.smem_offset("activations") + stage * spec.activation_stage_bytes + rows * 128) % 1024 == 0
         assert (spec.smem_offset("weights") + stage * spec.weight_stage_bytes) % 128 == 0
         assert (spec.smem_offset("scales") + stage * spec.scale_stage_bytes) % 128 == 0
         assert (spec.smem_offset("zeros") + stage * spec.zero_slot_bytes) % 128 == 0
     assert spec.zero_slot_bytes >= spec.zero_stage_bytes
-    assert (spec.smem_offset("output_staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+    assert (spec.smem_offset("staging") | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
     assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
 
 
 @given(specs())
 def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec) -> None:
     """At most 20 KB of all warpgroups, of whole pairs of 8 tokens or of 8 alone."""
-    assert spec.staging_tokens % min(16, spec.block_m) == 0
-    assert spec.staging_bytes == spec.staging_tokens * (64 * 2 * spec.stack + 16)
+    assert spec.staging_rows % min(16, spec.block_m) == 0
+    assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
     most = 20480 if spec.block_m <= 128 else 10240
-    assert spec.staging_tokens <= 16 or spec.warpgroups * spec.staging_bytes <= most
-    assert min(spec.block_m, 16) <= spec.staging_tokens <= spec.block_m
+    assert spec.staging_rows <= 16 or spec.warpgroups * spec.staging_bytes <= most
+    assert min(spec.block_m, 16) <= spec.staging_rows <= spec.block_m
 
 
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
@@ -184,13 +184,13 @@ def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
     eights: int, warpgroups: int, cluster_k: int
 ) -> None:
     of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, cluster_k=cluster_k)
-    owned = [range(8 * eights)[rank * of.own_tokens : (rank + 1) * of.own_tokens] for rank in range(cluster_k)]
+    owned = [range(8 * eights)[rank * of.own_rows : (rank + 1) * of.own_rows] for rank in range(cluster_k)]
     assert sum(map(len, owned)) == of.block_m
     # Whole fragments, as even as they can be; from every other block fp32 sums of each token and channel.
     assert len(owned[0]) % 8 == 0
     assert len(owned[0]) < of.block_m / cluster_k + 8
     layout = {name: size for name, _, size in of.smem_layout()}
-    assert layout["cluster_reduction"] == (cluster_k - 1) * len(owned[0]) * 64 * warpgroups * 4
+    assert layout["cluster_sums"] == (cluster_k - 1) * len(owned[0]) * 64 * warpgroups * 4
     assert (layout["cluster_barrier"], of.partial_bytes) == (8, 0)
     assert of.launch_cluster == cluster_k
 
@@ -198,10 +198,10 @@ def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
 def test_chunks_of_staging_rows() -> None:
     """The most tokens that the room allows: a row of 64 channels is 144 bytes, one of 128 is 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
-    found = [WgmmaSpec("float16", 128, False, tile, 64, *channels, 2).staging_tokens for tile, *channels in tiles]
+    found = [WgmmaSpec("float16", 128, False, tile, 64, *channels, 2).staging_rows for tile, *channels in tiles]
     assert found == [8, 16, 32, 64, 64, 32, 32]
-    assert WIDE.staging_tokens == 32
-    assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_tokens == 16
+    assert WIDE.staging_rows == 32
+    assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_rows == 16
 
 
 @given(specs())
@@ -219,7 +219,7 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
         groups = spec.groups_per_stage
         boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
-    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.share_m, encoder="codec")
+    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.loaded_m, encoder="codec")
     assert x.spec.swizzle == Swizzle.B128
     total += x.expected_bytes * (spec.block_k // 64) * spec.cluster
     assert spec.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"

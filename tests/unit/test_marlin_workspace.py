@@ -176,7 +176,7 @@ def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
         "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
     )
     plan = schedule(spec, 600, 4096, 4096, PROCESSORS, eager=True)
-    assert plan.partial_blocks > 0
+    assert plan.partial_ctas > 0
     sizes.require_room(spec, plan)
     with pytest.raises(LaunchError, match="workspace"):
-        sizes.require_room(spec, replace(plan, blocks=plan.blocks * 5))
+        sizes.require_room(spec, replace(plan, ctas=plan.ctas * 5))

@@ -100,7 +100,7 @@ def plan_gemm(left: ArrayInfo, right: ArrayInfo, result: ArrayInfo, spec: WgmmaS
     is_aligned = pitch % _ALIGNMENT == result.pointer % _ALIGNMENT == 0
     values = work_values(work, m, n, k, spec.block_m, output_pitch=pitch // _ELEMENT_BYTES, output_vectors=is_aligned)
     args = (a_map, b_map, result, pack(spec.problem_members, values))
-    return Launch(spec.template, spec, work.blocks, args, (left, right, result))
+    return Launch(spec.template, spec, work.ctas, args, (left, right, result))
 
 
 def _problem(left: ArrayInfo, right: ArrayInfo) -> Problem:

@@ -1,8 +1,8 @@
 """Activations copied to aligned rows, in the order of the weight's permutation, right before the GEMM reads them.
 
-Serves what TMA cannot bring as it lies: GPTQ's act-order, a pitch or an address off 16 bytes. There are
-two launches: the GEMM is a programmatic dependent of the copy, so that its weights are on their way while the copy
-runs. It is the GEMM that aligned activations get, and so are the bits of its result.
+For activations that TMA cannot load as they lie: GPTQ's act-order, a pitch or an address off 16 bytes. There are two
+launches: the GEMM is a programmatic dependent of the copy, and loads its weights while the copy runs. Aligned
+activations get the same GEMM, and the same bits of the result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arranged_rows(x: Rows, pointer: int, owner: object = None) -> Rows:
 
 
 def choose_arrangement(
-    w: PackedWeight, rows: int, is_aligned: bool, target: Target, processors: int
+    w: PackedWeight, rows: int, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsSpec:
     """The copying kernel for a weight and a batch. is_aligned: of the activations as they come."""
     return choose_permute(
@@ -63,7 +63,7 @@ def choose_arrangement(
         has_permutation=w.perm is not None,
         is_aligned=is_aligned,
         target=target,
-        multiprocessors=processors,
+        sm_count=sm_count,
     )
 
 
@@ -71,16 +71,16 @@ def configure_arrangement(
     w: PackedWeight, rows: int, is_aligned: bool, device: int, stream: int | None = None
 ) -> tuple[Kernel, PermuteColumnsSpec, tuple[int, int]]:
     """The copying kernel, loaded onto the device, and its grid. stream: as for plan.configure()."""
-    processors = context.device(device).sm_count
-    spec = choose_arrangement(w, rows, is_aligned, detect(device), processors)
+    sm_count = context.device(device).sm_count
+    spec = choose_arrangement(w, rows, is_aligned, detect(device), sm_count)
     kernel, resident = loaded(TEMPLATE, spec, device, stream)
-    return kernel, spec, permute_grid(spec, rows, w.shape[0], processors * resident)
+    return kernel, spec, permute_grid(spec, rows, w.shape[0], sm_count * resident)
 
 
 class ArrangedPlan(Plan):
     """A plan of two launches: activations are copied to the workspace, the GEMM reads them there.
 
-    Made for x with rows that all lie on 16 bytes, or for any; the one for any serves all.
+    Made for x whose rows are all aligned to 16 bytes, or for any x; a plan of the latter kind serves aligned rows, too.
     """
 
     __slots__ = ("_arrange", "_rows_bytes")

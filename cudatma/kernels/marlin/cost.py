@@ -41,7 +41,7 @@ class SkinnyTile:
     cluster_k: int = 1
 
 
-#: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs besides.
+#: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs.
 _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
 #: Microseconds of the first activations and of the result, for each column of the MMAs.
 _SKINNY_COLUMN_US = 0.0106
@@ -89,20 +89,21 @@ class WgmmaTile:
 
 #: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
 _WGMMA_MACS = 2048
-#: A warpgroup alone dequantizes 64 x 64 weights in so many clocks; each one beside it, on the same schedulers, adds so
-#: much of them. MMAs and dequantization overlap, but not perfectly: their sum in so high a norm.
-_DEQUANTIZE, _BESIDE, _NORM = 142, 0.8, 2.6
-#: A stage costs so much besides, and for each byte.
+#: Clocks in which a warpgroup alone dequantizes 64 x 64 weights; the part of them that each further warpgroup adds, for
+#: all share the schedulers. MMAs and dequantization overlap, but not perfectly: the norm that adds them up.
+_DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
+#: Further clocks of a stage: in any case, and for each byte.
 _STAGE, _BYTE = 57, 0.0032
-#: A stage of a divided tile: CTAs are at different depths then, and share less in L2.
+#: Factor of a stage of a divided tile: CTAs are at different places in K then, and share less in L2.
 DIVIDED_STAGE = 1.06
-#: Partial sums go out and come in again: once, and bytes a clock for each CTA that shares a tile with its owner.
+#: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
+#: that stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
-#: Each tile's result: in any case, and of 128 x 128.
+#: Clocks of each tile's result: in any case, and for 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: CTAs of a cluster that share activations wait for each other before the first stage.
+#: Clocks for which the CTAs of a cluster that share activations wait for each other before the first stage.
 _MULTICAST = 2000
-#: CTAs of a cluster that divide K meet: for each of them, and bytes a clock of what they send.
+#: CTAs of a cluster that divide K exchange sums: clocks for each of them, and bytes a clock of what they send.
 _MEETING, _SUMS_BYTES = 60, 18
 #: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
 #: limit.
@@ -112,32 +113,32 @@ _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.3
 def stage_clocks(tile: WgmmaTile) -> float:
     """One stage of a whole tile, with the ring full."""
     products = tile.block_m * tile.block_n * tile.block_k / _WGMMA_MACS
-    blocks = tile.block_n / 64 * tile.block_k / 64  # of weights; all warpgroups have as many
+    squares = tile.block_n / 64 * tile.block_k / 64  # 64 x 64 weights; all warpgroups have as many
     warpgroups = tile.warpgroups * tile.warpgroups_k
-    dequantize = blocks / warpgroups * _DEQUANTIZE * (1 + _BESIDE * (warpgroups - 1))
+    dequantize = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
     loaded = tile.block_k * (2 * tile.block_m / tile.cluster + tile.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     return together + _BYTE * loaded + _STAGE
 
 
 def division_clocks(tile: WgmmaTile, others: int = 1) -> float:
-    """What dividing tiles costs a CTA. others: that share a tile with the CTA that stores it."""
+    """What dividing tiles costs a CTA. others: CTAs that share a tile with the one that stores it."""
     return _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
 
 
 def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k`` CTAs for
     each tile, all at once."""
-    depth, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
+    k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
     if tile.cluster_k > 1:
-        # Each CTA gets the others' sums of a part of the rows, and stores it.
+        # Each CTA adds up the sums of all for a part of the rows, and stores it.
         own = 8 * ceil_div(tile.block_m, 8 * tile.cluster_k) * tile.block_n
         exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
-        loop, ends = ceil_div(depth, tile.cluster_k) * stage, _result_clocks(own)
+        loop, ends = ceil_div(k_iterations, tile.cluster_k) * stage, _result_clocks(own)
     else:
         resident = max(1, gpu.sm_count // tile.cluster)
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
-        longest = longest_range(tiles, resident, depth)
+        longest = longest_range(tiles, resident, k_iterations)
         # Divided or not, the longest work range stores as many results.
         ends = ceil_div(tiles, resident) * _result_clocks(tile.block_m * tile.block_n)
         ends += _MULTICAST if tile.cluster > 1 else 0
@@ -178,7 +179,7 @@ class MmaSyncTile:
 #: Instructions for one weight, and with its scale; fp32 sums that are scaled instead, for one MMA in a group of 128.
 _WEIGHT_INSTRUCTIONS, _SCALED_WEIGHT_INSTRUCTIONS, _SCALED_SUMS = 9 / 8, 13 / 8, 1.5
 _SCHEDULERS = 4
-#: Of a stage: parts of the tensor cores' and of the issue slots' clocks that add up, clocks a byte, and others.
+#: Of a stage: parts of the tensor cores' and of the issue slots' clocks that add up, clocks a byte, and clocks once.
 _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 #: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
@@ -187,9 +188,9 @@ _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 
 def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the mma.sync kernel."""
-    depth = ceil_div(k, tile.block_k)
+    k_iterations = ceil_div(k, tile.block_k)
     tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
-    longest = longest_range(tiles, gpu.sm_count, depth)
+    longest = longest_range(tiles, gpu.sm_count, k_iterations)
     partial_bytes = 4 * tile.block_m * tile.block_n
     weights, mmas = tile.block_n * tile.block_k, tile.block_n * tile.block_m * tile.block_k / (16 * 8 * 16)
     ldmatrix = tile.warps_n * tile.block_m / 8 * tile.block_k / 32
@@ -202,12 +203,12 @@ def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     once = partial_bytes // int(loaded)
     divides = longest.whole > longest.before + longest.divided + once
     stages = longest.before + longest.divided if divides else longest.whole
-    pieces = max(2, ceil_div(depth, longest.divided)) if divides else 0
+    sharing = max(2, ceil_div(k_iterations, longest.divided)) if divides else 0  # CTAs that share a tile
     flops = 2 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
         launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, gpu.sm_count),
         sm_us=stages * stage,
-        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * pieces * partial_bytes if divides else 0.0,
+        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes if divides else 0.0,
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops if m >= _SUSTAINED_FROM else 0.0,
     )

@@ -1,7 +1,7 @@
 """Dense products by cuBLAS: through torch for its tensors, through CuPy for everything else. out = x W + bias.
 
-Sums are kept in fp32 and rounded once, the bias with them; how cuBLAS divides a product among blocks, and in which
-type it adds up their shares, is its own choice (torch's allow_fp16_reduced_precision_reduction, cuBLAS's math mode).
+Sums are kept in fp32 and rounded once, the bias with them; cuBLAS itself chooses how it divides a product among CTAs,
+and in which type it adds up their partial sums (torch's allow_fp16_reduced_precision_reduction, cuBLAS's math mode).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The dense path of marlin_gemm: a weight dequantised once into memory that the caller allows, multiplied by cuBLAS.
+"""The dense path of marlin_gemm: a weight dequantized once into memory that the caller allows, multiplied by cuBLAS.
 
-Whether a call comes here depends on its tokens and its budget alone, so that the bits of a result do not depend on what
-ran before. Which copies are kept does: the least recently used go first, and are made again when they are needed.
+M and the budget alone decide whether a call takes this path: the bits of a result do not depend on earlier calls. Which
+copies are kept does depend on them: the least recently used are dropped first, and made again when they are needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cudatma.quantization import PackedWeight
 from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.target import Target
 
-#: Tokens from which the dense product is taken, where no row below says better. Not a measurement: from about there
-#: both are bound by the tensor cores, so that dequantising in the GEMM can only cost. docs/performance/marlin_paths.md
-DEFAULT_FROM_TOKENS = 2048
-#: Target's name -> tokens from which the dense product was measured faster.
-FROM_TOKENS: dict[str, int] = {"sm_90a": 1024}
+#: M from which the dense product is taken on targets that FROM_M lacks. Not measured: from about there the tensor cores
+#: bound both, and dequantizing in the GEMM can only cost time. docs/performance/marlin_paths.md
+DEFAULT_FROM_M = 2048
+#: Target's name -> M from which the dense product was measured faster.
+FROM_M: dict[str, int] = {"sm_90a": 1024}
 
 _KEY = "dense copy"
 _ELEMENT_BYTES = 2
@@ -41,17 +41,17 @@ def check_budget(dense_bytes: object) -> int:
 
 
 def dense_nbytes(w: PackedWeight) -> int:
-    """Device memory that the dequantised weight takes: K N 2, rows padded to 16 bytes."""
+    """Device memory that the dequantized weight takes: K N 2, rows padded to 16 bytes."""
     return w.shape[0] * dense_pitch_bytes(w.shape[1])
 
 
 def serves_dense(w: PackedWeight, rows: int, dense_bytes: int, target: Target) -> bool:
-    """Whether a call with so many tokens and this budget takes the dense path."""
-    return rows >= FROM_TOKENS.get(target.name, DEFAULT_FROM_TOKENS) and dense_nbytes(w) <= dense_bytes
+    """Whether a call with ``rows`` rows of x and this budget takes the dense path."""
+    return rows >= FROM_M.get(target.name, DEFAULT_FROM_M) and dense_nbytes(w) <= dense_bytes
 
 
 class DenseCopy:
-    """A dequantised weight on its device. Freed with the object, when no product on the device reads it any more.
+    """A dequantized weight on its device. Freed with the object, when no product on the device reads it any more.
 
     info: the array (K, N). in_graph: whether a captured graph reads it; it then stays as long as the weight does.
     """
@@ -73,7 +73,8 @@ _recent: dict[int, list[weakref.ref[PackedWeight]]] = {}
 
 
 def dense_copy(w: PackedWeight, dense_bytes: int, stream: int) -> DenseCopy:
-    """The weight's copy. Where there is none yet it is made on ``stream`` and waited for, and others go for its room.
+    """The weight's copy. Where there is none yet, it is made on ``stream`` and waited for; older copies are
+    dropped until it fits the budget.
 
     Raises LaunchError where it would be made inside a graph capture, and where copies that captured graphs read leave
     too little of the budget; DriverError (no memory).
@@ -84,11 +85,11 @@ def dense_copy(w: PackedWeight, dense_bytes: int, stream: int) -> DenseCopy:
         copy: DenseCopy | None = w.attachments.get(_KEY)
         if copy is None:
             if captured:
-                refuse_in_capture(device, stream, "a weight that is dequantised")
+                refuse_in_capture(device, stream, "a weight that is dequantized")
             _make_room(device, dense_nbytes(w), dense_bytes)
             copy = DenseCopy(w, device)
             dequantize_into(w, copy.info, stream)
-            # Calls on any stream may follow.
+            # The next call may be on any stream, which waits for none.
             with context.using(device) as driver, context.outside_captures(driver):
                 check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
             w.attachments[_KEY] = copy
@@ -99,13 +100,13 @@ def dense_copy(w: PackedWeight, dense_bytes: int, stream: int) -> DenseCopy:
 
 
 def dense_bytes_in_use(device: int) -> int:
-    """Memory that the dequantised weights of a device take."""
+    """Memory that the dequantized weights of a device take."""
     with _lock:
         return sum(dense_nbytes(w) for w in _holders(device))
 
 
 def _holders(device: int) -> list[PackedWeight]:
-    """Weights that still are, and still have a copy; the least recently used first."""
+    """Weights that are alive and have a copy; the least recently used first."""
     alive = [ref() for ref in _recent.get(device, [])]
     return [w for w in alive if w is not None and _KEY in w.attachments]
 
@@ -127,9 +128,9 @@ def _make_room(device: int, wanted: int, dense_bytes: int) -> None:
 
 
 def dense_gemm(x: Rows, w: PackedWeight, out: Rows, bias: ArrayInfo | None, dense_bytes: int, stream: int) -> None:
-    """out = x W + bias by cuBLAS, for operands that were checked and have a token at least.
+    """out = x W + bias by cuBLAS, for checked operands with one row or more.
 
-    torch's tensors are multiplied by torch, all others through CuPy. Raises LaunchError as dense_copy() does, and
+    torch multiplies its own tensors, CuPy those of any other library. Raises LaunchError as dense_copy() does, and
     inside a graph capture for what is not torch's; DriverError (no cuBLAS, no memory).
     """
     product = choose_product(x, out, bias, stream)

@@ -26,7 +26,7 @@ from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target
 
-#: Of the GPU that is imagined: an H200's, so that tiles are divided as they would be there.
+#: SMs of the imagined GPU: an H200's. Tiles are then divided as on that GPU.
 _SM_COUNT = 132
 
 
@@ -40,7 +40,7 @@ class HostWorkspace:
     @classmethod
     def of(cls, spec: AnyMarlinSpec, work: Schedule) -> HostWorkspace:
         """As large as a launch needs it; partial sums that nobody wrote are large numbers."""
-        slots = max(1, work.partial_blocks)
+        slots = max(1, work.partial_ctas)
         return cls(np.full(slots * spec.partial_bytes, 0x7F, np.uint8), np.zeros(slots * spec.warp_tiles, np.uint32))
 
 
@@ -95,13 +95,13 @@ def emulated_gemm(
     spec = resolve_fused(decide(problem, imagined_gpu(target, _SM_COUNT)).spec, w.scale_fit.form)
     work = schedule(spec, x.rows, n, k, _SM_COUNT * spec.blocks_per_sm, divide=not batch_invariant)
     launch = prepare(x, w, out, bias, spec, work, target, programmatic=arranged)
-    # After the kernel that arranges them it is a dependent launch, which has to wait for them.
+    # The GEMM is a dependent launch of the kernel that copies activations, and has to wait for them.
     previous = (host_bytes(x.info),) if arranged else ()
     return launch.emulate(target, schedules=schedules, produced_by_previous=previous, **options)
 
 
 def _arranged(x: Rows, w: PackedWeight, target: Target, schedules: int) -> Rows:
-    """The rows that the copying kernel leaves; as in a dependent launch, it waits for who writes the activations."""
+    """The rows that the copying kernel writes. As a dependent launch, it waits for the kernel that wrote x."""
     k = w.shape[0]
     spec = choose_arrangement(w, x.rows, x.is_aligned, target, _SM_COUNT)
     result = np.full((x.rows, result_pitch_bytes(k) // 2), np.nan).astype(x.info.dtype)
@@ -114,7 +114,7 @@ def _arranged(x: Rows, w: PackedWeight, target: Target, schedules: int) -> Rows:
 
 
 def _dense(x: Rows, w: PackedWeight, out: Rows, bias: ArrayInfo | None, target: Target, schedules: int) -> Report:
-    """The weight dequantised by its kernel, and the product in fp32 by NumPy, rounded once."""
+    """The weight dequantized by its kernel, and the product in fp32 by NumPy, rounded once."""
     k, n = w.shape
     whole = np.empty((k, dense_pitch_bytes(n) // 2), x.info.dtype)
     report = emulate(w, check_dense(whole[:, :n], w), target, schedules=schedules)

@@ -1,4 +1,4 @@
-"""marlin_gemm: y = x W + bias with W in int4. Reads downwards: a known call, else checks, plan, launch."""
+"""marlin_gemm: y = x W + bias with W in int4. From top to bottom: a known call, else checks, plan, launch."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def marlin_gemm(
     device. Where its base or pitch is no multiple of 16 bytes, and where the weight was quantized in activation order,
     a second kernel copies it to the workspace first.
     w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
-    None, on the stream of the launch: who reads it on another one orders the two. bias: (N,) or None. stream: None is
+    None, on the stream of the launch: to read it on another stream, order the two. bias: (N,) or None. stream: None is
     the current stream of x's library. It waits for a stream that ``__cuda_array_interface__`` names.
     backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
-    ``"reference"`` (NumPy); ``"auto"``: the card, or the emulator where there is none, as a BackendWarning says.
+    ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator where there is none, as a BackendWarning says.
     None: $CUDATMA_BACKEND, else auto.
     workspace: partial sums and copied activations of this call, kept by the caller while a captured graph uses it.
     None: the stream's own, in a capture that of the graph's branch, which goes with the graph (workspace_bytes()).
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
-    dense_bytes: device memory that all dequantised weights of a device may take. On SM90 from 1024 tokens on, elsewhere
-    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantised once, kept, and multiplied by cuBLAS;
-    workspace and programmatic do not matter then. Tokens and budget alone decide. See docs/performance/marlin_paths.md.
-    batch_invariant: a row's bits do not depend on how many rows are beside it, at some cost in speed (invariant.py).
+    dense_bytes: device memory that all dequantized weights of a device may take. On SM90 from M = 1024 on, elsewhere
+    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantized once, kept, and multiplied by cuBLAS;
+    workspace and programmatic do not matter then. M and the budget alone decide. See docs/performance/marlin_paths.md.
+    batch_invariant: a row's bits do not depend on M, at some cost in speed (invariant.py).
     debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
     None: what ``cudatma.debugging()`` or, at the first call of a kind, $CUDATMA_DEBUG says.
 
@@ -164,7 +164,7 @@ def _plan(
 
 
 def _plans(w: PackedWeight) -> PlanCache[Plan]:
-    """The plans of calls with this weight; they go with it."""
+    """The plans of calls with this weight; freed with it."""
     plans: PlanCache[Plan] = w.attachments.setdefault(_PLANS, PlanCache(_MOST_PLANS))
     return plans
 
@@ -178,7 +178,7 @@ def _on_host(
     dense_bytes: int,
     batch_invariant: bool,
 ) -> Any:
-    """The result on the CPU: by the emulator, or as fp32 products of the dequantised weight, rounded once."""
+    """The result on the CPU: by the emulator, or as fp32 products of the dequantized weight, rounded once."""
     rows = check_input(x, w)
     if rows.info.device is not None:
         raise ArgumentError("x.device", f"device {rows.info.device}", f"the host with backend {backend!r}")

@@ -1,9 +1,9 @@
-"""Instances of the kernels that give a row the same bits whatever the number of tokens beside it.
+"""Instances of the kernels that give a row of the result the same bits whatever M is.
 
-A sum in floating point depends on its order. Here the order over the depth is one and the same for every instance of a
-kernel: a warp or warpgroup adds up its channels alone, 16 depths at a time from the first to the last, on weights that
-carry their scales already. No tile is divided among blocks (``divide`` of schedule()) and no depth among warps, and
-which of the kernels serves depends on the target alone. That costs speed where tiles are few.
+A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp or
+warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are scaled
+already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone decides which
+kernel serves. Where tiles are few this is slower.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: Tokens of a tile, the fewest that hold all; more of them take several tiles of the last.
-_WGMMA_TOKENS, _MMA_SYNC_TOKENS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
+#: Values of block_m: the least that holds all of M, else several tiles of the last.
+_WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 _MAX_STAGES = 12
 Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
 
 
 def choose_invariant(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-    """The spec for a problem, to be scheduled without division. Deterministic; looks at no device."""
+    """The spec for a problem, for a schedule that divides no tile. Deterministic; looks at no device."""
     target, layer, m = get_target(gpu.target), problem.layer, problem.m
     spec: AnyMarlinSpec
     if target.has_wgmma and target.has_setmaxnreg:
@@ -38,7 +38,7 @@ def choose_invariant(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
 
 
 def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSpec:
-    block_m = next((size for size in _WGMMA_TOKENS if size >= m), _WGMMA_TOKENS[-1])
+    block_m = next((size for size in _WGMMA_SIZES if size >= m), _WGMMA_SIZES[-1])
     block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
     warpgroups = 2 if _fills(m, block_m, layer.n, 128, sm_count) else 1
     spec = WgmmaSpec(
@@ -59,7 +59,7 @@ def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSp
 
 
 def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaSyncSpec:
-    block_m = next((size for size in _MMA_SYNC_TOKENS if size >= m), _MMA_SYNC_TOKENS[-1])
+    block_m = next((size for size in _MMA_SYNC_SIZES if size >= m), _MMA_SYNC_SIZES[-1])
     wide = _fills(m, block_m, layer.n, 128, sm_count)
     spec = MmaSyncSpec(
         dtype=layer.dtype,
@@ -78,7 +78,7 @@ def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaS
 
 
 def _fills(m: int, block_m: int, n: int, block_n: int, sm_count: int) -> bool:
-    """Whether tiles of so many channels give every multiprocessor one."""
+    """Whether there is a tile for every SM."""
     return ceil_div(m, block_m) * ceil_div(n, block_n) >= sm_count
 
 

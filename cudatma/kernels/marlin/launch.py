@@ -56,7 +56,7 @@ def gemm_launch(
     return Launch(
         spec.template,
         spec,
-        work.blocks,
+        work.ctas,
         tuple(values[name] for name in spec.parameter_names),
         tuple(info for info in memory.values() if info is not None),
         cluster=spec.launch_cluster,

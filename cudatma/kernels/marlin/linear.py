@@ -76,7 +76,8 @@ class MarlinLinear:
     ) -> MarlinLinear:
         """Quantize a dense layer as torch and Hugging Face keep it: weight (N, K), bias (N,) or None.
 
-        Others as in quantize(). The layer lies where ``weight`` does; to_device() moves it.
+        group_size, symmetric, dtype, clip_search: as in quantize(). The layer lies where ``weight`` does; to_device()
+        moves it.
         """
         packed = quantize_linear(
             weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
@@ -102,28 +103,28 @@ class MarlinLinear:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
         return marlin_gemm(x, self.weight, out, self.bias, stream, **self._options, **options)
 
-    @former_arguments("stream")
-    def warm_up(self, tokens: Iterable[int], *, stream: Any = None) -> None:
-        """Compile and load what batches of these sizes need, make the stream's workspace, and dequantise the weight if
-        one of them takes the dense path.
+    @former_arguments("stream", tokens="m_values")
+    def warm_up(self, m_values: Iterable[int], *, stream: Any = None) -> None:
+        """Compile and load what calls with these M need, make the stream's workspace, and dequantize the weight if one
+        of them takes the dense path.
 
-        For dense activations that begin at multiples of 16 bytes; others may need one more kernel. For use before a
-        graph capture, or so that no request waits for a compiler. A capture takes its memory, that of copied
-        activations too, from the device's reserve, not from the stream's workspace (docs/streams.md). On the CPU there
-        is nothing to do.
+        For dense activations that begin at multiples of 16 bytes; other layouts may need one more kernel. Call it
+        before a graph capture, or at start-up, to keep requests from waiting for a compiler. A capture takes its
+        memory, that of copied activations too, from the device's reserve, not from the stream's workspace
+        (docs/streams.md). On the CPU there is nothing to do.
         """
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
-        if not isinstance(tokens, Iterable):
-            raise ArgumentTypeError("tokens", type(tokens).__name__, "a sequence of ints, one a batch size")
-        batches = list(tokens)
+        if not isinstance(m_values, Iterable):
+            raise ArgumentTypeError("m_values", type(m_values).__name__, "a sequence of ints, one for each M")
+        batches = list(m_values)
         for m in batches:
             if type(m) is not int or not 0 <= m < 2**31:
-                raise ArgumentError("tokens", m, "ints from 0 to 2**31 - 1")
+                raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
         device = self.weight.device
-        target = detect(device)  # before anything else, so that a missing driver is what is told
+        target = detect(device)  # first: a missing driver is the error to report
         handle = stream_handle(stream, "cupy", device)
         space = stream_workspace(device, handle)
         for m in filter(None, batches):
@@ -133,7 +134,7 @@ class MarlinLinear:
                 self._warm(m, space)
 
     def _warm(self, m: int, space: MarlinWorkspace) -> None:
-        """What a batch of m dense rows needs of kernels and memory."""
+        """Load the kernels, and reserve the memory, for m dense rows."""
         device, k = space.device, self.in_features
         configure(self.weight, m, device, batch_invariant=self.batch_invariant)
         aligned = k % _ALIGNED_ELEMS == 0

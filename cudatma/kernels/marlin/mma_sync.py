@@ -1,7 +1,7 @@
 """What the Marlin template needs to know: one frozen dataclass, every rule stated once.
 
-The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of mma.m16n8k16, tokens (M) its columns.
-A warp dequantises its own weights into operand A's registers and reads activations as operand B with ldmatrix.
+The GEMM is computed transposed, C^T = W^T X^T: N is the M dimension of mma.m16n8k16, and M its N dimension. A warp
+dequantizes its own weights into operand A's registers and reads activations as operand B with ldmatrix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.work_struct import RESULT, STREAM_K
 from cudatma.target import Target
 
-#: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures what the others cost.
+#: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures both.
 LOAD_PATHS = ("tma", "cp_async")
 
 
@@ -37,15 +37,15 @@ class MmaSyncSpec(StagedTile):
     """One instance of ``kernels/marlin_mma_sync.cu.j2``.
 
     dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results.
-    group_size: depths that share a scale; -1: one scale a channel.
+    group_size: elements of K that share a scale; -1: one scale for each column of N.
     has_zeros: zero points are loaded; otherwise the offset is 8.
-    block_m, block_n, block_k: tokens, channels and depth of a block's tile.
-    warps_n, slice_k: how the consumer warps divide the tile, each with all of its tokens; slice_k > 1 splits each
-    stage's depth and adds the partial sums up in shared memory.
-    stages: depth of the ring.
+    block_m, block_n, block_k: M, N and K of a CTA's tile.
+    warps_n, slice_k: warps that divide N, and warps that divide the K of each stage, each with all rows of the tile;
+    with slice_k > 1 the partial sums are added up in shared memory.
+    stages: slots of the ring.
     weight_load_path, scale_load_path (zero points too), activation_load_path: how each operand reaches shared memory.
-    scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for few tokens), ``"weight"`` the
-    dequantised weights, ``"epilogue"`` the result (whole-column scales only).
+    scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for small M), ``"weight"`` the
+    dequantized weights, ``"epilogue"`` the result (whole-column scales only).
     weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     """
@@ -94,10 +94,10 @@ class MmaSyncSpec(StagedTile):
         if type(self.stages) is not int:
             raise ArgumentError("stages", self.stages, "an int")
         if self.warp_n not in (16, 32, 64):
-            raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 channels")
+            raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 columns")
         if (self.block_k // 64) % self.slice_k:
             raise ArgumentError(
-                "slice_k", self.slice_k, "a divisor of block_k / 64", "each warp takes whole 64-deep blocks"
+                "slice_k", self.slice_k, "a divisor of block_k / 64", "each warp takes a multiple of 64 of K"
             )
         if not 2 <= self.stages <= 16:
             raise ArgumentError("stages", self.stages, "2 to 16")
@@ -218,13 +218,13 @@ class MmaSyncSpec(StagedTile):
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (
-            ("output_staging", self.warp_tiles * self.staging_bytes),
-            ("depth_reduction", (self.slice_k - 1) * self.block_m * self.block_n * 4),
+            ("staging", self.warp_tiles * self.staging_bytes),
+            ("slice_sums", (self.slice_k - 1) * self.block_m * self.block_n * 4),
         )
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """One token's channels of a warp, and 16 bytes that keep stmatrix free of bank conflicts."""
+        """One row of a warp's result, and 16 bytes that keep stmatrix free of bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
@@ -242,14 +242,14 @@ class MmaSyncSpec(StagedTile):
         return mma_sync_cost(MmaSyncTile(*tile), problem.m, problem.n, problem.k, gpu)
 
     def adapted(self, problem: Problem) -> None:
-        """None: where its sums are scaled goes with the groups."""
+        """None: ``scale_on`` and the ring depend on the groups."""
 
     @property
     def loads_weight_tiles(self) -> bool:
         return False
 
     def check_target(self, target: Target) -> None:
-        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol"):
             target.require(feature, "the Marlin kernel")
         if self.consumer_registers:

@@ -21,14 +21,14 @@ from cudatma.target import KIB, Target, get_target
 _SMEM_BYTES = 99 * KIB
 _MAX_STAGES = 12
 _BY_TMA = LoadPaths()
-#: Sums are scaled once a group where few columns share a warp; weights, where many do.
-_SCALED_SUMS_COLUMNS = 32
-#: Weights that several tiles of M read should stay in L2.
-_STREAMED_COLUMNS = 64
+#: Up to this block_m the sums are scaled, once a group; above it the weights.
+_SCALED_SUMS_M = 32
+#: Up to this block_m one tile of M usually reads the weights; those that several read should stay in L2.
+_STREAMED_M = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Tile:
     """block_m, block_n, block_k; warps_n, slice_k; consumer_registers."""
 
     m: int
@@ -41,15 +41,15 @@ class _Form:
 
 #: Of 17 tiles at 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
 #: three or more. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
-_FORMS = (
-    _Form(8, 64, 256, 2, 4),
-    _Form(16, 64, 256, 2, 4),
-    _Form(32, 64, 256, 2, 4),
-    _Form(32, 256, 128, 8, 1),
-    _Form(64, 64, 128, 4, 2),
-    _Form(64, 256, 128, 8, 1),
-    _Form(64, 256, 64, 8, 1),
-    _Form(128, 256, 64, 8, 1, 232),
+_TILES = (
+    _Tile(8, 64, 256, 2, 4),
+    _Tile(16, 64, 256, 2, 4),
+    _Tile(32, 64, 256, 2, 4),
+    _Tile(32, 256, 128, 8, 1),
+    _Tile(64, 64, 128, 4, 2),
+    _Tile(64, 256, 128, 8, 1),
+    _Tile(64, 256, 64, 8, 1),
+    _Tile(128, 256, 64, 8, 1, 232),
 )
 
 
@@ -60,13 +60,13 @@ def mma_sync_candidates(
     target, layer, m = get_target(gpu.target), problem.layer, problem.m
     if not target.has("mma_sync") or not target.has("tma"):
         return
-    tallest = next((form.m for form in _FORMS if form.m >= m), _FORMS[-1].m)
-    for form in _FORMS:
-        if form.m <= tallest and (not form.registers or target.has_setmaxnreg):
-            scales_weight = layer.group_size != -1 and form.m > _SCALED_SUMS_COLUMNS
-            tile = MmaSyncTile(form.m, form.n, form.k, form.warps_n, form.slice_k, scales_weight)
-            cost = mma_sync_cost(tile, m, layer.n, layer.k, gpu)
-            yield Candidate(cost, partial(_built, form, layer, target, load_paths))
+    tallest = next((tile.m for tile in _TILES if tile.m >= m), _TILES[-1].m)
+    for tile in _TILES:
+        if tile.m <= tallest and (not tile.registers or target.has_setmaxnreg):
+            scales_weight = layer.group_size != -1 and tile.m > _SCALED_SUMS_M
+            costed = MmaSyncTile(tile.m, tile.n, tile.k, tile.warps_n, tile.slice_k, scales_weight)
+            cost = mma_sync_cost(costed, m, layer.n, layer.k, gpu)
+            yield Candidate(cost, partial(_built, tile, layer, target, load_paths))
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
@@ -78,26 +78,26 @@ def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA)
 
 
 def _built(
-    form: _Form, layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int
+    tile: _Tile, layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int
 ) -> MmaSyncSpec | None:
     """The spec with as many stages as fit; None with fewer than ``least_stages``."""
-    scale_on = "accumulator" if form.m <= _SCALED_SUMS_COLUMNS else "weight"
+    scale_on = "accumulator" if tile.m <= _SCALED_SUMS_M else "weight"
     least = MmaSyncSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
         has_zeros=layer.has_zeros,
-        block_m=form.m,
-        block_n=form.n,
-        block_k=form.k,
-        warps_n=form.warps_n,
-        slice_k=form.slice_k,
+        block_m=tile.m,
+        block_n=tile.n,
+        block_k=tile.k,
+        warps_n=tile.warps_n,
+        slice_k=tile.slice_k,
         stages=2,
         weight_load_path=load_paths.weight,
         scale_load_path=load_paths.scale,
         activation_load_path=load_paths.activation,
         scale_on="epilogue" if layer.group_size == -1 else scale_on,
-        weight_policy="evict_first" if form.m <= _STREAMED_COLUMNS else "evict_normal",
-        consumer_registers=form.registers,
+        weight_policy="evict_first" if tile.m <= _STREAMED_M else "evict_normal",
+        consumer_registers=tile.registers,
     )
     budget = min(_SMEM_BYTES, target.smem_per_block_bytes)
     rings = (replace(least, stages=stages) for stages in range(_MAX_STAGES, least_stages - 1, -1))
@@ -111,7 +111,7 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
         return []
     gpu = imagined_gpu(target, H200.sm_count)
     built = (
-        _built(form, large, target, LoadPaths(), 2) for form in _FORMS if not form.registers or target.has_setmaxnreg
+        _built(tile, large, target, LoadPaths(), 2) for tile in _TILES if not tile.registers or target.has_setmaxnreg
     )
     specs = [spec for spec in built if spec is not None]
     cases = [

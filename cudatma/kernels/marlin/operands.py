@@ -12,7 +12,7 @@ from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
 _ALIGNMENT = 16
-#: Tokens are counted in 32 bits on the device.
+#: Rows are counted in 32 bits on the device.
 _MAX_ROWS = 2**31 - 1
 
 
@@ -123,7 +123,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
         _check_aligned(rows, "out", _ALIGNMENT)
     if overlaps(x.info, info):
         raise ArgumentError(
-            "out", "memory that overlaps x", "memory of its own", "blocks still read x while out is written"
+            "out", "memory that overlaps x", "memory of its own", "CTAs still read x while out is written"
         )
     return rows
 

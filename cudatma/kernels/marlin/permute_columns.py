@@ -125,14 +125,14 @@ class PermuteColumnsSpec:
 
 
 def choose_permute(
-    rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, multiprocessors: int
+    rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsSpec:
     """The instance for (rows, columns). is_aligned: every row begins at a multiple of 16 bytes.
 
     Staged where a permutation meets aligned rows that shared memory holds: its banks serve scattered elements several
     at a time, global memory one by one (docs/performance/marlin_paths.md).
     """
-    group = _ROWS if rows >= _ROWS * multiprocessors else 1
+    group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsSpec(has_permutation, rows=group)
     if not has_permutation or not is_aligned or columns % CHUNK_ELEMS:
         return direct
@@ -146,12 +146,12 @@ def choose_permute(
     return direct
 
 
-def permute_grid(spec: PermuteColumnsSpec, rows: int, columns: int, resident_blocks: int) -> tuple[int, int]:
+def permute_grid(spec: PermuteColumnsSpec, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
     """(CTAs along the columns, CTAs along the rows), no more than run at the same time. CTAs divide the columns only
     if there are fewer rows than CTAs."""
-    down = min(-(-rows // spec.rows), resident_blocks)
+    down = min(-(-rows // spec.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
-    return max(1, min(-(-chunks // spec.consumers), resident_blocks // down)), down
+    return max(1, min(-(-chunks // spec.consumers), resident_ctas // down)), down
 
 
 def result_pitch_bytes(columns: int) -> int:
@@ -175,7 +175,7 @@ def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
     cases += [(16, 8191, False, False)]
     specs = [
-        choose_permute(m, k, has_permutation=order, is_aligned=aligned, target=target, multiprocessors=132)
+        choose_permute(m, k, has_permutation=order, is_aligned=aligned, target=target, sm_count=132)
         for m, k, order, aligned in cases
     ]
     return list(dict.fromkeys(specs))
@@ -211,5 +211,5 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
         return float((result[:, :columns] != (source[:, order] if permute else source)).mean())
 
     what = "copied" if path == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
-    title = f"columns {what}, {rows} x {columns}, {grid[0]} x {grid[1]} blocks of {spec.threads} threads"
+    title = f"columns {what}, {rows} x {columns}, {grid[0]} x {grid[1]} CTAs of {spec.threads} threads"
     return Sample(title, kernel, run, error, 0.0)

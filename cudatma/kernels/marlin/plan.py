@@ -1,4 +1,4 @@
-"""A GEMM with everything settled but its addresses: configuration chosen, kernel loaded, arguments marshalled."""
+"""A GEMM ready to launch but for its addresses: configuration chosen, kernel loaded, arguments marshalled."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Plan:
         bases = (x.info.pointer, out.info.pointer, 0, 0, 0)
         self._replay = Replay(launch, kernel, device, bases, (activations, *others))
         self.device, self.spec, self.schedule = device, spec, work
-        self.partials_bytes = work.partial_blocks * spec.partial_bytes
+        self.partials_bytes = work.partial_ctas * spec.partial_bytes
         self.needs_workspace = self.partials_bytes > 0
         self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
 

@@ -1,4 +1,4 @@
-"""The hot path of marlin_gemm: a call like one before, whose arrays differ in their addresses only.
+"""The hot path of marlin_gemm: a call like an earlier one, whose arrays differ in their addresses only.
 
 Reads the few attributes of CuPy arrays and torch tensors that a plan depends on, and nothing else: a full check of
 three arrays costs more than the launch.
@@ -50,8 +50,8 @@ def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]
 
 
 def new_result(library: str, x: Any, n: int, stream: Any) -> Any:
-    """An uninitialised result (..., n) beside x, allocated on the stream of the launch; None where making one takes
-    more than a call (another device)."""
+    """An uninitialized result (..., n) on x's device, allocated on the stream of the launch; None where one call cannot
+    make it (another device is current)."""
     if library == "torch":
         if not x.is_cuda or not x.dim():
             return None

@@ -42,7 +42,7 @@ def mma_sync_sample(
 ) -> Sample:
     """y = x W with x (m, k) and W (k, n) in int4, on the mma.sync kernel; k: a multiple of 8.
 
-    processors: multiprocessors of the card that is imagined; few of them get many stages each, so that the ring wraps.
+    processors: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
     return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, processors, seed)
@@ -59,7 +59,7 @@ def wgmma_sample(
     processors: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """The same on the wgmma kernel, whatever its number of tokens; k: a multiple of 8."""
+    """The same on the wgmma kernel, whatever M; k: a multiple of 8."""
     return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
 
 
@@ -89,11 +89,11 @@ def _sample(
     processors: int,
     seed: int,
 ) -> Sample:
-    """candidates: of the kernel, for a layer."""
+    """candidates: the kernel's function."""
     if candidates is wgmma_candidates:
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
-        raise ArgumentError("k", k, "a multiple of 8", "TMA brings rows of whole 16-byte pieces")
+        raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
         if value < 1:
             raise ArgumentError(field, value, "1 and more")
@@ -117,7 +117,5 @@ def _sample(
     def error() -> float:
         return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
 
-    title = (
-        f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.blocks, 'block')} of {spec.threads} threads"
-    )
+    title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {spec.threads} threads"
     return Sample(title, kernel, run, error, _LIMITS[dtype])

@@ -52,8 +52,8 @@ class SkinnySpec(StagedTile):
     and stages of whole periods of the swizzle (``least_block_m()``).
     n_tiles: N tiles of a CTA, of 32 columns of W each. block_k: K of a stage. stages: slots of the ring.
     slice_k: warps that share an N tile and divide the K of each stage.
-    deep_box: one box of three dimensions loads a stage's activations, which needs a K of whole 64-deep blocks;
-    otherwise each 64-deep block is a box.
+    deep_box: one box of three dimensions loads a stage's activations, which needs a K that is a multiple of 64;
+    otherwise each 64 of K are a box.
     cluster_k: CTAs of a cluster, which share a tile and divide K by whole stages; each N tile belongs to one of them,
     which adds up the sums of all. For layers of small N.
     """
@@ -100,7 +100,7 @@ class SkinnySpec(StagedTile):
         if self.consumer_warps > _MAX_WARPS:
             raise ArgumentError("n_tiles * slice_k", self.consumer_warps, f"at most {_MAX_WARPS} warps")
         if self.block_k // 64 % self.slice_k:
-            why = "each warp takes whole 64-deep blocks"
+            why = "each warp takes a multiple of 64 of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
         if self.block_m < MMA_COLUMNS and not self.deep_box:
             why = "only such a box may have fewer rows than the mma has columns"
@@ -204,8 +204,8 @@ class SkinnySpec(StagedTile):
         cluster = (self.cluster_k - 1) * owned * self.column_bytes
         barrier = 8 if self.cluster_k > 1 else 0
         return (
-            ("slice_reduction", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
-            ("cluster_reduction", cluster),
+            ("slice_sums", (self.slice_k - 1) * self.n_tiles * self.column_bytes),
+            ("cluster_sums", cluster),
             ("cluster_barrier", barrier),
         )
 

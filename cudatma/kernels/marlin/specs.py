@@ -14,7 +14,7 @@ KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaS
 
 
 def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
-    """The spec, with scale and offset in one multiply-add where it can be, in the form that the weight's scales allow
-    (``scale_fit.form``). The bits of a result do not depend on it: choices are made and kept without."""
+    """The spec with scale and offset in one multiply-add if the kernel has that, in the form that the weight's scales
+    allow (``scale_fit.form``). The bits of a result do not depend on it: choosing and tuning take specs without."""
     found: AnyMarlinSpec = spec.in_form(form)
     return found

@@ -1,4 +1,4 @@
-"""What a stage of the ring holds, and where it stands in shared memory: alike in all Marlin kernels."""
+"""What a stage of the ring holds, and where in shared memory: common to all Marlin kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.target import KIB, Target
 MAX_BOX = 256
 #: CTAs of a cluster, as many as every GPU takes. [CUDA C++ programming guide, Thread Block Clusters]
 MAX_CLUSTER_K = 8
-#: Weights of so many bytes are long: two prefetched stages delay the first activations less than they win. [H200]
+#: From so many bytes of weights on, two prefetched stages delay the first activations less than they save. [H200]
 LONG_BYTES = 27 * 1024 * KIB
 #: Launch parameters of the kernels, and their types in CUDA.
 _PARAMETER_TYPES = {
@@ -92,12 +92,12 @@ class StagedTile(TiledKernel):
 
     @property
     def activation_box_blocks(self) -> int:
-        """Blocks of 64 of K that one load of activations brings."""
+        """Blocks of 64 of K that one load of activations fills."""
         return 1
 
     @property
     def loads_weight_tiles(self) -> bool:
-        """Whether one load brings the weights of a whole tile, and not of 64 columns."""
+        """Whether one load fills the weights of a whole tile, and not of 64 columns."""
         return True
 
     @property
@@ -119,7 +119,7 @@ class StagedTile(TiledKernel):
         return ", ".join((*maps, *(name for _, name in self.operand_arrays), *workspace))
 
     def table_maps(self) -> tuple[str, ...]:
-        """Of scales and zero points that travel with their stage by TMA."""
+        """The maps of scales and zero points that TMA loads with their stage."""
         return ("scale_map",) * self.has_stage_scales + ("zero_map",) * self.has_stage_zeros
 
     def tables(self) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ class StagedTile(TiledKernel):
 
     @property
     def has_stage_scales(self) -> bool:
-        """Whole-column scales are read once, in the epilogue; all others travel with their stage."""
+        """Scales of groups are loaded with their stage; whole-column scales are read once, in the epilogue."""
         return self.group_size != -1
 
     @property

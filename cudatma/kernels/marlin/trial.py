@@ -18,8 +18,8 @@ from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.quantization import PackedWeight
 
-#: All copies of a weight together, several times any L2; while one is read, it pushes another out. Of a weight that is
-#: tiny not even the most are, but with it nobody waits for memory.
+#: All copies of a weight together, several times any L2; while one is read, it pushes another out. Even the
+#: most copies of a tiny weight fit L2, but no load of it is slow.
 _ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
 #: Random values are taken in turn from so many, a prime: no two rows or columns are equal.
 _POOL = 1_048_573

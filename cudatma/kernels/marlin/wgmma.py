@@ -1,7 +1,7 @@
 """What the SM90 Marlin template needs to know: one frozen dataclass, every rule stated once.
 
-The GEMM is computed transposed, C^T = W^T X^T: channels (N) are the rows of wgmma.m64nNk16, tokens (M) its columns. A
-warpgroup dequantises its weights into operand A's registers; activations are operand B, read from shared memory.
+The GEMM is computed transposed, C^T = W^T X^T: N is the M dimension of wgmma.m64nNk16, and M its N dimension. A
+warpgroup dequantizes its weights into operand A's registers; activations are operand B, read from shared memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cudatma.target import KIB, Target
 WARPGROUP_THREADS = 128
 #: What setmaxnreg leaves a producer thread.
 PRODUCER_REGISTERS = 40
-_REGISTERS_PER_BLOCK = 65536
+_REGISTERS_PER_CTA = 65536
 #: With more accumulators a thread, what two warpgroups and more get without setmaxnreg is too little.
 _MOST_PLAIN_ACCUMULATORS = 96
-#: What a consumer thread wants beside its accumulators: weights, fragments, scales, addresses.
+#: What a consumer thread needs in addition to its accumulators: for weights, fragments, scales and addresses.
 _WORKING_REGISTERS = 64
-_K16_PER_BLOCK = 4
-#: Of all warpgroups' staging rows, for tiles of so many tokens; half of it for longer tiles.
-_STAGING_BYTES, _SHORT_TOKENS = 20 * KIB, 128
-#: Four take registers from each other: never the fastest of 91 layers at 13 numbers of tokens by 2 %. [H200]
+_K16_PER_K64 = 4
+#: Most staging bytes of all warpgroups, in tiles of at most _SHORT_M rows; longer tiles get half of it.
+_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
+#: Four warpgroups have too few registers each: in 91 layers at 13 values of M, four are never faster by 2 %. [H200]
 _MOST_WARPGROUPS = 3
 #: Worth measuring: (wgmmas of a commit group, outstanding groups); (warpgroups, warpgroups_k).
 _PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
@@ -44,19 +44,20 @@ class WgmmaSpec(StagedTile):
     """One instance of ``kernels/marlin_wgmma.cu.j2``. Every operand comes by TMA.
 
     dtype, group_size, has_zeros, weight_policy: as in MmaSyncSpec.
-    block_m, block_k: tokens and depth of a block's tile; it has 64 * warpgroups * stack channels.
-    warpgroups: with channels of their own. stack: 64-channel blocks of each.
-    warpgroups_k: that share those channels and divide each stage's depth; their sums meet in shared memory.
-    stages: depth of the ring.
-    cluster: blocks side by side in N that share their activations: each loads 1 / cluster of them for all.
-    mmas_per_commit: wgmmas of each accumulator in a commit group, each 16 deep.
-    commits_in_flight: groups that go on while the next one is dequantised.
+    block_m, block_k: M and K of a CTA's tile; its N is 64 * warpgroups * stack.
+    warpgroups: warpgroups that divide N. stack: times 64, the columns of W of each.
+    warpgroups_k: warpgroups that compute the same columns and divide the K of each stage; their sums are added up in
+    shared memory.
+    stages: slots of the ring.
+    cluster: CTAs side by side in N that share their activations: each loads 1 / cluster of them for all.
+    mmas_per_commit: wgmmas of each accumulator in a commit group, each over a K of 16.
+    commits_in_flight: groups that the tensor cores work on while the weights of the next one are dequantized.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     fused: scale and offset of a weight in one multiply-add, for symmetric weights in groups: ``"as_stored"`` or, for
     fp16, ``"shifted"``, as quantization/scale_range.py finds for the scales; ``"none"``. The result has the same bits;
     in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
-    cluster_k: blocks of a cluster that divide the depth of its only tile, whole stages each; each adds up, and stores,
-    a part of the tokens. For layers of few tiles, instead of sums that go through global memory.
+    cluster_k: CTAs of a cluster that divide the K of its only tile by whole stages; each adds up, and stores, a part of
+    the rows. For layers of few tiles, instead of sums that go through global memory.
     """
 
     dtype: str
@@ -82,7 +83,7 @@ class WgmmaSpec(StagedTile):
     weight_load_path: ClassVar[str] = "tma"
     scale_load_path: ClassVar[str] = "tma"
     activation_load_path: ClassVar[str] = "tma"
-    #: A slot is given back in the midst of the next stage. [tools/sass_hazards.py]
+    #: The consumers release a slot in the middle of the next stage. [tools/sass_hazards.py]
     gives_back_previous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -118,10 +119,10 @@ class WgmmaSpec(StagedTile):
         if self.block_m % 8 or not 8 <= self.block_m <= MAX_BOX:
             raise ArgumentError("block_m", self.block_m, f"a multiple of 8 from 8 to {MAX_BOX}")
         if self.block_m % (8 * self.cluster):
-            why = "the 128-byte swizzle repeats after 8 rows, and each block loads its part of the rows"
+            why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads its part of the rows"
             raise ArgumentError("block_m", self.block_m, f"a multiple of {8 * self.cluster} with cluster 2", why)
         if self.cluster_k > 1 and self.cluster > 1:
-            why = "a cluster's blocks share activations, or divide the depth"
+            why = "the CTAs of a cluster share activations, or divide K"
             raise ArgumentError("cluster_k", self.cluster_k, "1 with cluster 2", why)
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
@@ -131,14 +132,14 @@ class WgmmaSpec(StagedTile):
             raise ArgumentError("warpgroups * stack", self.block_n // 64, allowed, f"a box of scales has {MAX_BOX}")
 
     def _check_groups(self) -> None:
-        """ptxas knows which registers a wgmma in flight reads, but only inside of the loop's body: of a group that is
-        still in flight when the loop comes round it gives A's registers to the next weights, and results are wrong."""
+        """Every group must be complete when the next iteration begins: ptxas knows which registers a wgmma in flight
+        reads only inside of the loop's body. It would give A's registers to the next weights, and results be wrong."""
         if self.k64_per_warpgroup < 1:
-            why = "each warpgroup takes whole 64-deep blocks"
+            why = "each warpgroup takes a multiple of 64 of K"
             raise ArgumentError("warpgroups_k", self.warpgroups_k, f"at most block_k / 64 = {self.block_k // 64}", why)
-        groups = self.k64_per_warpgroup * self.groups_per_block
+        groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
-            remedy = "take a deeper stage or fewer wgmmas a group, or keep fewer groups in flight"
+            remedy = "take a larger block_k or fewer wgmmas a group, or keep fewer groups in flight"
             raise ArgumentError(
                 "commits_in_flight", self.commits_in_flight, f"at most {groups - 1}: a stage is {groups} groups", remedy
             )
@@ -151,13 +152,13 @@ class WgmmaSpec(StagedTile):
         if not self.consumer_registers:
             if self.accumulators > _MOST_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
                 allowed = f"not 0 with {self.accumulators} accumulators a thread"
-                raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg makes room for them")
+                raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
             return
         least = self.accumulators + _WORKING_REGISTERS
-        pool = _REGISTERS_PER_BLOCK // self.threads // 8 * 8 * self.threads
+        pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         most = (pool // WARPGROUP_THREADS - PRODUCER_REGISTERS) // (self.consumer_warps // 4) // 8 * 8
         if not least <= self.consumer_registers <= most:
-            remedy = "fewer spill; setmaxnreg.inc waits for ever for registers that the block does not have"
+            remedy = "fewer spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
             warpgroups = self.consumer_warps // 4
             allowed = f"0, or {least} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
@@ -177,7 +178,7 @@ class WgmmaSpec(StagedTile):
         return FORMS.get(self.fused, 0)
 
     def allows(self, fused: str) -> bool:
-        """Whether ``fused`` may be this form, as far as it does not depend on the scales' values."""
+        """Whether ``fused`` may have this value, whatever the values of the scales."""
         return not self.has_zeros and self.has_stage_scales and not (self.is_bf16 and fused == "shifted")
 
     @property
@@ -186,9 +187,10 @@ class WgmmaSpec(StagedTile):
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
         yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
-        for side, deep in _WARPGROUPS:
-            if self.block_n % (64 * side) == 0:
-                yield {"warpgroups": side, "stack": self.block_n // (64 * side), "warpgroups_k": deep}
+        for warpgroups, warpgroups_k in _WARPGROUPS:
+            if self.block_n % (64 * warpgroups) == 0:
+                stack = self.block_n // (64 * warpgroups)
+                yield {"warpgroups": warpgroups, "stack": stack, "warpgroups_k": warpgroups_k}
         yield from StagedTile.variants(self, problem)
 
     def in_form(self, fused: str) -> WgmmaSpec:
@@ -216,8 +218,8 @@ class WgmmaSpec(StagedTile):
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
         zeros = "_zeros" if self.has_zeros else ""
         fused = {"none": "", "as_stored": "_fused", "shifted": "_shifted"}[self.fused]
-        depth = f"_k{self.warpgroups_k}" if self.warpgroups_k > 1 else ""
-        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}{depth}"
+        slices = f"_k{self.warpgroups_k}" if self.warpgroups_k > 1 else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}{slices}"
         ring = f"s{self.stages}_g{self.mmas_per_commit}{self.commits_in_flight}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
@@ -248,7 +250,7 @@ class WgmmaSpec(StagedTile):
         return PRODUCER_REGISTERS
 
     def prefetch_stages(self, weight_bytes: int) -> int:
-        """Two for up to 16 tokens and long layers too, whose depth no cluster divides: 0 to 4 % faster. [H200]"""
+        """Two for long layers up to M = 16 as well, unless a cluster divides K: 0 to 4 % faster. [H200]"""
         if self.block_m <= 16 and self.cluster_k == 1 and weight_bytes >= LONG_BYTES:
             return 2
         return StagedTile.prefetch_stages(self, weight_bytes)
@@ -259,22 +261,23 @@ class WgmmaSpec(StagedTile):
 
     @property
     def accumulators(self) -> int:
-        """fp32 values that a thread holds: 64 x block_m over 128 threads, for each stacked block."""
+        """fp32 values that a thread holds: 64 x block_m over 128 threads, times ``stack``."""
         return self.stack * self.block_m // 2
 
     @property
-    def groups_per_block(self) -> int:
-        """Commit groups of a 64-deep block."""
-        return _K16_PER_BLOCK // self.mmas_per_commit
+    def groups_per_k64(self) -> int:
+        """Commit groups over a K of 64."""
+        return _K16_PER_K64 // self.mmas_per_commit
 
     @property
-    def release_block(self) -> int:
-        """After which 64-deep block of a stage the slot before it is free: those in flight are then of this stage."""
-        return max(0, -(-self.commits_in_flight // self.groups_per_block) - 1)
+    def release_k64(self) -> int:
+        """Index of the 64 of K in a stage after which the previous stage's slot is released: all groups in flight then
+        belong to this stage."""
+        return max(0, -(-self.commits_in_flight // self.groups_per_k64) - 1)
 
     @property
-    def share_m(self) -> int:
-        """Tokens that one block of the cluster loads for all."""
+    def loaded_m(self) -> int:
+        """Rows of x that one CTA of the cluster loads for all."""
         return self.block_m // self.cluster
 
     @property
@@ -284,55 +287,55 @@ class WgmmaSpec(StagedTile):
     @property
     def transaction_bytes(self) -> int:
         """Bytes a stage's full barrier expects. No box is ever partial for the count: what lies outside the tensor is
-        filled and counted; the activations that other blocks of the cluster send count as one's own."""
+        filled and counted; the activations that other CTAs of the cluster load for this one are counted too."""
         return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
 
     @property
     def empty_arrivals(self) -> int:
-        """A slot is filled by all blocks of the cluster, so each of them hears of every reader."""
+        """All CTAs of the cluster fill a slot. Each therefore waits for the consumers of all of them."""
         return self.cluster * self.consumer_warps
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
         return (
-            ("depth_reduction", sums),
-            ("output_staging", self.warpgroups * self.staging_bytes),
-            ("cluster_reduction", (self.cluster_k - 1) * self.own_tokens * self.block_n * 4),
+            ("slice_sums", sums),
+            ("staging", self.warpgroups * self.staging_bytes),
+            ("cluster_sums", (self.cluster_k - 1) * self.own_rows * self.block_n * 4),
             ("cluster_barrier", 8 if self.cluster_k > 1 else 0),
         )
 
     @property
-    def own_tokens(self) -> int:
-        """Whose sums meet in one block of the cluster; the last blocks may have fewer."""
+    def own_rows(self) -> int:
+        """Rows of the tile that one CTA of the cluster adds up and stores; the last CTAs may have fewer."""
         return 8 * -(-self.block_m // (8 * self.cluster_k))
 
     @property
-    def staging_tokens(self) -> int:
-        """Tokens that leave together: many save barriers, as far as stages do not want their room."""
+    def staging_rows(self) -> int:
+        """Rows that a warpgroup stores together. Many save barriers; the limit leaves shared memory to the stages."""
         if self.cluster_k > 1:
-            return self.own_tokens
-        room = _STAGING_BYTES if self.block_m <= _SHORT_TOKENS else _STAGING_BYTES // 2
+            return self.own_rows
+        most = _STAGING_BYTES if self.block_m <= _SHORT_M else _STAGING_BYTES // 2
         pitch = self.warpgroups * self.staging_pitch_bytes
-        fitting = (tokens for tokens in (64, 32) if tokens <= self.block_m and tokens * pitch <= room)
+        fitting = (rows for rows in (64, 32) if rows <= self.block_m and rows * pitch <= most)
         return next(fitting, min(16, self.block_m))
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """One token's channels of a warpgroup, and 16 bytes that keep stmatrix free of bank conflicts."""
+        """One row of a warpgroup's result, and 16 bytes that keep stmatrix free of bank conflicts."""
         return 128 * self.stack + 16
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging_tokens * self.staging_pitch_bytes
+        return self.staging_rows * self.staging_pitch_bytes
 
     @property
     def partial_bytes(self) -> int:
-        """Where clusters divide the depth nothing goes through the workspace."""
+        """0 where clusters divide K: nothing goes through the workspace."""
         return 0 if self.cluster_k > 1 else self.block_m * self.block_n * 4
 
     @property
     def tile(self) -> WgmmaTile:
-        """What cost.py has to know."""
+        """What cost.py needs."""
         warpgroups = (self.warpgroups, self.warpgroups_k)
         return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, self.cluster, self.cluster_k)
 
@@ -349,7 +352,7 @@ class WgmmaSpec(StagedTile):
         return wgmma_cost(self.tile, problem.m, problem.n, problem.k, gpu)
 
     def check_target(self, target: Target) -> None:
-        """Raise unless the target has what the kernel uses and a block's shared memory fits."""
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "wgmma", "stmatrix", "griddepcontrol"):
             target.require(feature, "the wgmma Marlin kernel")
         if self.consumer_registers:

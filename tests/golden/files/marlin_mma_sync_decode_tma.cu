@@ -24,7 +24,7 @@
 //        0  activations, 16384 B
 //    16384  weights, 65536 B
 //    81920  scales, 2048 B
-//    83968  output_staging, 2560 B
+//    83968  staging, 2560 B
 //    86528  full_barriers, 32 B
 //    86560  empty_barriers, 32 B
 

@@ -22,7 +22,7 @@
 // Shared memory, by offset
 //        0  activations, 49152 B
 //    49152  weights, 24576 B
-//    73728  output_staging, 5120 B
+//    73728  staging, 5120 B
 //    78848  full_barriers, 24 B
 //    78872  empty_barriers, 24 B
 

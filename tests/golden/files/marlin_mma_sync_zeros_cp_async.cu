@@ -26,8 +26,8 @@
 //    49152  weights, 12288 B
 //    61440  scales, 1536 B
 //    62976  zeros, 768 B
-//    63744  output_staging, 1536 B
-//    65280  depth_reduction, 16384 B
+//    63744  staging, 1536 B
+//    65280  slice_sums, 16384 B
 //    81664  full_barriers, 24 B
 //    81688  empty_barriers, 24 B
 

@@ -21,8 +21,8 @@
 //        0  activations, 3072 B
 //     3072  weights, 24576 B
 //    27648  scales, 1536 B
-//    29184  slice_reduction, 3072 B
-//    32256  cluster_reduction, 2048 B
+//    29184  slice_sums, 3072 B
+//    32256  cluster_sums, 2048 B
 //    34304  cluster_barrier, 8 B
 //    34312  full_barriers, 24 B
 //    34336  empty_barriers, 24 B

@@ -23,8 +23,8 @@
 //    24576  weights, 36864 B
 //    61440  scales, 3072 B
 //    64512  zeros, 1536 B
-//    66048  slice_reduction, 6144 B
-//    72192  cluster_reduction, 4096 B
+//    66048  slice_sums, 6144 B
+//    72192  cluster_sums, 4096 B
 //    76288  cluster_barrier, 8 B
 //    76296  full_barriers, 24 B
 //    76320  empty_barriers, 24 B

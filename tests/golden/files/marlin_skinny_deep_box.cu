@@ -21,7 +21,7 @@
 //        0  activations, 49152 B
 //    49152  weights, 24576 B
 //    73728  scales, 1536 B
-//    75264  slice_reduction, 14336 B
+//    75264  slice_sums, 14336 B
 //    89600  full_barriers, 24 B
 //    89624  empty_barriers, 24 B
 

@@ -23,7 +23,7 @@
 //    24576  weights, 36864 B
 //    61440  scales, 6144 B
 //    67584  zeros, 3072 B
-//    70656  slice_reduction, 18432 B
+//    70656  slice_sums, 18432 B
 //    89088  full_barriers, 24 B
 //    89112  empty_barriers, 24 B
 

@@ -25,9 +25,9 @@
 //        0  activations, 131072 B
 //   131072  weights, 32768 B
 //   163840  scales, 1024 B
-//   164864  depth_reduction, 16384 B
-//   181248  output_staging, 3456 B
-//   184704  cluster_reduction, 12288 B
+//   164864  slice_sums, 16384 B
+//   181248  staging, 3456 B
+//   184704  cluster_sums, 12288 B
 //   196992  cluster_barrier, 8 B
 //   197000  full_barriers, 32 B
 //   197032  empty_barriers, 32 B

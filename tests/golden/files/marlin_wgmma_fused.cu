@@ -25,7 +25,7 @@
 //        0  activations, 65536 B
 //    65536  weights, 65536 B
 //   131072  scales, 8192 B
-//   139264  output_staging, 17408 B
+//   139264  staging, 17408 B
 //   156672  full_barriers, 32 B
 //   156704  empty_barriers, 32 B
 

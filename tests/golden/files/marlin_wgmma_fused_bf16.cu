@@ -25,7 +25,7 @@
 //        0  activations, 65536 B
 //    65536  weights, 32768 B
 //    98304  scales, 1024 B
-//    99328  output_staging, 18432 B
+//    99328  staging, 18432 B
 //   117760  full_barriers, 32 B
 //   117792  empty_barriers, 32 B
 

@@ -23,7 +23,7 @@
 // Shared memory, by offset
 //        0  activations, 163840 B
 //   163840  weights, 20480 B
-//   184320  output_staging, 9216 B
+//   184320  staging, 9216 B
 //   193536  full_barriers, 40 B
 //   193576  empty_barriers, 40 B
 

@@ -27,7 +27,7 @@
 //    24576  weights, 65536 B
 //    90112  scales, 8192 B
 //    98304  zeros, 4096 B
-//   102400  output_staging, 8704 B
+//   102400  staging, 8704 B
 //   111104  full_barriers, 32 B
 //   111136  empty_barriers, 32 B
 
