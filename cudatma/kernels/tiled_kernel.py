@@ -9,7 +9,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels import work_struct
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div, fits_workspace
-from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec, align_up
 from cudatma.target import Target
 
 TENSOR_MAP = "const __grid_constant__ cudatma::TensorMap"
@@ -27,6 +27,8 @@ class TiledKernel:
 
     #: Launch parameters by name, and their types in CUDA.
     parameter_types: ClassVar[Mapping[str, str]] = {}
+    #: Arrays of shared memory that some instances of the template do not have.
+    optional_arrays: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
 
@@ -135,38 +137,58 @@ class TiledKernel:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
         raise NotImplementedError
 
-    # Shared memory: an array of STAGES slots for each operand, then what the epilogue needs, then the barriers.
+    # Shared memory: an array of slots for each operand, then what the epilogue needs, then the barriers.
 
-    def operand_parts(self) -> tuple[tuple[str, int], ...]:
-        """(name, bytes) of one stage of each operand, as far apart as the slots."""
+    def stage_operands(self) -> tuple[Operand, ...]:
+        """What a stage holds, in the order of the arrays."""
         raise NotImplementedError
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         """(name, bytes) of what the epilogue needs."""
         raise NotImplementedError
 
+    @property
+    def full_arrivals(self) -> int:
+        """Arrivals that complete a stage: the producer's expect_tx."""
+        return 1
+
+    @property
+    def ring(self) -> PipelineSpec:
+        """The ring of stages; each consumer warp releases a slot. A slot that CTAs of a cluster fill together is
+        released in each of them."""
+        arrivals = self.full_arrivals, self.consumer_warps
+        return PipelineSpec(self.stages, self.stage_operands(), *arrivals, cluster=self.cluster, by_operand=True)
+
+    @property
+    def transaction_bytes(self) -> int:
+        """Bytes that a stage's full barrier expects. What lies outside of a tensor is filled and counted."""
+        return self.ring.stage_tx_bytes
+
+    @property
+    def empty_arrivals(self) -> int:
+        """Arrivals that release a slot."""
+        return self.ring.empty_arrivals
+
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """(name, offset, bytes) of each array."""
-        parts = (
-            *((name, size * self.stages) for name, size in self.operand_parts()),
-            *self.epilogue_parts(),
-            ("full_barriers", MBARRIER_BYTES * self.stages),
-            ("empty_barriers", MBARRIER_BYTES * self.stages),
-        )
-        layout, offset = [], 0
-        for name, size in parts:
+        ring = self.ring
+        layout = [(o.name, ring.offset(o.name), ring.slot_distance(o.name) * self.stages) for o in ring.operands]
+        offset = sum(size for _, _, size in layout)
+        for name, size in self.epilogue_parts():
             layout.append((name, offset, size))
             offset += size
-        return layout
+        return layout + ring.barrier_layout(base=offset)
 
     def smem_offset(self, name: str) -> int:
-        """Of an array, bytes."""
-        return next(offset for part, offset, _ in self.smem_layout() if part == name)
+        """Of an array, bytes; 0 for one of ``optional_arrays`` that only discarded code of the kernel names."""
+        offsets = dict.fromkeys(self.optional_arrays, 0) | {part: offset for part, offset, _ in self.smem_layout()}
+        return offsets[name]
 
     @property
     def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
+        """The end of smem_layout(), summed up: choices ask it of hundreds of specs."""
+        slots = sum(align_up(o.footprint_bytes, o.alignment) for o in self.stage_operands())
+        return (slots + 2 * MBARRIER_BYTES) * self.stages + sum(size for _, size in self.epilogue_parts())
 
     def check_smem(self, target: Target) -> None:
         """Raise ArgumentError unless a CTA's shared memory fits."""

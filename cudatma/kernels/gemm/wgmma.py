@@ -14,6 +14,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.kernels.work_struct import RASTER, RESULT
+from cudatma.pipeline import Operand
 from cudatma.target import Target
 
 #: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
@@ -105,8 +106,10 @@ class WgmmaSpec(TiledKernel):
     def staging_bytes(self) -> int:
         return self.staging_rows * self.staging_pitch_bytes
 
-    def operand_parts(self) -> tuple[tuple[str, int], ...]:
-        return ("a", self.a_stage_bytes), ("b", self.b_stage_bytes)
+    def stage_operands(self) -> tuple[Operand, ...]:
+        return tuple(
+            Operand(name, size, size, 1024) for name, size in (("a", self.a_stage_bytes), ("b", self.b_stage_bytes))
+        )
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (("staging", self.warpgroups * self.staging_bytes),)

@@ -186,16 +186,10 @@ class MmaSyncSpec(StagedTile):
     def all_tma(self) -> bool:
         return self.weight_load_path == self.scale_load_path == self.activation_load_path == "tma"
 
-    @property
-    def transaction_bytes(self) -> int:
-        """Bytes a stage's full barrier expects: those of the operands that TMA brings. No box is ever partial for the
-        count: what lies outside the tensor is filled and counted."""
-        scales = self.scale_stage_bytes + self.zero_stage_bytes
-        return (
-            (self.weight_stage_bytes if self.weight_load_path == "tma" else 0)
-            + (scales if self.scale_load_path == "tma" else 0)
-            + (self.activation_stage_bytes if self.activation_load_path == "tma" else 0)
-        )
+    def loaded_by_tma(self, operand: str) -> bool:
+        """Whether TMA loads activations, weights, scales or zeros."""
+        load_paths = {"activations": self.activation_load_path, "weights": self.weight_load_path}
+        return load_paths.get(operand, self.scale_load_path) == "tma"
 
     @property
     def full_arrivals(self) -> int:

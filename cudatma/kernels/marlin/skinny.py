@@ -185,11 +185,6 @@ class SkinnySpec(StagedTile):
         return _SCALE_ROW * (self.whole_rows + self.has_half_row)
 
     @property
-    def transaction_bytes(self) -> int:
-        """Bytes that a stage's full barrier expects. What lies outside of the arrays is filled and counts too."""
-        return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
-
-    @property
     def column_bytes(self) -> int:
         """Partial sums of an N tile, which warps and then CTAs write to shared memory to add them up."""
         return 2 * self.columns // 8 * _FRAGMENT_BYTES

@@ -11,6 +11,7 @@ from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.problem_struct import members
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
+from cudatma.pipeline import Operand
 from cudatma.target import KIB, Target
 
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
@@ -50,6 +51,7 @@ class StagedTile(TiledKernel):
     __slots__ = ()
 
     parameter_types: ClassVar[Mapping[str, str]] = _PARAMETER_TYPES
+    optional_arrays: ClassVar[tuple[str, ...]] = ("scales", "zeros")
 
     if TYPE_CHECKING:  # What a spec adds.
 
@@ -196,13 +198,22 @@ class StagedTile(TiledKernel):
         weights delay the first activations. [docs/performance/marlin_skinny.md, "Chains of dependent launches"]"""
         return 2 if self.block_m < 8 or (self.block_m == 8 and weight_bytes >= LONG_BYTES) else 1
 
-    def operand_parts(self) -> tuple[tuple[str, int], ...]:
+    def loaded_by_tma(self, operand: str) -> bool:
+        """Whether TMA loads activations, weights, scales or zeros."""
+        return True
+
+    def stage_operands(self) -> tuple[Operand, ...]:
         """Activations first: their 128-byte swizzle needs 1024-byte alignment."""
-        return (
-            ("activations", self.activation_stage_bytes),
-            ("weights", self.weight_stage_bytes),
-            ("scales", self.scale_stage_bytes),
-            ("zeros", self.zero_slot_bytes),
+        sizes = {
+            "activations": self.activation_stage_bytes,
+            "weights": self.weight_stage_bytes,
+            "scales": self.scale_stage_bytes,
+            "zeros": self.zero_stage_bytes,
+        }
+        return tuple(
+            Operand(name, size, size if self.loaded_by_tma(name) else 0, 1024 if name == "activations" else 128)
+            for name, size in sizes.items()
+            if size
         )
 
     def stage_layout(self) -> list[tuple[str, int]]:

@@ -284,17 +284,6 @@ class WgmmaSpec(StagedTile):
     def cluster_mask(self) -> int:
         return (1 << self.cluster) - 1
 
-    @property
-    def transaction_bytes(self) -> int:
-        """Bytes a stage's full barrier expects. No box is ever partial for the count: what lies outside the tensor is
-        filled and counted; the activations that other CTAs of the cluster load for this one are counted too."""
-        return self.weight_stage_bytes + self.activation_stage_bytes + self.scale_stage_bytes + self.zero_stage_bytes
-
-    @property
-    def empty_arrivals(self) -> int:
-        """All CTAs of the cluster fill a slot. Each therefore waits for the consumers of all of them."""
-        return self.cluster * self.consumer_warps
-
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
         return (
