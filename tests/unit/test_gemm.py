@@ -243,7 +243,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
         """A problem of another family with the same fields."""
 
     other = replace(GEMM, name="other", read_problem=Other.from_json)
-    theirs = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
+    theirs: Entry[Problem, WgmmaSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
     ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
