@@ -11,8 +11,8 @@ from typing import Any
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import DivisorStruct, Schedule
 
-#: Rows of the result of a raster group of tiles, which a wave walks through one column of tiles after the other: both
-#: operands then come from L2.
+#: Rows of the result of a raster group of tiles. A wave computes a group by columns of tiles: L2 then holds both
+#: operands.
 _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
