@@ -58,7 +58,7 @@ lint: $(READY) ## ruff and mypy --strict, as CI runs them
 
 pictures: $(READY) ## draw the pictures that README and docs show, from an emulated schedule and recorded results
 	$(RUN) -m cudatma.cli emulate marlin_mma_sync --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
-	$(RUN) -m benchmarks.plot $(addprefix benchmarks/results/marlin,.json _humming.json _other_layers.json) \
+	$(RUN) -m benchmarks.plot $(addprefix benchmarks/results/marlin,_rivals.json _other_layers.json) \
 	  --out docs/pictures/marlin_benchmark.svg
 	$(RUN) -m tools.dev.pipeline_picture
 	$(RUN) -m tools.dev.import_graph

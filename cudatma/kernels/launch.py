@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import load_kernel, wants_debug
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.host import host_bytes
 from cudatma.runtime.launch import Kernel, LaunchPlan
+from cudatma.runtime.loading import refuse_capture
 from cudatma.target import Target
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ class Launch:
     def kernel(self, target: Target) -> Kernel:
         """Compiled, or found in the cache."""
         return _kernel(self.template, self.spec, target, wants_debug(None))
+
+    def loaded(self, target: Target, device: int, stream: int) -> Kernel:
+        """The kernel, which plan() loads on a device. LaunchError if it is not there yet and the stream, by its handle,
+        is capturing a graph."""
+        kernel = self.kernel(target)
+        if not kernel.is_loaded(device):
+            with context.using(device) as driver:
+                refuse_capture(driver, stream, kernel.entry, device)
+        return kernel
 
     def plan(self, kernel: Kernel, device: int) -> LaunchPlan:
         """Checked and marshalled for a device, with ``kernel`` loaded there."""

@@ -68,11 +68,11 @@ def test_the_result_is_the_same(name: str) -> None:
 
 
 SENDS = "    if (tile.rank != owner) {"
-EXPECT = "mbarrier_arrive_expect_tx(full + 8 * slot, TRANSACTION_BYTES"
+EXPECT = "ring.expect_tx(slot, TRANSACTION_BYTES"
 #: Subject, a text of its source, what it becomes, and how the hang is known then.
 PLANTED = (
     ("marlin_wgmma/cluster", EXPECT, f"{EXPECT} + 16", "full_barriers[0]", "16 announced bytes"),
-    ("marlin_wgmma/setmaxnreg", "stage, EMPTY_ARRIVALS)", "stage, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
+    ("marlin_wgmma/setmaxnreg", "(1, EMPTY_ARRIVALS)", "(1, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
     ("marlin_skinny/even", "init_barriers(1, CONSUMER_WARPS)", "init_barriers(1, 9)", "empty_barriers[0]", "of 9"),
     # Of two others that send 2048 bytes each, one never does.
     (

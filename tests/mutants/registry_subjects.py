@@ -11,11 +11,14 @@ from data_movement_subjects import data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
+from cudatma.arrays import describe
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.gemm.gemm import plan_gemm
+from cudatma.kernels.gemm.wgmma import WgmmaSpec as GemmSpec
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -148,6 +151,28 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
     return make
 
 
+def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
+    """Two tiles, whose rings of two stages wrap four times: a wrong arrival count has time to add up to a phase."""
+
+    def make() -> Call:
+        random = np.random.default_rng(7)
+        a, b = (random.standard_normal((rows, 640), np.float32).astype(np.float16) for rows in (29, 100))
+        out = np.zeros((29, 100), np.float16)
+        launch = plan_gemm(describe(a), describe(b), describe(out), spec, get_target(_TARGET))
+        arrays = tuple(host_bytes(info) for info in launch.touched)
+        return Call(
+            spec.entry,
+            launch.grid,
+            spec.threads,
+            launch.values,
+            shared_bytes=spec.smem_bytes,
+            arrays=arrays,
+            keep=launch,
+        )
+
+    return make
+
+
 def _tile_copy_call(spec: TileCopySpec) -> Callable[[], Call]:
     def make() -> Call:
         tiles_x, tiles_y = 3, 4
@@ -183,6 +208,8 @@ def registry_subjects() -> list[Subject]:
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
     specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
+    gemm = GemmSpec("float16", 64, 1, 2)
+    subjects.append(Subject("gemm_wgmma/plain", gemm.template, gemm, _gemm_call(gemm), _TARGET))
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)

@@ -134,7 +134,7 @@ def committed(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "benchmarks" / "results" / name).read_text())  # type: ignore[no-any-return]
 
 
-COMMITTED = ("marlin.json", "marlin_humming.json", "marlin_other_layers.json")
+COMMITTED = ("marlin_rivals.json", "marlin_other_layers.json")
 
 
 def test_the_committed_picture_shows_the_committed_results() -> None:

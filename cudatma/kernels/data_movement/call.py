@@ -11,7 +11,6 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cudatma import context
 from cudatma.arrays import ArrayInfo, empty_like_library
 from cudatma.build.kernel import wants_debug
 from cudatma.errors import ArgumentError
@@ -20,7 +19,6 @@ from cudatma.kernels.data_movement.place import check_out, described, place_of
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import EmulatedReplay, Replay, relative
 from cudatma.library_streams import stream_handle
-from cudatma.runtime.loading import refuse_capture
 from cudatma.runtime.streams import order_after_producers
 
 #: What TMA asks of addresses, and the most that any choice of a kernel depends on.
@@ -121,13 +119,10 @@ class Call:
     def _replay(self, launch: Launch, arrays: tuple[ArrayInfo, ...]) -> Replay | EmulatedReplay:
         """A launch that has its kernel loaded. Raises LaunchError where that would be in the midst of a capture."""
         launch.spec.check_target(self.place.target)
-        kernel = launch.kernel(self.place.target)
         device = self.place.device
         if device is None:
-            return EmulatedReplay(launch, kernel, arrays)
-        if not kernel.is_loaded(device):
-            with context.using(device) as driver:
-                refuse_capture(driver, self.stream, kernel.entry, device)
+            return EmulatedReplay(launch, launch.kernel(self.place.target), arrays)
+        kernel = launch.loaded(self.place.target, device, self.stream)
         return Replay(launch, kernel, device, [array.pointer for array in arrays], launch.moving)
 
     def _known_by(self, launches: tuple[Replay | EmulatedReplay, ...]) -> Known:

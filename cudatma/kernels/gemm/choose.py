@@ -17,10 +17,9 @@ _MOST_STAGES = 8
 
 
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[WgmmaSpec]]:
-    """Each tile with as deep a ring as shared memory holds; none where the target has no wgmma."""
+    """Each tile with as deep a ring as shared memory holds. TargetError where there is no wgmma."""
     target = get_target(gpu.target)
-    if not target.has_wgmma:
-        return []
+    target.require("wgmma", "gemm")
     least = [WgmmaSpec(problem.dtype, block_m, warpgroups, 2) for block_m, warpgroups in _TILES]
     return [Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target)) for spec in least]
 

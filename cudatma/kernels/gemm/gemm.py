@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target, wants_debug
@@ -29,6 +31,7 @@ from cudatma.target import Target, detect
 
 _ELEMENT_BYTES, _ALIGNMENT = 2, 16
 _PLANS: PlanCache[Replay] = PlanCache(1024)
+context.after_fork(_PLANS, PlanCache.clear)
 
 
 def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -39,13 +42,12 @@ def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None, backend: str | 
     (M, N) of their dtype, made by a's library if None. stream: None is the current stream of a's library. backend: as
     in marlin_gemm.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError (no wgmma), CompileError, DriverError, HazardError (emulator).
+    Raises ArgumentError, ArgumentTypeError, TargetError (no wgmma), CompileError, DriverError, LaunchError (a first
+    call during a graph capture), HazardError (emulator).
     """
     chosen = backend_for("gemm", backend)
     left, right = _operand(a, "a"), _operand(b, "b")
-    if (left.dtype, left.device, left.shape[1]) != (right.dtype, right.device, right.shape[1]):
-        got = f"{right.shape} of {right.dtype} on {place_name(right.device)}"
-        raise ArgumentError("b", got, f"(N, {left.shape[1]}) of {left.dtype} on {place_name(left.device)}, as a")
+    _check_like(right, "b", left, (right.shape[0], left.shape[1]), f"(N, {left.shape[1]}), for a of {left.shape}")
     if (left.device is None) != (chosen != "cuda"):
         allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
         remedy = device_remedy("cupy.asarray moves it", left.device)
@@ -57,8 +59,9 @@ def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None, backend: str | 
     if not result.size_elems:
         return out
     if chosen == "reference":
-        values = host_array(left).astype(np.float32) @ host_array(right).astype(np.float32).T
-        host_array(result)[...] = values.astype(result.dtype)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            values = host_array(left).astype(np.float32) @ host_array(right).astype(np.float32).T
+            host_array(result)[...] = values.astype(result.dtype)
     elif left.device is None:
         target = default_target()
         spec = decide(GEMM, _problem(left, right), imagined_gpu(target, H200.sm_count)).spec
@@ -66,20 +69,20 @@ def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None, backend: str | 
     else:
         order_after_producers(handle, left.device, left, right, result)
         addresses = left.pointer, right.pointer, result.pointer
-        _replay(left, right, result, left.device).run(addresses, handle)
+        _replay(left, right, result, left.device, handle).run(addresses, handle)
     return out
 
 
-def _replay(left: ArrayInfo, right: ArrayInfo, result: ArrayInfo, device: int) -> Replay:
+def _replay(left: ArrayInfo, right: ArrayInfo, result: ArrayInfo, device: int, stream: int) -> Replay:
     """The plan of calls whose arrays lie like these."""
     layouts = tuple([(each.shape, each.strides_bytes) for each in (left, right, result)])
-    key = device, left.dtype.name, layouts, wants_debug(None), pinned_scope.get()
+    key = device, left.dtype.name, layouts, result.pointer % _ALIGNMENT, wants_debug(None), pinned_scope.get()
     replay = _PLANS.get(key)
     if replay is None:
         spec, target = decide(GEMM, _problem(left, right), gpu_of(device)).spec, detect(device)
         launch = plan_gemm(left, right, result, spec, target)
         bases = left.pointer, right.pointer, result.pointer
-        replay = Replay(launch, launch.kernel(target), device, bases, launch.moving)
+        replay = Replay(launch, launch.loaded(target, device, stream), device, bases, launch.moving)
         _PLANS.put(key, replay)
     return replay
 
@@ -93,8 +96,8 @@ def plan_gemm(left: ArrayInfo, right: ArrayInfo, result: ArrayInfo, spec: WgmmaS
         TensorMap.from_array(info, (rows, spec.block_k), swizzle="128B", target=target)
         for info, rows in ((left, spec.block_m), (right, spec.block_n))
     )
-    pitch = result.strides_bytes[0] if m > 1 else n * _ELEMENT_BYTES
-    is_aligned = pitch % _ALIGNMENT == 0
+    pitch = result.strides_bytes[0]
+    is_aligned = pitch % _ALIGNMENT == result.pointer % _ALIGNMENT == 0
     values = work_values(work, m, n, k, spec.block_m, output_pitch=pitch // _ELEMENT_BYTES, output_vectors=is_aligned)
     args = (a_map, b_map, result, pack(spec.problem_members, values))
     return Launch(spec.template, spec, work.ctas, args, (left, right, result))
@@ -105,39 +108,46 @@ def _problem(left: ArrayInfo, right: ArrayInfo) -> Problem:
 
 
 def _operand(array: Any, field: str) -> ArrayInfo:
+    """a or b, checked: what TMA asks of rows."""
     info = describe(array, field)
     if info.dtype.name not in ACTIVATION_TYPES or not info.dtype.isnative:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(ACTIVATION_TYPES))
     if len(info.shape) != 2 or not info.shape[1]:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, K), with K of 1 and more")
-    _check_rows(info, field)
-    return info
-
-
-def _check_rows(info: ArrayInfo, field: str) -> None:
-    """ArgumentError unless rows are contiguous and start at multiples of 16 bytes."""
-    rows, columns = info.shape
-    if columns > 1 and info.strides_bytes[1] != _ELEMENT_BYTES:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous rows", "make it contiguous")
-    if info.pointer % _ALIGNMENT or (rows > 1 and info.strides_bytes[0] % _ALIGNMENT):
-        got = f"{info.strides_bytes} at {info.pointer:#x}"
-        raise ArgumentError(f"{field}.strides", got, "rows that start at multiples of 16 bytes", "copy it")
-    if rows > 1 and info.strides_bytes[0] < columns * _ELEMENT_BYTES:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "rows that do not overlap", "copy it")
+    return _rows(info, field, _ALIGNMENT)
 
 
 def _result(out: Any, left: ArrayInfo, right: ArrayInfo) -> ArrayInfo:
     """out, checked."""
     info, wanted = describe(out, "out"), (left.shape[0], right.shape[0])
-    if (info.shape, info.dtype, info.device) != (wanted, left.dtype, left.device):
-        got = f"{info.shape} of {info.dtype} on {place_name(info.device)}"
-        raise ArgumentError("out", got, f"{wanted} of {left.dtype} on {place_name(left.device)}")
+    _check_like(info, "out", left, wanted, f"(M, N) = {wanted}")
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
-    if info.size_elems and (overlaps(info, left) or overlaps(info, right)):
+    if overlaps(info, left) or overlaps(info, right):
         raise ArgumentError("out", "memory that overlaps an operand", "memory of its own")
-    if info.size_elems and info.shape[1] > 1 and info.strides_bytes[1] != _ELEMENT_BYTES:
-        raise ArgumentError("out.strides", info.strides_bytes, "contiguous rows")
-    if info.size_elems and info.shape[0] > 1 and info.strides_bytes[0] < info.shape[1] * _ELEMENT_BYTES:
-        raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap")
-    return info
+    return _rows(info, "out", _ELEMENT_BYTES)
+
+
+def _check_like(info: ArrayInfo, field: str, left: ArrayInfo, shape: tuple[int, ...], allowed: str) -> None:
+    """Raise unless an array has this shape, and a's dtype and device."""
+    if info.dtype != left.dtype:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{left.dtype}, as a")
+    if info.shape != shape:
+        raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    if info.device != left.device:
+        raise ArgumentError(f"{field}.device", place_name(info.device), f"{place_name(left.device)}, where a is")
+
+
+def _rows(info: ArrayInfo, field: str, alignment: int) -> ArrayInfo:
+    """The array with strides in dimensions of one element as if it were dense. ArgumentError unless its rows are
+    contiguous, do not overlap and start at multiples of the alignment."""
+    (rows, columns), (pitch, step) = info.shape, info.strides_bytes
+    dense = columns * _ELEMENT_BYTES
+    if info.size_elems and columns > 1 and step != _ELEMENT_BYTES:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous rows", "make it contiguous")
+    if rows > 1 and columns and pitch < dense:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "rows that do not overlap", "copy it")
+    if info.size_elems and (info.pointer % alignment or (rows > 1 and pitch % alignment)):
+        got = f"{info.strides_bytes} at {info.pointer:#x}"
+        raise ArgumentError(f"{field}.strides", got, f"rows that start at multiples of {alignment} bytes", "copy it")
+    return replace(info, strides_bytes=(pitch if rows > 1 else dense, _ELEMENT_BYTES))

@@ -10,6 +10,7 @@ from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.gemm.gemm import plan_gemm
+from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.wgmma import WgmmaSpec
 from cudatma.kernels.sample import Sample
 from cudatma.target import Target
@@ -30,9 +31,11 @@ def sample(
     block_m: int = 64,
     stages: int = 3,
 ) -> Sample:
-    """y = a b^T; k: a multiple of 8. Raises ArgumentError, TargetError, CompileError, DriverError (no NVRTC)."""
-    if min(m, n, k) < 1 or k % 8:
-        raise ArgumentError("m, n, k", (m, n, k), "1 and more each, k a multiple of 8")
+    """y = a b^T; k: a multiple of 8. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError,
+    DriverError (no NVRTC)."""
+    Problem(m, n, k, dtype)
+    if k % 8:
+        raise ArgumentError("k", k, "a multiple of 8")
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (random.standard_normal(shape, np.float32).astype(kind) for shape in ((m, k), (n, k)))
     out = np.full((m, n), np.nan, a.dtype)

@@ -53,7 +53,7 @@ constexpr u32 CONSUMER_REGISTERS = 232;
 constexpr bool HAS_STAGE_SCALES = false;   // else they are of whole columns
 constexpr bool HAS_ZEROS = true;           // else the zero point is 8
 constexpr bool SCALES_SUMS = false;   // scales fp32 sums of a group; else its weights, or the result
-constexpr u32 GROUP_SIZE = 64;     // K that share a scale in a stage
+constexpr u32 GROUP_SIZE = 64;     // K that share a scale in a stage; BLOCK_K for whole columns
 
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
 constexpr u32 N_FRAGMENTS = WARP_N / 16;        // of 16 columns of N in a warp ...

@@ -71,7 +71,7 @@ constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block all wgmmas of the p
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
 constexpr bool HAS_ZEROS = false;           // else the zero point is 8
-constexpr u32 GROUP_SIZE = 32;    // K that share a scale in a stage
+constexpr u32 GROUP_SIZE = 32;    // K that share a scale in a stage; BLOCK_K for whole columns
 
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
 constexpr u32 N_FRAGMENTS = STACK;              // of 16 columns of N in a warp ...

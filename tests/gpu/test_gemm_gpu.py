@@ -1,0 +1,149 @@
+"""The dense GEMM on a GPU: against float64, called again with other arrays, for torch, and in a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudatma.errors import DriverError, LaunchError, TargetError
+from cudatma.kernels.choosing import pinned
+from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.runtime.launch import Kernel
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+if not TARGET.has_wgmma:
+    pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+#: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+TILES = [(64, 1), (64, 2), (128, 1), (128, 2), (256, 2)]
+
+
+def numbers(rows: int, columns: int, dtype: str, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((rows, columns), np.float32).astype(DTYPES[dtype])
+
+
+def upload(values: Any, pitch: int = 0) -> Any:
+    """Rows of this pitch, in elements, between NaNs."""
+    rows, columns = values.shape
+    whole = np.full((rows, pitch or -(-columns // 8) * 8), np.nan, values.dtype)
+    whole[:, :columns] = values
+    return cupy.asarray(whole.view(np.uint16)).view(values.dtype)[:, :columns]
+
+
+def download(array: Any) -> Any:
+    return cupy.asnumpy(cupy.ascontiguousarray(array).view(np.uint16)).view(array.dtype)
+
+
+def check(y: Any, a: Any, b: Any) -> None:
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    found = y.astype(np.float64)
+    assert found.shape == wanted.shape
+    assert np.linalg.norm(found - wanted) <= LIMITS[a.dtype.name] * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (7, 130, 72), (64, 4096, 4096), (300, 1111, 513), (2048, 3000, 1024)]
+)
+def test_products_are_right(m: int, n: int, k: int, dtype: str) -> None:
+    a, b = numbers(m, k, dtype, 0), numbers(n, k, dtype, 1)
+    check(download(gemm(upload(a), upload(b))), a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("block_m", "warpgroups"), TILES)
+def test_every_tile_is_right(block_m: int, warpgroups: int, dtype: str) -> None:
+    a, b = numbers(700, 1000, dtype, 0), numbers(900, 1000, dtype, 1)
+    with pinned(WgmmaSpec(dtype, block_m, warpgroups, 3)):
+        check(download(gemm(upload(a), upload(b))), a, b)
+
+
+@pytest.mark.parametrize(("pitch", "offset"), [(272, 8), (272, 1), (261, 0)])
+def test_what_surrounds_the_result_is_left_alone(pitch: int, offset: int) -> None:
+    a, b = numbers(200, 128, "float16", 0), numbers(250, 128, "float16", 1)
+    whole = cupy.full((200, pitch), 7, np.float16)
+    out = whole[:, offset : offset + 250]
+    assert gemm(upload(a), upload(b), out=out) is out
+    check(download(out), a, b)
+    assert bool((whole[:, :offset] == 7).all())
+    assert bool((whole[:, offset + 250 :] == 7).all())
+
+
+def test_a_repeated_call_reads_and_writes_the_other_arrays() -> None:
+    """The result is off 16 bytes every second time."""
+    for seed in range(6):
+        a, b = numbers(130, 256, "float16", seed), numbers(200, 256, "float16", seed + 10)
+        whole = cupy.full((130, 208), 7, np.float16)
+        out = whole[:, seed % 2 : seed % 2 + 200]
+        gemm(upload(a), upload(b), out=out)
+        check(download(out), a, b)
+
+
+def test_on_a_stream_of_the_caller() -> None:
+    a, b = numbers(64, 128, "float16", 0), numbers(64, 128, "float16", 1)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    left, right = upload(a), upload(b)
+    cupy.cuda.Device().synchronize()
+    out = gemm(left, right, stream=stream)
+    stream.synchronize()
+    check(download(out), a, b)
+
+
+def test_in_a_graph() -> None:
+    """After a first call nothing but the launch is recorded."""
+    a, b = numbers(100, 512, "float16", 0), numbers(300, 512, "float16", 1)
+    left, right = upload(a), upload(b)
+    out = cupy.empty((100, 300), np.float16)
+    gemm(left, right, out=out)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        gemm(left, right, out=out)
+        graph = stream.end_capture()
+        out.fill(0)
+        left *= 2
+        graph.launch(stream)
+    stream.synchronize()
+    check(download(out), 2 * a, b)
+
+
+def test_a_first_call_in_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kernel, "is_loaded", lambda self, device: False)  # other tests may have loaded it
+    left, right = upload(numbers(33, 64, "float16", 0)), upload(numbers(8, 64, "float16", 1))
+    out = cupy.empty((33, 8), np.float16)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(LaunchError, match="captures a graph"):
+            gemm(left, right, out=out)
+        stream.end_capture()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_tensors(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    a, b = numbers(70, 264, dtype, 0), numbers(90, 264, dtype, 1)
+    left, right = (torch.from_numpy(x.view(np.int16)).cuda().view(getattr(torch, dtype)) for x in (a, b))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        y = gemm(left, right)
+        torch.cuda.current_stream().synchronize()
+    assert y.dtype == left.dtype
+    assert y.device == left.device
+    check(y.view(torch.int16).cpu().numpy().view(DTYPES[dtype]), a, b)

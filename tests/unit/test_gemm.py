@@ -1,0 +1,252 @@
+"""The dense GEMM: wrong calls and their errors, the reference, and what choosing and tuning do with a family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
+from cudatma.kernels import tuning
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
+from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gemm.sample import sample
+from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.shortlist import shortlist
+from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
+from cudatma.target import get_target
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SM90A = get_target("sm_90a")
+M, N, K = 4, 24, 64
+ADDRESSES = {"a": 0x7F0000000000, "b": 0x7F1000000000, "out": 0x7F2000000000}
+SHAPES = {"a": (M, K), "b": (N, K), "out": (M, N)}
+
+
+def on_device(field: str, **changes: Any) -> ArrayInfo:
+    """An operand on device 0 that is right but for ``changes``: what is wrong is found before the driver is asked."""
+    shape, dtype = changes.pop("shape", SHAPES[field]), np.dtype(changes.pop("dtype", np.float16))
+    strides = changes.pop("strides", dense_strides(shape, dtype))
+    return replace(ArrayInfo(ADDRESSES[field], shape, strides, dtype, 0, None, "cai"), **changes)
+
+
+WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
+    # What is wrong of which operand; the error, and the field that it names.
+    ("a", {"dtype": np.float32}, ArgumentTypeError, "a.dtype"),
+    ("a", {"dtype": ">f2"}, ArgumentTypeError, "a.dtype"),
+    ("b", {"dtype": np.int16}, ArgumentTypeError, "b.dtype"),
+    ("b", {"dtype": BF16}, ArgumentTypeError, "b.dtype"),
+    ("out", {"dtype": np.float32}, ArgumentTypeError, "out.dtype"),
+    ("a", {"shape": (K,)}, ArgumentError, "a.shape"),
+    ("a", {"shape": (M, 0)}, ArgumentError, "a.shape"),
+    ("b", {"shape": (1, N, K)}, ArgumentError, "b.shape"),
+    ("b", {"shape": (N, K + 8)}, ArgumentError, "b.shape"),
+    ("out", {"shape": (N, M)}, ArgumentError, "out.shape"),
+    ("out", {"shape": (M * N,)}, ArgumentError, "out.shape"),
+    ("a", {"strides": (2, 2 * M)}, ArgumentError, "a.strides"),
+    ("b", {"strides": (2 * K + 2, 2)}, ArgumentError, "b.strides"),
+    ("b", {"strides": (0, 2)}, ArgumentError, "b.strides"),
+    ("b", {"strides": (-2 * K, 2)}, ArgumentError, "b.strides"),
+    ("a", {"pointer": ADDRESSES["a"] + 2}, ArgumentError, "a.strides"),
+    ("out", {"strides": (2, 2 * M)}, ArgumentError, "out.strides"),
+    ("out", {"strides": (2 * N - 2, 2)}, ArgumentError, "out.strides"),
+    ("out", {"strides": (2 * N + 1, 2)}, ArgumentError, "out.strides"),
+    ("out", {"pointer": ADDRESSES["out"] + 1}, ArgumentError, "out.strides"),
+    ("b", {"device": 1}, ArgumentError, "b.device"),
+    ("out", {"device": None}, ArgumentError, "out.device"),
+    ("out", {"pointer": ADDRESSES["b"] + 16}, ArgumentError, "out"),
+    ("out", {"readonly": True}, ArgumentError, "out"),
+]
+
+
+@pytest.mark.parametrize(("operand", "changes", "error", "field"), WRONG, ids=str)
+def test_a_wrong_call_names_its_field(
+    operand: str, changes: dict[str, Any], error: type[FieldError], field: str
+) -> None:
+    arrays = {name: on_device(name) for name in SHAPES} | {operand: on_device(operand, **changes)}
+    with pytest.raises(error) as caught:
+        gemm(**arrays, backend="cuda", stream=0)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("backend", ["emulator", "reference"])
+def test_arrays_and_backend_must_be_in_the_same_place(backend: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^a\.device: got device 0"):
+        gemm(on_device("a"), on_device("b"), backend=backend)
+    host = np.zeros((M, K), np.float16)
+    with pytest.raises(ArgumentError, match=r"^a\.device: got the host"):
+        gemm(host, host, backend="cuda")
+
+
+def test_other_wrong_arguments() -> None:
+    host = np.zeros((M, K), np.float16)
+    with pytest.raises(ArgumentTypeError, match=r"^a: got list"):
+        gemm([1.0], host, backend="reference")
+    with pytest.raises(ArgumentError, match=r"^backend: got cpu"):
+        gemm(host, host, backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float16", BF16], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 24, 64), (33, 7, 136)])
+def test_the_reference_agrees_with_float64(m: int, n: int, k: int, dtype: Any) -> None:
+    random = np.random.default_rng(m)
+    pitch = -(-k // 8) * 8
+    a, b = (random.standard_normal((rows, pitch), np.float32).astype(dtype)[:, :k] for rows in (m, n))
+    y = gemm(a, b, backend="reference")
+    assert (y.shape, y.dtype) == ((m, n), a.dtype)
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    step = float(ml_dtypes.finfo(a.dtype).eps)
+    np.testing.assert_allclose(y.astype(np.float64), wanted, rtol=step, atol=step)
+
+
+def test_the_callers_out_is_returned_and_its_gaps_are_left_alone() -> None:
+    a, b = np.ones((M, K), np.float16), np.ones((N, K), np.float16)
+    whole = np.full((M, N + 3), -1, np.float16)
+    out = whole[:, 1 : N + 1]
+    assert gemm(a, b, out=out, backend="reference") is out
+    assert (out == K).all()
+    assert (whole[:, [0, N + 1, N + 2]] == -1).all()
+
+
+@pytest.mark.parametrize("backend", ["emulator", "reference"])
+def test_no_rows_are_no_work(backend: str) -> None:
+    a, b = np.ones((0, K), np.float16), np.ones((N, K), np.float16)
+    assert gemm(a, b, backend=backend).shape == (0, N)
+    assert gemm(b, a, backend=backend).shape == (N, 0)
+
+
+# ---- Choosing
+
+
+PROBLEM = Problem(100, 4096, 4096, "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("m", [1, 64, 129, 300, 5000])
+@pytest.mark.parametrize(("n", "k"), [(8, 8), (4096, 4096), (28672, 8192)])
+def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str) -> None:
+    problem = Problem(m, n, k, dtype)
+    found = list(ranked(candidates(problem, H200)))
+    assert len({spec.entry for spec, _ in found}) == len(found) > 0
+    for spec, cost in found:
+        spec.check(problem, SM90A)
+        assert spec.dtype == dtype
+        assert cost == spec.cost(problem, H200)
+    assert [cost.us for _, cost in found] == sorted(cost.us for _, cost in found)
+    decision = decide(GEMM, problem, H200)
+    assert (decision.source, decision.spec) == ("rule", found[0][0])
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
+def test_a_target_without_wgmma_is_named_as_the_cause(name: str) -> None:
+    with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with wgmma \(sm_90a\)"):
+        decide(GEMM, PROBLEM, imagined_gpu(name, 132))
+    with pytest.raises(TargetError, match="wgmma"):
+        sample(get_target(name))
+    assert dump_specs(get_target(name)) == []
+
+
+def test_the_dumped_instances_are_every_tile_and_both_dtypes() -> None:
+    specs = dump_specs(SM90A)
+    assert len(set(specs)) == len(specs)
+    tiles = {(spec.block_m, spec.block_n) for spec, _ in ranked(candidates(PROBLEM, H200))}
+    assert {(spec.block_m, spec.block_n) for spec in specs} == tiles
+    assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dtype", "float32"), ("block_m", 96), ("block_m", 64.0), ("warpgroups", 3), ("stages", 1), ("stages", True)],
+)
+def test_what_a_spec_refuses(field: str, value: Any) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        WgmmaSpec(**{"dtype": "float16", field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("field", "value"), [("m", 0), ("n", 2**31), ("k", 8.0), ("m", True), ("dtype", "int8")])
+def test_what_a_problem_refuses(field: str, value: Any) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        Problem(**{**PROBLEM.as_json(), field: value})
+    assert caught.value.field == field
+
+
+def test_a_tile_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^stages: got 8"):
+        WgmmaSpec("float16", 256, 2, 8).check_target(SM90A)
+
+
+def test_what_is_pinned_serves_its_own_family_only() -> None:
+    own = WgmmaSpec("float16", 64, 1, 3)
+    with pinned(own):
+        assert decide(GEMM, PROBLEM, H200).spec is own
+    with pinned(MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator")):
+        assert decide(GEMM, PROBLEM, H200).source == "rule"
+
+
+# ---- The tuner's parts, which know no family
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user's file that is not there yet, and no table that ships."""
+    path = tmp_path / "tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    monkeypatch.setattr(tuning, "shipped", lambda family: None)
+    tuning.forget()
+    yield path
+    tuning.forget()
+
+
+MEASURED = WgmmaSpec("float16", 64, 2, 5)
+GPU = GpuClass.of(H200)
+
+
+def test_a_problem_and_its_entry_go_through_json() -> None:
+    assert Problem.from_json(PROBLEM.as_json()) == PROBLEM
+    for one in shortlist(GEMM, PROBLEM, H200, 8):
+        entry = Entry(PROBLEM, one.spec, 8.0, 10.0)
+        assert parse_entry(entry.as_json(GEMM), GEMM, SM90A) == entry
+
+
+def test_a_tuning_entry_comes_before_the_cost_model(file: Path) -> None:
+    store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
+    found = tuning.lookup(GEMM, PROBLEM, H200)
+    assert found is not None
+    assert (found.entry, found.path, found.shipped, found.exact) == (
+        Entry(PROBLEM, MEASURED, 8.0, 10.0),
+        file,
+        False,
+        True,
+    )
+    decision = decide(GEMM, PROBLEM, H200)
+    assert (decision.source, decision.spec) == ("tuned", MEASURED)
+    # One alike, for the other dtype; none for other sizes.
+    assert decide(GEMM, replace(PROBLEM, dtype="bfloat16"), H200).spec == replace(MEASURED, dtype="bfloat16")
+    assert decide(GEMM, replace(PROBLEM, n=4104), H200).source == "rule"
+
+
+def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
+    class Other(Problem):
+        """A problem of another family with the same fields."""
+
+    other = replace(GEMM, name="other", read_problem=Other.from_json)
+    theirs = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
+    store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
+    store_entry(file, GPU, other, theirs)
+    ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
+    assert ours is not None
+    assert found is not None
+    assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
