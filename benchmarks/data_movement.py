@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.harness import Contender, cold, measuring_stream, require_card
+from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.host_cost import quantiles_us, time_calls
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 
@@ -357,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--case", choices=tuple(CASES), action="append", metavar="NAME", help=f"repeatable: {', '.join(CASES)}")
     add("--search", action="store_true", help="also time other rings, tiles and numbers of blocks")
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     settings = {"replays": options.replays, "launches": LAUNCHES, "search": options.search}
     result = Result(settings, data_movement_table, options.json)
     with measuring_stream() as stream:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.harness import Contender, capture, measuring_stream, require_card
+from benchmarks.harness import Contender, capture, measuring_stream, require_gpu
 from benchmarks.power import PowerLog, find_reader, gpu_bus_id
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 from benchmarks.shapes import parse_m_values, parse_shape
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--dtype", choices=("float16", "bfloat16"), default="float16")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     read = energy_counter(gpu_bus_id())
     if read is None:
         parser.exit(2, f"{parser.prog}: NVML does not count this GPU's energy\n")

@@ -1,10 +1,10 @@
-"""Timing on the card with cold weights: CUDA graphs of launches that rotate over buffers larger than L2, rivals
+"""Timing on the GPU with cold weights: CUDA graphs of launches that rotate over buffers larger than L2, rivals
 alternating within one loop, medians.
 
-Each launch of a graph reads another buffer, so that by the time one comes round again L2 (60 MB on an H200) has long
-dropped it. Before its turn the card rests for some milliseconds, or its power limit would decide; at the beginning a
-contender replays its graph once without being timed: the first replay still shows the predecessor in what the TLBs
-hold. Long runs have no rests: there the power limit is what they are about.
+Each launch of a graph reads another buffer: L2 (60 MB on an H200) has dropped a buffer long before it is read again.
+Before each turn the GPU rests for some milliseconds, or its power limit would decide. Each turn begins with an untimed
+replay, in which the TLBs still hold the addresses of the previous contender. Long runs have no rests: they measure at
+the power limit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cudatma.target import detect
 
 #: All buffers that one graph rotates over are together at least this large; several times any L2.
 ROTATION_BYTES = 350_000_000
-#: A graph reads about this much, so that the gap between two graphs (some microseconds) is lost in it.
+#: A graph reads about this much: the gap between two graphs (some microseconds) is negligible then.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-#: While one copy is read, it pushes the other out of L2: both are larger, or there are many of them.
+#: While one copy is read, it evicts the other from L2: both are larger than L2, or there are many of them.
 MIN_COPIES = 2
 REPLAYS = 11
 #: Replays at the beginning of a turn that are not timed.
 WARM_REPLAYS = 1
-#: How long the card rests before each turn: else its power limit decides from some 32 tokens on.
+#: How long the GPU rests before each turn: else its power limit decides from about M = 32 on.
 REST_S = 0.006
-#: A block of a long run; and how long its graph may take, so that several fit in.
+#: A period of a long run, in which contenders alternate; and the most that its graph may take: several fit in.
 BLOCK_S, GRAPH_S = 0.04, 0.01
 
 
@@ -72,8 +72,8 @@ class Measured:
         return self.timings[name].us if name in self.timings else None
 
 
-def require_card(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless there is a card that cudatma launches on, and CuPy."""
+def require_gpu(parser: argparse.ArgumentParser) -> None:
+    """End the script with status 2 and the reason unless there is a GPU that cudatma launches on, and CuPy."""
     try:
         import cupy  # noqa: F401
 
@@ -81,7 +81,7 @@ def require_card(parser: argparse.ArgumentParser) -> None:
     except (CudaTmaError, ImportError) as error:
         # A driver's remedy is about computing, not measuring.
         why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
-        parser.exit(2, f"{parser.prog} measures on a card: {why}\n")
+        parser.exit(2, f"{parser.prog} measures on a GPU: {why}\n")
 
 
 def copies_for(bytes_per_launch: int) -> int:
@@ -114,7 +114,7 @@ def measuring_stream() -> Iterator[Any]:
     on_torch: Any = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else contextlib.nullcontext()
     with stream, on_torch:
         yield stream
-        # After a trap nothing on the card works any more; what was measured before is to be shown all the same.
+        # After a trap no call to the GPU succeeds; earlier measurements are still to be shown.
         with contextlib.suppress(Exception):
             stream.synchronize()
 
@@ -129,7 +129,7 @@ def capture(stream: Any, contender: Contender) -> Any:
         for index in range(contender.launches):
             contender.run(index)
     except BaseException:
-        # A stream that stays in capture would fail everything after it.
+        # On a stream that stays in capture every later call would fail.
         with contextlib.suppress(Exception):
             stream.end_capture()
         raise
@@ -168,14 +168,14 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """A rough time of one contender, with ``launches`` launches a graph, for choosing among many alike."""
+    """A rough time of one contender, with ``launches`` launches a graph, for choosing among many."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
-    """Time contenders on a card that is as warm, and its clock as low, as long runs make it.
+    """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
 
-    They alternate in blocks of about ``block_s`` for about ``seconds``, each round beginning with the next one; the
+    They alternate in periods of about ``block_s`` for about ``seconds``, each round beginning with the next one; the
     second half of the rounds counts.
     """
     measured = Measured()
@@ -188,7 +188,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         rounds = []
         for number in range(max(4, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, number))
-            stream.synchronize()  # a block is far longer than what the host needs to begin the next
+            stream.synchronize()  # a period is far longer than what the host needs to begin the next
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)
@@ -202,8 +202,8 @@ def _turn(
 ) -> dict[str, tuple[Any, Any]]:
     """Enqueue each graph, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two events.
 
-    number: of the turn; the contender that begins moves on by one from turn to turn. rest_s: before each graph the card
-    has nothing to do for so long.
+    number: of the turn; the contender that begins moves on by one from turn to turn. rest_s: time that the
+    GPU is idle before each graph.
     """
     import cupy
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from benchmarks.harness import require_card
+from benchmarks.harness import require_gpu
 from benchmarks.operands import filled, random_numbers, random_packed, to_torch
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--m", type=int, default=1, help="rows of x (default: 1)")
     add("--check", action="store_true", help="exit status 1 if the CuPy case's median is over 10 us")
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     k = n = 4096
     result = Result({"calls": options.calls, "m": options.m, "k": k, "n": n}, host_table, options.json)
     operands = Operands(options.m, k, n)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import load_path_code
-from benchmarks.harness import Measured, cold, measuring_stream, require_card, sustained
+from benchmarks.harness import Measured, cold, measuring_stream, require_gpu, sustained
 from benchmarks.layer import make_layer, ours
 from benchmarks.ncu import counters_table, profile_cell
 from benchmarks.operands import GROUP_SIZE
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench load_paths``; returns the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     settings = {"dtype": "float16", "group_size": GROUP_SIZE, "replays": options.replays}
     result = Result({**settings, "sustained_seconds": options.seconds}, load_paths_table, options.json)
     with measuring_stream() as stream:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.bars import verdicts
 from benchmarks.cells import detail_table, key_of, summary_table
-from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_card
+from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_gpu
 from benchmarks.marlin_bench import GpuBench, run
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import CellKey, Costs, all_cells, choose, described
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plan:
         print(described(chosen))
         return 0
-    require_card(parser)
+    require_gpu(parser)
     left_out: list[CellKey] = []
     result = Result(settings, summary_table, options.json, lambda cells: _more(cells, left_out), kept)
     left_out += _measured(result, keys, costs, budget_s, options.vllm)

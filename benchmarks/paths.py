@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Contender, Measured, cold, launches_for, measuring_stream, require_card, sustained
+from benchmarks.harness import Contender, Measured, cold, launches_for, measuring_stream, require_gpu, sustained
 from benchmarks.layer import Layer, make_layer, ours
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import SUSTAINED_FROM, expected_us
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench paths``; returns the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     settings = {"dtype": "float16", "group_size": GROUP_SIZE, "replays": options.replays}
     result = Result({**settings, "sustained_seconds": options.seconds}, paths_table, options.json)
     with_dense = _has_torch()  # imported before the stream is made, so that torch works on it too

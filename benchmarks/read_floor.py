@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import Contender, cold, copies_for, launches_for, measuring_stream, require_card
+from benchmarks.harness import Contender, cold, copies_for, launches_for, measuring_stream, require_gpu
 from benchmarks.operands import filled, packed_bytes, random_words
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
 from benchmarks.shapes import FIVE
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--replays", type=int, default=11, help="timed replays (default: 11)")
     options = parser.parse_args(argv)
-    require_card(parser)
+    require_gpu(parser)
     result = Result({"replays": options.replays}, floor_table, options.json)
     with measuring_stream() as stream:
         bench = FloorBench(max(packed_bytes(k, n) for k, n in FIVE))

@@ -1,8 +1,8 @@
-"""Measure configurations of the Marlin GEMM on this card, and keep the fastest for marlin_gemm to use.
+"""Measure configurations of the Marlin GEMM on this GPU, and keep the fastest for marlin_gemm to use.
 
-For each layer and number of tokens the model names the candidates. All are compiled first. Then each is checked for a
-right result and timed with cold weights, and the fastest is written to the user's file at once. A run that was cut
-short goes on where it stopped.
+For each layer and each M the cost model lists the candidates. All are compiled first. Then each is checked for a
+correct result and timed with cold weights, and the fastest is written to the user's file at once. The same command
+continues a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -39,69 +39,69 @@ from cudatma.target import get_target
 from .command_line import Parser
 from .model_layers import MODELS
 from .tune_compile import Kernels, compile_tasks, specs_of
-from .tune_plan import TOKENS, Task, parse_shape, parse_tokens, plan, shapes_of
+from .tune_plan import M_VALUES, Task, parse_m_values, parse_shape, plan, shapes_of
 from .tune_run import Bench, Outcome, run
 
 EXAMPLES = """examples:
   cudatma tune --model llama3-8b
-  cudatma tune --shape 4096x14336 --shape 14336x4096 --tokens 1,16,64 --dtype bfloat16
+  cudatma tune --shape 4096x14336 --shape 14336x4096 --m 1,16,64 --dtype bfloat16
   cudatma tune --model qwen2.5-7b --group-size 64 --zeros --candidates 24 --seconds 10
   cudatma tune --model llama3-70b --tensor-parallel 4
-  cudatma tune --model llama3-70b --dry-run --target sm_90a --multiprocessors 132
-  cudatma tune --model llama3-70b --compile-only --target sm_90a --multiprocessors 132
+  cudatma tune --model llama3-70b --dry-run --target sm_90a --sm-count 132
+  cudatma tune --model llama3-70b --compile-only --target sm_90a --sm-count 132
 """
 
 
-def main(argv: Sequence[str] | None = None, bench: Bench | None = None, card: Gpu | None = None) -> int:
-    """``cudatma tune``; returns the exit status: 0 all cells measured (or compiled), 1 some failed, 130 interrupted.
+def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
+    """``cudatma tune``; returns the exit status: 0 all problems measured (or compiled), 1 some failed, 130 interrupted.
 
-    bench, card: measures instead of the installed card, and what it claims to be. Raises ArgumentError, GpuLostError
-    (a candidate that trapped) and whatever a missing card or compiler does.
+    bench, gpu: measures instead of the installed GPU, and the GPU that it stands for. Raises ArgumentError,
+    GpuLostError (a candidate that trapped), and what a missing GPU or compiler raises.
     """
     options = _parser().parse_args(argv)
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     if not shapes:
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
-    imagined = options.target is not None or options.multiprocessors is not None
-    if imagined and not _needs_no_card(options):
+    imagined = options.target is not None or options.sm_count is not None
+    if imagined and not _needs_no_gpu(options):
         allowed = "with --dry-run or --compile-only"
-        field, got = ("--target", options.target) if options.target else ("--multiprocessors", options.multiprocessors)
-        raise ArgumentError(field, got, allowed, "a card can only be tuned where it is")
-    card = card or _card(options, imagined)
+        field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
+        raise ArgumentError(field, got, allowed, "only an installed GPU can be measured")
+    gpu = gpu or _gpu(options, imagined)
     tasks = plan(
-        shapes, options.tokens, options.group_size, options.zeros, options.dtype, card, options.candidates,
+        shapes, options.m, options.group_size, options.zeros, options.dtype, gpu, options.candidates,
     )  # fmt: skip
     console = Console(stderr=True)
     if options.dry_run:
-        _show_plan(tasks, card, options.json)
+        _show_plan(tasks, gpu, options.json)
         return 0
     if options.compile_only:
-        return _compile_only(tasks, card, options, console)
+        return _compile_only(tasks, gpu, options, console)
     path = _file(options.file)
     if bench is not None:
-        return _tune(tasks, bench, path, card, options, console)
+        return _tune(tasks, bench, path, gpu, options, console)
     from .tune_measure import GpuBench  # only this needs CuPy
 
     with GpuBench(MarlinTrial(options.device)).opened() as opened:
-        return _tune(tasks, opened, path, card, options, console)
+        return _tune(tasks, opened, path, gpu, options, console)
 
 
 def _tune(
-    tasks: Sequence[Task], bench: Bench, path: Path, card: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], bench: Bench, path: Path, gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> int:
-    gpu, known = GpuClass.of(card), set()
+    gpu_class, known = GpuClass.of(gpu), set()
     if not options.again:
-        entries, problems = usable_entries(path, MARLIN, card)
+        entries, problems = usable_entries(path, MARLIN, gpu)
         known = {entry.problem for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
-    _say(console, f"{counted(len(tasks), 'cell')} for {gpu}\ninto {path}")
+    _say(console, f"{counted(len(tasks), 'problem')} for {gpu_class}\ninto {path}")
     outcomes: list[Outcome] = []
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # One process compiles each kernel when its turn comes.
-        kernels = _compile(todo, card, options, console) if options.jobs > 1 and todo else Kernels()
+        # With --jobs 1 each kernel is compiled right before it is measured.
+        kernels = _compile(todo, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
 
@@ -114,58 +114,58 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, MARLIN, gpu,
+                tasks, bench, path, MARLIN, gpu_class,
                 seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
             )  # fmt: skip
     except KeyboardInterrupt:
         interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
-        f"interrupted: {counted(measured, 'cell')} kept; the same command goes on"
+        f"interrupted: {counted(measured, 'problem')} kept; the same command continues"
         if interrupted
-        else f"{counted(measured, 'cell')} measured"
+        else f"{counted(measured, 'problem')} measured"
     )
     _say(console, end)
     if options.json:
-        record: dict[str, Any] = {"file": str(path), "gpu": str(gpu), "interrupted": interrupted}
+        record: dict[str, Any] = {"file": str(path), "gpu": str(gpu_class), "interrupted": interrupted}
         print(json.dumps(record | {"cells": [outcome.as_dict() for outcome in outcomes]}, indent=1))
     if interrupted:
         return 130
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def _compile(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace, console: Console) -> Kernels:
-    """The kernels of these cells' candidates, in the cache."""
+def _compile(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> Kernels:
+    """Compile the kernels of these problems' candidates into the cache."""
     specs = specs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(specs))
         kernels = compile_tasks(
-            specs, card.target, options.jobs, lambda: progress.advance(bar), launched=MarlinTrial.launched
+            specs, gpu.target, options.jobs, lambda: progress.advance(bar), launched=MarlinTrial.launched
         )
     _say(console, str(kernels))
     return kernels
 
 
-def _compile_only(tasks: Sequence[Task], card: Gpu, options: argparse.Namespace, console: Console) -> int:
-    """Fill the cache for a card that may be elsewhere."""
+def _compile_only(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> int:
+    """Fill the cache for a GPU that may be in another machine."""
     cache = default_root()
     try:
         _say(
             console,
-            f"{counted(len(tasks), 'cell')} for {card.target}, {card.sm_count} SMs\ninto {cache}",
+            f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs\ninto {cache}",
         )
-        kernels = _compile(tasks, card, options, console)
+        kernels = _compile(tasks, gpu, options, console)
     except KeyboardInterrupt:
-        _say(console, "interrupted: what was compiled is kept; the same command goes on")
+        _say(console, "interrupted: what was compiled is kept; the same command continues")
         return 130
     refused = kernels.labels(tasks)
     for label, why in refused.items():
         _say(console, f"    refused {label}: {why}")
     if options.json:
         record = {
-            "target": card.target,
-            "sm_count": card.sm_count,
-            "multiprocessors": card.sm_count,
+            "target": gpu.target,
+            "sm_count": gpu.sm_count,
+            "multiprocessors": gpu.sm_count,  # former name of "sm_count", for one release
             "cache": str(cache),
         }
         print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
@@ -176,21 +176,21 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _needs_no_card(options: argparse.Namespace) -> bool:
+def _needs_no_gpu(options: argparse.Namespace) -> bool:
     return bool(options.dry_run or options.compile_only)
 
 
-def _card(options: argparse.Namespace, imagined: bool) -> Gpu:
+def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
     if imagined:
         target = default_target() if options.target is None else get_target(options.target)
-        return imagined_gpu(target, options.multiprocessors or H200.sm_count)
+        return imagined_gpu(target, options.sm_count or H200.sm_count)
     try:
         return gpu_of(options.device)
     except (CudaTmaError, ImportError) as error:
-        if isinstance(error, DriverError) and not _needs_no_card(options):
-            remedy = "cudatma tune measures on a card; --dry-run and --compile-only need none"
+        if isinstance(error, DriverError) and not _needs_no_gpu(options):
+            remedy = "cudatma tune measures on a GPU; --dry-run and --compile-only need none"
             raise DriverError(error.call, error.code, error.detail, remedy) from error
-        if not _needs_no_card(options):
+        if not _needs_no_gpu(options):
             raise
         return imagined_gpu(default_target(), H200.sm_count)
 
@@ -202,11 +202,11 @@ def _file(named: Path | None) -> Path:
     return path
 
 
-def _show_plan(tasks: Sequence[Task], card: Gpu, as_json: bool) -> None:
+def _show_plan(tasks: Sequence[Task], gpu: Gpu, as_json: bool) -> None:
     if as_json:
         print(json.dumps([task.as_dict() for task in tasks], indent=1))
         return
-    print(f"{counted(len(tasks), 'cell')} for {card.target}, {card.sm_count} SMs")
+    print(f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs")
     for task in tasks:
         print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
         for one in task.candidates:
@@ -240,33 +240,38 @@ def _parser() -> Parser:
     add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
-    help_cards = (
-        "cards that share a model: the layers of one of them, qkv and gate_up by N, o and down by K (default: 1)"
+    help_gpus = (
+        "GPUs that a model is divided among: the layers of one, qkv and gate_up by N, o and down by K (default: 1)"
     )
-    add("--tensor-parallel", type=_at_least_one, default=1, metavar="CARDS", help=help_cards)
-    add(
-        "--tokens",
-        type=parse_tokens,
-        default=list(TOKENS),
-        metavar="M,M,..",
-        help=f"default: {','.join(map(str, TOKENS))}",
-    )
+    add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
+    help_m = f"rows of x (default: {','.join(map(str, M_VALUES))})"
+    add("--m", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
+    parser.add_former_name("--tokens", "--m")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), default="float16", help="of activations and scales")
-    add("--group-size", type=int, choices=GROUP_SIZES, default=128, help="depths that share a scale; -1: all")
+    add(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        default=128,
+        help="elements of K that share a scale; -1: all of K",
+    )
     add("--zeros", action="store_true", help="weights with zero points")
-    add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each cell (default: 12)")
-    add("--seconds", type=_seconds, default=5.0, metavar="S", help="of measuring for each cell (default: 5)")
-    add("--device", type=int, default=0, metavar="N", help="ordinal of the card (default: 0)")
+    add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")
+    add("--seconds", type=_seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
+    add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")
     add("--file", type=Path, metavar="FILE", help=f"to write to (default: ${FILE_VARIABLE}, or the user's data folder)")
-    add("--again", action="store_true", help="measure cells that the file has already")
+    add("--again", action="store_true", help="measure problems that the file has already")
     add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
     cores = usable_cores()
-    help_jobs = f"processes that compile before the card measures; 1: this one, each in its turn (default: {cores})"
+    help_jobs = (
+        f"processes that compile before measuring; 1: compile each kernel right before it runs (default: {cores})"
+    )
     add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
     instead = parser.add_mutually_exclusive_group().add_argument
-    instead("--dry-run", action="store_true", help="print the plan; without a card that of an H200")
-    instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no card")
-    add("--target", metavar="NAME", help="with one of these two: of an imagined card, as sm_90a")
-    add("--multiprocessors", type=_at_least_one, metavar="N", help="the same: of an imagined card (default: 132)")
+    instead("--dry-run", action="store_true", help="print the plan; without a GPU that of an H200")
+    instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
+    add("--target", metavar="NAME", help="with --dry-run or --compile-only: of an imagined GPU, as sm_90a")
+    add("--sm-count", type=_at_least_one, metavar="N", help="likewise: SMs of an imagined GPU (default: 132)")
+    parser.add_former_name("--multiprocessors", "--sm-count")
     return parser

@@ -1,4 +1,4 @@
-"""Whether a candidate's result is right: compared element by element with that of a choice that is known to be.
+"""Whether a candidate's result is correct: compared element by element with a correct one.
 
 Works on NumPy arrays and CuPy arrays alike, some rows at a time.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-#: Of one element: (in units of the result's root mean square, relative to the element). Two choices may round weight
-#: and result differently, and add in another order; a wrong tile is off by about 1.
+#: Allowed difference of an element: (in units of the result's root mean square, relative to the element). Two kernels
+#: may round weight and result differently, and add in another order; a wrong tile differs by about 1.
 _ALLOWED = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
 _ROWS = 256
 
@@ -18,7 +18,7 @@ _ROWS = 256
 def difference(reference: Any, result: Any, dtype: str) -> str:
     """What is wrong with ``result``, (m, n) of fp16 or bf16; empty if nothing is.
 
-    A NaN, as what was never written holds, is wrong. Both arrays of one library.
+    A NaN is wrong; elements that were never written are NaN. Both arrays of one library.
     """
     if reference.shape != result.shape:
         return f"its shape is {result.shape}, not {reference.shape}"

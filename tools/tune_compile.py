@@ -1,4 +1,4 @@
-"""The tuner's first phase: every kernel that the cells at hand may run is compiled before the GPU measures."""
+"""The tuner's first phase: every kernel that the problems may run is compiled before the GPU measures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kernels:
 
 def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
     """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
-    cost model's choice, which every cell needs."""
+    cost model's choice, which every problem needs."""
     listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
     return list(dict.fromkeys(one.spec for one in listed))
 
@@ -47,8 +47,8 @@ def compile_tasks(
     *,
     launched: Callable[[Any], Any] = lambda spec: spec,
 ) -> Kernels:
-    """Have the kernels in the artifact cache. advance: called for each that is done. launched: the spec that the trial
-    launches for a candidate's. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
+    """Have the kernels in the artifact cache. advance: called after each. launched: spec of a candidate -> the spec
+    that the trial launches for it. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
     of = {launched(spec): spec for spec in specs}
 

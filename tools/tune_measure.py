@@ -1,7 +1,7 @@
 """The GPU of `cudatma tune`: candidates are launched on a family's operands and timed.
 
 Measured as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the operand larger than L2
-together, one replay untimed at the beginning of each turn, medians.
+together, one untimed replay at the beginning of each turn, medians.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cudatma.errors import LaunchError
 from cudatma.kernels.shortlist import Listed
 from cudatma.library_streams import stream_handle
 
-#: A graph takes about so long, in which its own launch (some microseconds) is lost; and at most so many launches.
+#: Time of a graph, against which its own launch (some microseconds) is negligible; and most launches in it.
 _GRAPH_US, _MOST_LAUNCHES = 1_500.0, 200
-#: From so many tokens on clocks fall in long runs: candidates run one by one, in blocks of so long.
-_SUSTAINED_FROM, _BLOCK_US = 256, 40_000.0
-#: Of a candidate, where they take turns; before each the GPU rests, or its power limit would decide.
+#: From this M on clocks fall in long runs: candidates run one by one, in periods of _PERIOD_US.
+_SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
+#: Samples of a candidate, where candidates take turns. The GPU rests before each, or its power limit would decide.
 _LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
 _NAN_BITS = 0xFFFF
 
@@ -32,7 +32,7 @@ Launch = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """An instantiated CUDA graph of so many launches."""
+    """An instantiated CUDA graph of ``launches`` launches."""
 
     graph: Any
     launches: int
@@ -82,7 +82,7 @@ class GpuBench:
         bits = self._trial.out.view(np.uint16)
         seen = []
         for index in range(2):
-            bits[...] = _NAN_BITS  # what is not written is found
+            bits[...] = _NAN_BITS  # elements that are not written differ
             launch(index)
             self._stream.synchronize()
             seen.append(bits.copy() if not index else bits)
@@ -100,8 +100,8 @@ class GpuBench:
         return self._replay_us(graph) / graph.launches
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Median microseconds of a launch of each. Few tokens: graphs take turns, in an order that changes, on a GPU
-        that rests between. Many: each runs by itself for its share of the time, twice, and the second halves count."""
+        """Median microseconds of a launch of each. Small M: graphs take turns, in an order that changes, on a GPU that
+        rests before each. Large M: each runs by itself for its part of the time, twice, and the second halves count."""
         launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
         if self._m >= _SUSTAINED_FROM:
@@ -136,7 +136,7 @@ class GpuBench:
             for _ in range(rounds):
                 all_copies()
         finally:
-            # A stream that stays in capture would fail everything after it.
+            # On a stream that stays in capture every later call would fail.
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         return _Graph(graph, rounds * copies)
@@ -155,17 +155,17 @@ class GpuBench:
     def _sustained(self, graphs: Sequence[_Graph], seconds: float) -> list[float]:
         samples: list[list[float]] = [[] for _ in graphs]
         order = list(range(len(graphs)))
-        share_us = seconds * 1e6 / (2 * len(graphs))
+        each_us = seconds * 1e6 / (2 * len(graphs))
         for index in (*order, *reversed(order)):
             graph = graphs[index]
-            repeats = max(1, round(_BLOCK_US / self._replay_us(graph)))
-            blocks = max(2, round(share_us / (repeats * self._replay_us(graph))))
-            block_us = [self._replay_us(graph, repeats) for _ in range(blocks)]
-            samples[index] += [us / (repeats * graph.launches) for us in block_us[blocks // 2 :]]
+            repeats = max(1, round(_PERIOD_US / self._replay_us(graph)))
+            periods = max(2, round(each_us / (repeats * self._replay_us(graph))))
+            period_us = [self._replay_us(graph, repeats) for _ in range(periods)]
+            samples[index] += [us / (repeats * graph.launches) for us in period_us[periods // 2 :]]
         return [statistics.median(each) for each in samples]
 
     def _replay_us(self, graph: _Graph, repeats: int = 1) -> float:
-        """Microseconds of so many replays, behind one that is not timed: it still shows what ran before."""
+        """Microseconds of ``repeats`` replays, after one that is not timed: what ran before still affects that one."""
         graph.graph.launch(self._stream)
 
         def replay() -> None:
@@ -175,7 +175,7 @@ class GpuBench:
         return self._elapsed_us(replay)
 
     def _elapsed_us(self, enqueue: Callable[[], None]) -> float:
-        """Microseconds on the GPU between before and behind what ``enqueue`` puts on the stream."""
+        """Microseconds that the GPU takes for what ``enqueue`` puts on the stream."""
         import cupy
 
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()

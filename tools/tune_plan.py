@@ -1,4 +1,4 @@
-"""What a run of `cudatma tune` measures: the cells of a run and their candidates. Pure."""
+"""What a run of `cudatma tune` measures: problems and their candidates. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
 
-TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+M_VALUES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _MOST = 2**31 - 1
 
 
@@ -36,27 +36,27 @@ class Task:
 
 def plan(
     shapes: Iterable[tuple[int, int]],
-    tokens: Iterable[int],
+    m_values: Iterable[int],
     group_size: int,
     has_zeros: bool,
     dtype: str,
     gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
-    """The cells of a run, each shape and number of tokens once, with its candidates."""
+    """The problems of a run, each shape and M once, with their candidates."""
     tasks = []
     for k, n in dict.fromkeys(shapes):
         layer = LinearShape(k, n, group_size, has_zeros, dtype)
-        for m in sorted(set(tokens)):
+        for m in sorted(set(m_values)):
             problem = Problem(layer, m)
             tasks.append(Task(problem, tuple(shortlist(MARLIN, problem, gpu, candidates))))
     return tasks
 
 
-def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], cards: int = 1) -> list[tuple[int, int]]:
-    """Those named one by one, then those of the models, divided among so many cards; each once. Raises ArgumentError
-    where a model's layers cannot be divided so."""
-    return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, cards))]))
+def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: int = 1) -> list[tuple[int, int]]:
+    """``shapes``, then those of the models, divided among ``gpus`` GPUs; each once. Raises ArgumentError where a
+    model's layers cannot be divided among them."""
+    return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, gpus))]))
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -67,9 +67,9 @@ def parse_shape(text: str) -> tuple[int, int]:
     return int(k), int(n)
 
 
-def parse_tokens(text: str) -> list[int]:
+def parse_m_values(text: str) -> list[int]:
     """``"1,16,64"`` -> [1, 16, 64]. Raises ArgumentTypeError of argparse."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= _MOST for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: numbers of tokens with commas between, as in 1,16,64")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: values of M with commas between, as in 1,16,64")
     return [int(part) for part in parts]

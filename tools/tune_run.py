@@ -1,6 +1,6 @@
-"""The tuner's loop: measure the candidates of each cell, keep what is right and fastest, write it down at once.
+"""The tuner's loop: for each problem, measure the candidates, and store the fastest with a correct result at once.
 
-It knows a GPU only as a Bench, so that all of it runs in tests without a GPU.
+The GPU is a Bench: tests run all of this without a GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from .tune_check import difference
 from .tune_plan import Task
 
-#: What beats the cost model's choice by less is noise, and the cost model's choice stays.
+#: A smaller gain over the cost model's choice is noise, and that choice stays.
 _LEAST_GAIN = 0.01
-#: Of more candidates so many, the fastest at a short look, are measured, and the cost model's choice.
+#: Candidates that are measured at most: the cost model's choice, and those that screening finds fastest.
 _FINALISTS = 12
 _NONE: Mapping[Any, str] = MappingProxyType({})
 
@@ -30,30 +30,30 @@ class Bench(Protocol):
     """A GPU with one problem's operands on it."""
 
     def prepare(self, problem: Any) -> None:
-        """Make operands; those of the problem before may go."""
+        """Make operands; those of the previous problem may be freed."""
 
     def result(self, candidate: Listed[Any]) -> Any:
-        """(m, n) as the candidate computes it, in memory that the next call may write over. Raises whatever goes
-        wrong: a compiler that refuses, a launch that fails, two runs that differ."""
+        """(m, n) as the candidate computes it, in memory that the next call may overwrite. Raises for a kernel that
+        does not compile, a launch that fails, and two runs that differ."""
 
     def keep(self, result: Any) -> Any:
-        """A copy of a result that stays."""
+        """A copy of a result, which later calls do not overwrite."""
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Microseconds of one launch, as one short look shows them."""
+        """Microseconds of one launch, by a short measurement."""
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Microseconds of one launch of each, weights cold in L2, in about so many seconds altogether."""
+        """Microseconds of one launch of each, weights cold in L2, in about ``seconds`` seconds altogether."""
 
     def is_usable(self) -> bool:
-        """Whether the GPU still works: after a trap nothing does."""
+        """Whether the GPU still works: after a trap no call succeeds."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a cell. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
-    (measured before), ``"failed"``. times: candidate -> us. glances: the same of all but the cost model's choice, at a
-    short look, where they were many. dropped: candidate -> why it did not count."""
+    """The outcome for a problem. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
+    (measured before), ``"failed"``. times: candidate -> us. glances: the same by screening, without the cost model's
+    choice; empty for few candidates. dropped: candidate -> why it did not count."""
 
     task: Task
     status: str
@@ -65,9 +65,9 @@ class Outcome:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        cell: dict[str, Any] = self.task.problem.as_json() | {"status": self.status}
-        cell |= {"winner": None if self.winner is None else self.winner.label, "us": self.us, "rule_us": self.rule_us}
-        return cell | {"times_us": self.times, "glances_us": self.glances, "dropped": self.dropped}
+        record: dict[str, Any] = self.task.problem.as_json() | {"status": self.status}
+        record |= {"winner": None if self.winner is None else self.winner.label, "us": self.us, "rule_us": self.rule_us}
+        return record | {"times_us": self.times, "glances_us": self.glances, "dropped": self.dropped}
 
     def __str__(self) -> str:
         task = str(self.task)
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class GpuLostError(LaunchError):
-    """A candidate took the GPU's context down: nothing runs in this process any more."""
+    """A candidate destroyed the GPU's context: no launch of this process succeeds any more."""
 
 
 def run(
@@ -97,10 +97,10 @@ def run(
     refused: Mapping[Any, str] = _NONE,
     tell: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Tune the cells in order; each is in the file before the next begins.
+    """Tune the problems in order; each is in the file before the next begins.
 
-    seconds: of measuring, a cell. known: cells to pass over. skip: labels of candidates to leave out. refused: what
-    does not compile, and why. tell: is given each outcome when it is there. Raises GpuLostError, OSError (the file),
+    seconds: of measuring, for each problem. known: problems to skip. skip: labels of candidates to leave out. refused:
+    specs that do not compile, and why. tell: called with each outcome. Raises GpuLostError, OSError (the file),
     KeyboardInterrupt; what was measured stays.
     """
     outcomes = []
@@ -108,7 +108,7 @@ def run(
         if task.problem in known:
             outcome = Outcome(task, "known")
         else:
-            outcome = tune_cell(task, bench, seconds, skip, refused)
+            outcome = tune_problem(task, bench, seconds, skip, refused)
             if outcome.winner is not None:
                 store_entry(path, gpu, family, _entry(outcome, outcome.winner))
         outcomes.append(outcome)
@@ -116,14 +116,14 @@ def run(
     return outcomes
 
 
-def tune_cell(
+def tune_problem(
     task: Task,
     bench: Bench,
     seconds: float,
     skip: Collection[str] = (),
     refused: Mapping[Any, str] = _NONE,
 ) -> Outcome:
-    """Measure one cell. The first candidate, the cost model's choice, says what a right result is."""
+    """Measure one problem. The result of the first candidate, the cost model's choice, is the reference."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
     if rule.spec in refused:
@@ -132,7 +132,7 @@ def tune_cell(
     try:
         bench.prepare(task.problem)
         reference = bench.keep(bench.result(rule))
-    except Exception as error:  # too little memory, a compiler that is not there: another cell may work
+    except Exception as error:  # too little memory, no compiler: another problem may work
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
@@ -172,7 +172,7 @@ def tune_cell(
 
 
 def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
-    """The cost model's choice first, then the fastest others at a short look; what cannot be timed is dropped."""
+    """The cost model's choice, then the candidates that screening finds fastest. Drops those that cannot be timed."""
     rule, *others = right
     for candidate in others:
         try:
@@ -196,7 +196,7 @@ def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What was wrong, as short as a record wants it."""
+    """The cause of an error in one line."""
     lines = str(error).strip().splitlines()
     kind = "" if isinstance(error, CudaTmaError) and lines else f"{type(error).__name__}: "
     return f"{kind}{lines[0] if lines else ''}"[:300]

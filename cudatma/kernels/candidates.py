@@ -10,15 +10,15 @@ from cudatma.kernels.cost import Cost
 
 Spec = TypeVar("Spec", covariant=True)
 
-#: A ring of fewer stages stands still while one is worked on. The cost model knows nothing of rings: shorter ones come
-#: after all others.
+#: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring: candidates with a
+#: shorter one are ranked last.
 LEAST_STAGES, _SHORTEST_RING = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[Spec]):
-    """cost: predicted. build(least_stages): the spec with as deep a ring as is of use, None where the target's shared
-    memory holds no ring of so many stages. Ranking some hundred candidates builds the first alone."""
+    """cost: predicted. build(least_stages): the spec with as many stages as are useful, None where the target's shared
+    memory does not hold ``least_stages``. Choosing among some hundred candidates builds the first alone."""
 
     cost: Cost
     build: Callable[[int], Spec | None]

@@ -52,7 +52,8 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
         if (found := lookup(family, problem, gpu)) is not None:
             entry, source = found.entry, "shipped" if found.shipped else "tuned"
             gain = f"{entry.us:.4g} us, where the cost model's choice took {entry.rule_us:.4g}"
-            which = "this layer" if found.exact else f"a layer of this K and N ({entry.problem.description})"
+            shared = " and ".join(name.upper() for name in family.index)
+            which = "this problem" if found.exact else f"one of this {shared} ({entry.problem.description})"
             return Decision(entry.spec, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
     spec, cost, considered = cheapest_of(family, problem, gpu)
     why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
@@ -67,4 +68,4 @@ def cheapest_of(family: Family[P, S], problem: P, gpu: Gpu) -> tuple[S, Cost, in
     listed = family.candidates(problem, gpu)
     for spec, cost in ranked(listed):
         return spec, cost, len(listed)
-    raise ArgumentError("target", gpu.target, f"a target whose shared memory holds a ring of a {family.name} kernel")
+    raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")

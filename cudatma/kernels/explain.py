@@ -51,7 +51,7 @@ class Explanation:
 
     @property
     def layer(self) -> Any:
-        """The problem without M."""
+        """The problem without M; for Marlin a LinearShape."""
         return self.problem.layer
 
     @property

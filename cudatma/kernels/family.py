@@ -1,8 +1,8 @@
 """What a kernel family is: the protocols that the shared parts of kernels/ are written over.
 
-A family says what a caller asks for (a Problem), which configurations may serve it (specs, as candidates with their
+A family defines what a caller computes (a Problem), which configurations may serve it (specs, as candidates with their
 predicted costs), and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written
-once and ask no spec which family it belongs to. docs/adding_a_kernel.md walks through a small one.
+once, for all families. docs/adding_a_kernel.md walks through a small one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KernelSpec(Protocol):
 
 
 class Problem(Protocol):
-    """What a caller asks for: a frozen dataclass.
+    """What a caller computes: a frozen dataclass.
 
     m: the size that changes from call to call. fixed: everything else. constraint: why only some configurations may
     serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
@@ -56,9 +56,9 @@ class TunedSpec(KernelSpec, Protocol):
 
     template: of its kernel. revision: raised whenever the kernel's timing changes. block_m: rows of M of a tile.
     blocks_per_sm: CTAs that share an SM.
-    cost(problem, gpu): predicted time. check_problem(problem): raises ArgumentError for one that the kernel cannot run.
-    adapted(problem): the same tile for another problem's fixed part, None where a tile says nothing of it.
-    variants(problem): changes of fields that are worth measuring for the same tile.
+    cost(problem, gpu): predicted time. check(problem, target): raises ArgumentError or TargetError where the kernel
+    cannot run. adapted(problem): the same tile for another problem's fixed part, None where the tile does not carry
+    over. variants(problem): changes of fields that are worth measuring for the same tile.
     """
 
     revision: ClassVar[int]

@@ -20,12 +20,12 @@ SPEC_FIELDS = {
 
 
 def renamed(fields: dict[str, Any], names: dict[str, str] = SPEC_FIELDS) -> dict[str, Any]:
-    """Fields under the names of today."""
+    """Fields under their present names."""
     return {names.get(name, name): value for name, value in fields.items()}
 
 
 def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A tuning entry of schema 2 or 3 in the words of today. What is damaged stays as it is: the reader says why."""
+    """A tuning entry of schema 2 or 3 under present names. Damaged fields stay unchanged: the reader reports them."""
     kernel, spec = entry.get("kernel"), entry.get("spec")
     found = {"family": "marlin"} | entry
     if isinstance(kernel, str):
@@ -36,6 +36,6 @@ def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def renamed_section(section: dict[str, Any]) -> dict[str, Any]:
-    """A section of a tuning file of schema 2 or 3, its GPU and entries in the words of today."""
+    """A section of a tuning file of schema 2 or 3, its GPU and entries under present names."""
     gpu = renamed(section["gpu"], {"multiprocessors": "sm_count"})
     return section | {"gpu": gpu, "entries": [renamed_entry(raw) for raw in section["entries"]]}

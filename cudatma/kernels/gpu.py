@@ -1,5 +1,5 @@
-"""What the cost model must know of a GPU: what the driver tells (SMs, clocks, width of the memory bus), and the rate of
-mma.sync. Each number says where it comes from.
+"""What the cost model must know of a GPU: SMs, clocks and width of the memory bus, which the driver reports, and the
+rate of mma.sync. A comment names the source of each number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card's facts. sm_clock_mhz, memory_clock_mhz: the highest. memory_bus_bits: lines, of two bits a clock each."""
+    """A GPU's properties. sm_clock_mhz, memory_clock_mhz: the highest. memory_bus_bits: lines, of two bits a clock
+    each."""
 
     target: str
     sm_count: int
@@ -40,14 +41,14 @@ class Gpu:
 
     @property
     def clock_class_mhz(self) -> int:
-        """The highest clock in steps of 100 MHz: cards of one make differ by less."""
+        """The highest clock in steps of 100 MHz: GPUs of one model differ by less."""
         return round(self.sm_clock_mhz, -2)
 
 
 #: The GPU that cost.py was fitted on. [driver 580.159, device attributes]
 H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
-#: Clocks and bus of other cards. [their data sheets; nothing here was measured on them]
-_OTHERS = (
+#: Clocks and bus of other GPUs. [their data sheets; nothing here was measured on them]
+_KNOWN = (
     Gpu("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
     Gpu("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
     Gpu("sm_120a", 188, 2617, 14001, 512),  # RTX PRO 6000
@@ -56,11 +57,11 @@ _OTHERS = (
 
 
 def imagined_gpu(target: str | Target, sm_count: int) -> Gpu:
-    """A known card of that target and number of sm_count, else one with the clocks and the share of the memory
-    bus of the nearest known."""
+    """A known GPU of that target with ``sm_count`` SMs; else one with the clocks, and the memory bus of an SM, of the
+    nearest known."""
     name = get_target(target).name
-    known = [card for card in (H200, *_OTHERS) if card.target == name] or [H200]
-    nearest = min(known, key=lambda card: abs(card.sm_count - sm_count))
+    known = [gpu for gpu in (H200, *_KNOWN) if gpu.target == name] or [H200]
+    nearest = min(known, key=lambda gpu: abs(gpu.sm_count - sm_count))
     if nearest.target == name and nearest.sm_count == sm_count:
         return nearest
     bus = max(64, round(nearest.memory_bus_bits * sm_count / nearest.sm_count))
@@ -69,8 +70,8 @@ def imagined_gpu(target: str | Target, sm_count: int) -> Gpu:
 
 @lru_cache(maxsize=64)
 def gpu_of(device: int) -> Gpu:
-    """An installed card's facts. Raises DriverError without a driver, LaunchError for an ordinal that is none,
-    TargetError for a card that no target serves. Creates no context. [CUDA driver API, cuDeviceGetAttribute]"""
+    """An installed GPU's properties. Raises DriverError without a driver, LaunchError for an ordinal that is none,
+    TargetError for a GPU that no target serves. Creates no context. [CUDA driver API, cuDeviceGetAttribute]"""
     target, driver = detect(device), context.initialise()
     names = driver.CUdevice_attribute
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
@@ -83,7 +84,7 @@ def gpu_of(device: int) -> Gpu:
         )
     )
     known = imagined_gpu(target, context.device(device).sm_count)
-    # A driver may answer 0, as for memory that the card shares with the host.
+    # A driver may answer 0, as for memory that the GPU shares with the host.
     return Gpu(
         target.name,
         known.sm_count,

@@ -32,7 +32,7 @@ class Member:
 
     @property
     def declaration(self) -> str:
-        """The member in CUDA, as wide as the longest name wants it, so that comments line up."""
+        """The member in CUDA, padded to the width of the longest: comments line up."""
         return f"{self.type} {self.name};".ljust(32)
 
 

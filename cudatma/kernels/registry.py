@@ -146,7 +146,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "ragged_copy",
             "kernels/ragged_copy.cu.j2",
             "cudatma.kernels.data_movement.ragged_copy:dump_specs",
-            "copies of many 2D arrays, tensor maps edited on the card",
+            "copies of many 2D arrays, tensor maps edited on the GPU",
             "cudatma.kernels.data_movement.ragged_copy:sample",
         ),
         KernelEntry(
@@ -177,7 +177,7 @@ FORMER_NAMES = {
 
 
 def current_name(name: str) -> str:
-    """The kernel's name of today; any other text as it is."""
+    """The kernel's present name; any other text unchanged."""
     if name not in FORMER_NAMES:
         return name
     warn_deprecated(f"cudatma: the kernel {name} is now called {FORMER_NAMES[name]}")

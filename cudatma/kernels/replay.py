@@ -1,4 +1,4 @@
-"""A launch that was planned once and is launched again with other addresses: the one way of a repeated call."""
+"""A launch that was planned once and is launched again with other addresses: how every repeated call runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Replay:
         Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
         with self._lock:
-            # The same address may be another allocation's by now: the driver is asked each time.
+            # The same address may belong to another allocation by now: the driver reads it each time.
             if addresses != self._addresses or self._by_driver:
                 self._move(addresses)
             self._launch(stream)
@@ -120,7 +120,7 @@ def _address(argument: Any) -> int:
 
 
 class PlanCache(dict[Hashable, T]):
-    """What calls leave behind for calls like them, by what decides a launch: the newest ``most`` or half as many.
+    """Plans that calls keep for later calls, by what determines a launch: the newest, at most ``most`` of them.
 
     Looked up without a lock. Safe from many threads.
     """
@@ -133,7 +133,7 @@ class PlanCache(dict[Hashable, T]):
         self.most = most
 
     def put(self, key: Hashable, plan: T) -> None:
-        """Keep a plan; the older half goes where there are too many."""
+        """Keep a plan. Drops the older half where there are ``most`` already."""
         if len(self) >= self.most:
             for old in list(self)[: max(1, self.most // 2)]:
                 self.pop(old, None)

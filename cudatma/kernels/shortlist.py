@@ -15,9 +15,9 @@ from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-#: Part of a short list that goes to other tiles; the rest goes to variants of the two best.
+#: Part of a short list that different tiles take; the rest are variants of the two best.
 _TILES = 2 / 3
-#: A configuration that is predicted to take so many times as long as the first is not measured.
+#: A configuration whose predicted time is more than so many times the first's is not measured.
 _HOPELESS = 1.25
 
 
@@ -30,13 +30,13 @@ class Listed(Generic[S]):
 
     @property
     def label(self) -> str:
-        """The kernel's entry, and what of the spec does not show in it: a name of its own for each of a problem's."""
+        """The kernel's entry, and the field that it does not show: unique among a problem's configurations."""
         ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
         return f"{self.spec.entry}{ctas}"
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
-    """The cost model's choice (what is to be beaten), then up to ``limit`` - 1 others: the tiles next best, and
+    """The cost model's choice, which is to be beaten, then up to ``limit`` - 1 more: the next best tiles, and
     variants of the two best."""
     tiles = [Listed(spec, cost) for spec, cost in islice(ranked(family.candidates(problem, gpu)), limit)]
     turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
@@ -51,7 +51,7 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
 
 
 def variants(spec: S, problem: P, target: Target) -> Iterator[S]:
-    """The same tile, otherwise issued or with another ring; each can run the problem on the target."""
+    """The same tile with other pipelines or rings; each can run the problem on the target."""
     for change in spec.variants(problem):
         with contextlib.suppress(ArgumentError, TargetError):
             changed: Any = replace(spec, **change)  # type: ignore[type-var]

@@ -1,7 +1,6 @@
 """Who owns which workspace: streams, and the branches of captured graphs.
 
-A capture takes memory that was reserved outside of captures. Nothing here is on the path of a repeated call but one
-look-up by the stream's identity.
+A capture takes memory that was reserved outside of captures. A repeated call only looks up the stream's identity here.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from cudatma.kernels.workspace import ActivationRows, MarlinWorkspace, workspace
 from cudatma.runtime import streams
 from cudatma.runtime.device_memory import DeviceMemory
 
-#: Streams of a device that keep their workspaces, those that were used last. There is no asking whether a stream has
-#: been destroyed, so the workspace of one that has goes when so many others have come.
+#: Streams of a device that keep their workspaces: the most recently used. The driver does not tell whether a stream has
+#: been destroyed. Its workspace is dropped after this many other streams.
 _MOST_STREAMS = 32
 #: A slab of the reserve, and how much of one is left at least outside of captures. The partial sums and flags of any
-#: launch take 16.5 MiB on 132 multiprocessors, so that a slab holds two of them; those of a few tokens 1 to 4 MiB.
+#: launch take 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
 _SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
-#: Few sizes, so that a part that comes back fits the next graph. Partial sums: those of any launch, halved up to so
-#: many times. Rows: powers of two up to this size, multiples of it beyond.
+#: There are few sizes: a part that is put back then fits the next graph. Partial sums: those of any launch, halved up
+#: to _MOST_HALVINGS times. Rows: powers of two up to _ROWS_STEP_BYTES, multiples of it beyond.
 _MOST_HALVINGS, _ROWS_STEP_BYTES = 6, 16 << 20
 
 
@@ -34,8 +33,8 @@ def _rows_bytes(nbytes: int) -> int:
 class _Slab:
     """Device memory that is cut into parts front to back.
 
-    A part that comes back is handed out again whole and for the same use: where its flags lie there are zeros then,
-    which the kernel left. ``left``, ``taken``: bytes that were never cut, and bytes of parts that somebody has.
+    A part that was put back is taken again whole and for the same use: its flags are zero then, as the kernel leaves
+    them. ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
     """
 
     __slots__ = ("_memory", "back", "left", "nbytes", "taken")
@@ -43,19 +42,20 @@ class _Slab:
     def __init__(self, nbytes: int, device: int) -> None:
         self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
         self.left = self.taken = 0
-        #: (size, whether it holds rows) -> addresses of parts that came back. No objects: a cycle would keep the slab.
+        #: (size, whether it holds rows) -> addresses of parts that were put back. No objects: a cycle would keep the
+        #: slab.
         self.back: dict[tuple[int, bool], list[int]] = {}
         self.wipe()
 
     def wipe(self) -> None:
-        """All of it as new. Only while nobody has a part."""
+        """Make all of it new again. Only while no part is in use."""
         if self.left < self.nbytes:
             self._memory.clear(0, self.nbytes - self.left)
             self.left = self.nbytes
             self.back.clear()
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
-        """One that came back, else a new one, for which there must be room."""
+        """One that was put back, else a new one, for which enough must be left."""
         self.taken += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
@@ -65,7 +65,7 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a slab, which it keeps; of nobody else. Begins with zeros for flags unless it is for rows."""
+    """A part of a slab, which it keeps alive; it has one user. Begins with zeros for flags unless it is for rows."""
 
     slab: _Slab
     pointer: int
@@ -83,12 +83,12 @@ class _Reserve:
 
     @property
     def ready_bytes(self) -> int:
-        """Bytes of all slabs that nobody has."""
+        """Bytes of all slabs that are not in use."""
         with self._lock:
             return sum(slab.nbytes - slab.taken for slab in self._slabs)
 
     def trim(self, least: int) -> list[_Slab]:
-        """Slabs that nobody has a part of, but for one where less than ``least`` bytes are left without it. The caller
+        """Slabs without a part in use, except one where less than ``least`` bytes are left without it. The caller
         frees them without a lock and outside of captures: cuMemFree waits for the device."""
         with self._lock:
             idle = sorted((slab for slab in self._slabs if not slab.taken), key=lambda slab: (slab.nbytes, -slab.left))
@@ -107,8 +107,8 @@ class _Reserve:
         return idle
 
     def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
-        """A part, which ``parts`` gets. Where no slab has room one is cleared or allocated, in the relaxed capture
-        mode, which leaves captures as they are. Raises DriverError."""
+        """A part, which is appended to ``parts``. Where no slab has enough left, one is cleared or allocated, in the
+        relaxed capture mode, which leaves captures as they are. Raises DriverError."""
         with self._lock:
             fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
             fitting += [slab for slab in self._slabs if slab.left >= nbytes]
@@ -124,7 +124,7 @@ class _Reserve:
             return parts[-1]
 
     def put_back(self, parts: list[_Part]) -> None:
-        """Take back what a graph had that is gone: nothing runs any more that writes there."""
+        """Put back the parts of a graph that was destroyed: no kernel writes there any more."""
         with self._lock:
             for part in parts:
                 part.slab.taken -= part.nbytes
@@ -135,10 +135,10 @@ class _Reserve:
 
 
 class _Branch:
-    """What the launches of one stream in one capture share: they are in order in the graph, too.
+    """The workspace of the launches of one stream in one capture: they run in order in the graph, too.
 
-    Partial sums are as large as the launches need them. A launch that needs more gets a workspace of its own, of twice
-    the size or more, and leaves it to those after it; the graph holds the addresses of all.
+    A launch that needs more partial sums than the workspace holds gets a new one, of twice the size or more, which
+    later launches use, too. The graph keeps the addresses of all.
     """
 
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife) -> None:
@@ -149,7 +149,7 @@ class _Branch:
         self._space: MarlinWorkspace | None = None
 
     def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
-        """One with room for so many bytes of partial sums; None: for any launch."""
+        """One that holds ``partials_bytes`` bytes of partial sums; None: those of any launch."""
         flags, most = workspace_sizes(self._device)
         wanted = most if partials_bytes is None else partials_bytes
         if self._space is None or wanted > self._space.partials_bytes:
@@ -163,8 +163,8 @@ class _Branch:
 class WorkspaceBytes:
     """Device memory that marlin_gemm keeps on a device.
 
-    streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: ready for
-    captures to come, parts that graphs gave back among it. Workspaces that callers made are not counted.
+    streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: for future
+    captures, including parts of destroyed graphs. Workspaces that callers made are not counted.
     """
 
     streams: tuple[int, ...]
@@ -186,8 +186,7 @@ class Owners:
     def _renew(self) -> None:
         self._lock = threading.Lock()
         #: (device, stream's identity) -> workspace, read without the lock; what is missing is looked for in _recent.
-        #: Emptied when a stream is added, so that streams that are still used come by and show it, and when the reserve
-        #: has to be refilled.
+        #: Emptied when a stream is added, to see which streams are still used, and when the reserve has to be refilled.
         self.ready: dict[tuple[int, int | None], MarlinWorkspace] = {}
         #: The same, all of them, those used last at the end.
         self._recent: OrderedDict[tuple[int, int], MarlinWorkspace] = OrderedDict()
@@ -217,8 +216,8 @@ class Owners:
             key, reserve = (device, identity), self._reserve(device)
             space = self._recent.pop(key, None)
             if space is None:
-                others = [other for other in self._recent if other[0] == device]
-                gone += [self._recent.pop(other) for other in others[: max(0, len(others) + 1 - _MOST_STREAMS)]]
+                held = [held for held in self._recent if held[0] == device]
+                gone += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MOST_STREAMS)]]
                 self.ready.clear()
                 space = MarlinWorkspace(device)
             gone += reserve.refill()
@@ -240,7 +239,7 @@ class Owners:
         self._sweep_graphs()
 
     def _sweep_graphs(self) -> None:
-        """Take back the parts of graphs that have ended. Frees nothing, so that captures do it, too."""
+        """Put back the parts of graphs that have ended. Frees no memory, and may run in a capture."""
         for key in [key for key, branch in self._branches.items() if branch.life.has_ended()]:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
@@ -272,8 +271,8 @@ OWNERS = Owners()
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
     """The workspace for a launch on a stream, by its handle; made at its first use.
 
-    A stream has one. While the stream is being captured it is the one of the graph's branch, with room for
-    ``partials_bytes`` (None: for any launch); it goes when the graph and all that was instantiated from it are gone.
+    A stream has one. While the stream is being captured it is that of the graph's branch, which holds
+    ``partials_bytes`` (None: those of any launch); it is freed when the graph and all its instances are destroyed.
     Raises DriverError (no memory), LaunchError (a capture that was invalidated).
     """
     known = OWNERS.ready.get((device, streams.identity(device, stream)))
@@ -281,17 +280,17 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
-    """What the workspaces of a device's streams and graphs take, and what is reserved for graphs to come.
+    """Memory that the workspaces of a device's streams and graphs take, and that is reserved for future graphs.
 
-    Slabs that only graphs had that are gone are freed first, but for one that the reserve needs.
+    First frees the slabs that only destroyed graphs used, except one that the reserve needs.
     """
     return OWNERS.count(device)
 
 
 def release_workspaces() -> None:
-    """Forget the workspaces of all streams; free the memory reserved for captures and that of graphs that are gone.
+    """Forget the workspaces of all streams; free the memory reserved for captures and that of destroyed graphs.
 
-    What another thread launches with is freed behind its launch. Graphs that still are keep theirs, and with it the
-    slabs that it lies in, which stay reserved for captures.
+    A workspace that another thread launches with is freed after its launch. Graphs that exist keep their parts, and
+    with them the slabs, which stay reserved for captures.
     """
     OWNERS.release()

@@ -1,4 +1,4 @@
-"""What the specs of kernels have in common that compute tiles of a result out of a ring of stages."""
+"""Common base of the specs of kernels that compute tiles of a result from a ring of stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEM = "const __grid_constant__ cudatma::Problem"
 
 
 class TiledKernel:
-    """Base of such specs. block_m, block_n, block_k: of a CTA's tile and of one stage. stages: of the ring.
+    """Base of these specs. block_m, block_n, block_k: of a CTA's tile and of one stage. stages: of the ring.
 
     cluster: CTAs side by side in N. cluster_k: CTAs that divide K. blocks_per_sm: CTAs that share an SM. warp_tiles:
     parts of a tile that have a flag of their own in the workspace.
@@ -97,7 +97,7 @@ class TiledKernel:
     def threads(self) -> int:
         return 32 * (self.consumer_warps + self.producer_warps)
 
-    # What schedule() and the tuner ask.
+    # What schedule() and the tuner read.
 
     @property
     def loaded_stage_bytes(self) -> int:
@@ -112,14 +112,14 @@ class TiledKernel:
     def division(self, others: int) -> tuple[float, float]:
         """In stages of whole tiles: what dividing costs a CTA once, and what a stage of a divided tile takes.
 
-        Partial sums go out and come in again, which takes about as long as stages of as many bytes. others: CTAs that
-        share a tile with the one that stores it.
+        Partial sums are stored and loaded again, which takes about as long as stages of as many bytes. others: CTAs
+        that share a tile with the one that stores it.
         """
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings are as deep
-        as can be."""
+        """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings have
+        as many stages as fit."""
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     def check(self, problem: Any, target: Target) -> None:
@@ -130,8 +130,8 @@ class TiledKernel:
         if not fits_workspace(self, self.blocks_per_sm):
             raise ArgumentError("spec.blocks_per_sm", self.blocks_per_sm, "CTAs whose partial sums fit the workspace")
         self.check_target(target)
-        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
-            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
+        if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("spec.stages", self.stages, f"stages of at most {most} bytes, an SM's for each CTA")
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
@@ -206,7 +206,7 @@ class TiledKernel:
 
     @property
     def notes(self) -> list[str]:
-        """What the opening comment of the generated source says besides the fields."""
+        """Lines of the opening comment of the generated source, after the fields."""
         held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
         parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
         return [

@@ -1,8 +1,8 @@
 """Tuning entries at a first call: the user's file, then the table that ships, each read once a process.
 
-An entry was measured for one problem. It serves other M of the same problem by nearest(): the same tile then cuts M
-into as many tiles, and the work is the same. Where no entry of the same problem serves, one with the same index fields
-(for Marlin K and N) does, adapted to the rest of the problem as far as its tile fits: the work is divided alike.
+An entry was measured for one problem. It also serves nearby values of M, by nearest(): the tile then cuts M into as
+many tiles, and the work is the same. Where no entry of the same problem serves, one with the same index fields (for
+Marlin K and N) does, adapted to the rest of the problem if its tile fits: the work is divided in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cudatma.target import Target, get_target
 
 #: From so many tiles of M on, one more or fewer changes little: entries serve up to twice their M.
 _MANY_TILES = 8
-#: How many times as large an entry's M may be as the one it serves.
+#: Most that an entry's M may be, as a multiple of the M that it serves.
 _LARGER_M = 1.25
 
 
@@ -71,7 +71,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
     """An entry of another problem with the same index, its spec adapted to this one."""
     by_fixed = {
-        one.problem.fixed: [other for other in entries if other.problem.fixed == one.problem.fixed] for one in entries
+        one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
     }
     found = (nearest(of, problem.m) for of in by_fixed.values())
     for entry in sorted(
@@ -86,8 +86,8 @@ def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> 
 
 
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
-    """Of entries that differ in M alone the one for M: that with the largest M up to it that serves, else that with the
-    smallest above.
+    """The entry for M among entries that differ in M alone: of those that serve, the one with the largest M up to it,
+    else the one with the smallest above.
 
     An entry serves where its tile cuts both M into as many tiles; one for a larger M only if that is at most a quarter
     larger: the cost model cuts tiles to M. From 8 tiles on, any up to twice its M.

@@ -1,10 +1,10 @@
-"""Files of tuning entries: what they hold, reading them with suspicion, and writing them so that nothing is lost.
+"""Files of tuning entries: what they hold, validation when they are read, and writing that loses nothing.
 
 ::
 
     {"schema": 4, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
 
-A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file untouched. An entry
+A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file unchanged. An entry
 holds for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
 docs/tuning.md describes every field.
 """
@@ -99,7 +99,7 @@ def user_file() -> Path | None:
 def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, Any]]:
     """A family's entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
 
-    Raises OSError, ValueError with the reason for what is no such file.
+    Raises OSError; ValueError, with the reason, for a file that holds no tuning entries.
     """
     try:
         sections = read_sections(path)
@@ -124,8 +124,8 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
 
 
 def retune_command(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What measures these entries again: entries of any schema, as far as they can be read. A file may be anybody's:
-    only sizes and known names go into a command."""
+    """What measures these entries again: entries of any schema, as far as they can be read. The file is not trusted:
+    only sizes and known names go into the command."""
     by_options: dict[str, list[Mapping[str, Any]]] = {}
     for raw in entries:
         if all(type(raw.get(name)) is int and 0 < raw[name] < 2**31 for name in ("k", "n", "m")):
@@ -136,7 +136,7 @@ def retune_command(entries: Sequence[Mapping[str, Any]]) -> str:
         named = "".join(f" --shape {k}x{n}" for k, n in list(shapes)[:_NAMED_SHAPES])
         more = " ..." if len(shapes) > _NAMED_SHAPES else ""
         sizes = ",".join(map(str, sorted({raw["m"] for raw in alike})))
-        commands.append(f"cudatma tune{named}{more} --tokens {sizes}{options}")
+        commands.append(f"cudatma tune{named}{more} --m {sizes}{options}")
     return "measure again with: " + ("; ".join(commands) or "cudatma tune")
 
 
@@ -179,7 +179,7 @@ def _microseconds(raw: Any, name: str) -> float:
 
 
 def read_sections(path: Path) -> list[dict[str, Any]]:
-    """The sections of a file. ValueError, with the reason, for what is no such file."""
+    """The sections of a file. ValueError, with the reason, for one that holds no tuning entries."""
     try:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
@@ -187,8 +187,8 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or "schema" not in content:
         raise ValueError("it is no file of tuning entries")
     if content["schema"] == 1:
-        cells = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
-        raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(cells)}")
+        entries = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
+        raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(entries)}")
     if content["schema"] not in (SCHEMA, *_SCHEMAS_OF_FORMER_NAMES):
         raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
@@ -215,7 +215,7 @@ def _is_section(section: object) -> bool:
 def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
     """Put an entry into the file, in place of an older one for the same problem; all else stays.
 
-    Written aside and renamed, under a lock, so that many runs may share a file. What cannot be read as a file of tuning
+    Written aside and renamed, under a lock: many runs may share a file. What cannot be read as a file of tuning
     entries is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
     """
     path.parent.mkdir(parents=True, exist_ok=True)

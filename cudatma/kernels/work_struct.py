@@ -11,15 +11,15 @@ from typing import Any
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import DivisorStruct, Schedule
 
-#: Rows of the result of a raster group of tiles, which a wave walks through one column of tiles after the other: both
-#: operands then come from L2.
+#: Rows of the result of a raster group of tiles. A wave computes a group by columns of tiles: L2 then holds both
+#: operands.
 _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
     for member in (
-        Member("m", "u32", "rows of the activations and of the result"),
-        Member("n", "u32", "columns of the weight and of the result"),
-        Member("k", "u32", "columns of the activations, rows of the weight"),
+        Member("m", "u32", "rows of the result"),
+        Member("n", "u32", "columns of the result"),
+        Member("k", "u32", "products that one element of the result adds up"),
         Member("tiles_m", "u32", "output tiles along M"),
         Member("tiles_n", "u32", "output tiles along N, each of one CTA or cluster"),
         Member("raster_m", "u32", "rows of tiles of a raster group"),

@@ -3,7 +3,7 @@
 CTAs that share a tile leave fp32 partial sums and a flag there; the kernel leaves all flags zero. Two launches that may
 run at the same time must not share a workspace. It belongs to a stream or to a branch of a graph
 (stream_workspaces.py), or the caller passes it in. Activations that TMA cannot load as they lie are copied to rows
-there first (marlin/arranged.py); these rows grow with the largest batch that needs them.
+there first (marlin/arranged.py), whose memory grows to the largest batch that needs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, Schedule, TiledSpec
 from cudatma.runtime.device_memory import DeviceMemory
 
-#: Rows of activations begin with this much, and are made in multiples of it.
+#: Memory for rows of activations is allocated in multiples of this.
 _ROWS_STEP_BYTES = 2 << 20
 
 
@@ -33,41 +33,41 @@ class Memory(Protocol):
 class ActivationRows:
     """Memory for arranged activations, of one launch at a time; nothing until it is asked for.
 
-    lock: held from before the launch that writes the rows until behind the one that reads them, so that no other thread
-    of the same stream puts its own between them. A larger batch gets a new piece of at least twice the size; earlier
-    ones stay, since a captured graph may hold their address: together they are smaller than the last.
+    lock: held from before the launch that writes the rows until after the one that reads them: no other thread of the
+    same stream may launch between them. A larger batch gets a new buffer of at least twice the size; earlier buffers
+    stay, since a captured graph may hold their address: together they are smaller than the last.
     """
 
-    __slots__ = ("_allocate", "_pieces", "lock")
+    __slots__ = ("_allocate", "_buffers", "lock")
 
     def __init__(self, allocate: Callable[[int], Memory]) -> None:
         self._allocate = allocate
-        self._pieces: list[Memory] = []
+        self._buffers: list[Memory] = []
         self.lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the piece in use."""
-        return self._pieces[-1].nbytes if self._pieces else 0
+        """Bytes of the buffer in use."""
+        return self._buffers[-1].nbytes if self._buffers else 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(piece.nbytes for piece in self._pieces)
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def room(self, nbytes: int) -> int:
         """The address of at least ``nbytes`` bytes. Raises DriverError (no memory)."""
         if nbytes > self.nbytes:
             wanted = max(nbytes, 2 * self.nbytes)
-            self._pieces.append(self._allocate(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
-        return self._pieces[-1].pointer
+            self._buffers.append(self._allocate(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
+        return self._buffers[-1].pointer
 
 
 class MarlinWorkspace:
-    """Partial sums and flags for one launch at a time on a device; 128.25 KiB for each multiprocessor.
+    """Partial sums and flags for one launch at a time on a device; 128.25 KiB for each SM.
 
-    rows: where activations are arranged that cannot be read as they lie (act-order, pitches and addresses off 16
-    bytes); grows to the largest such batch.
+    rows: copies of activations that TMA cannot load as they lie (act-order, pitches and addresses off 16 bytes); grows
+    to the largest batch of them.
     flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream and each branch of a graph,
     or by the caller, who then passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
     Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
@@ -101,7 +101,7 @@ class MarlinWorkspace:
 
     def _lay_out(self, device: int, memory: Memory, rows: ActivationRows) -> None:
         """Flags come first: workspaces of one device whose partial sums are at the same address have their flags at the
-        same address, too, and a plan compares only the one."""
+        same address, too, and a plan compares the address of the partial sums only."""
         self.device, self.rows, self._memory = device, rows, memory
         self.flags_bytes = workspace_sizes(device)[0]
         self.partials_bytes = memory.nbytes - self.flags_bytes
@@ -109,7 +109,7 @@ class MarlinWorkspace:
 
     @property
     def nbytes(self) -> int:
-        """Device memory that it takes, rows among it."""
+        """Device memory that it takes, including rows."""
         return self._memory.nbytes + self.rows.held_bytes
 
     def require_room(self, spec: TiledSpec, schedule: Schedule) -> None:
@@ -121,14 +121,14 @@ class MarlinWorkspace:
                 "workspace",
                 f"{self.partials_bytes} + {self.flags_bytes} bytes",
                 f"{partials} + {flags} bytes",
-                "the schedule runs more blocks than a workspace is made for",
+                "the schedule runs more CTAs than a workspace is made for",
             )
 
 
 def workspace_sizes(device: int) -> tuple[int, int]:
     """Bytes of (flags, partial sums) that hold those of any launch on the device."""
-    processors = context.device(device).sm_count
-    return processors * FLAGS_PER_SM_BYTES, processors * PARTIALS_PER_SM_BYTES
+    sm_count = context.device(device).sm_count
+    return sm_count * FLAGS_PER_SM_BYTES, sm_count * PARTIALS_PER_SM_BYTES
 
 
 def is_capturing(device: int, stream: int) -> bool:

@@ -23,9 +23,9 @@ TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every form with its least and most tokens.
 TILES = [
-    wgmma_candidates._fitting(wgmma_candidates._spec(form, size, replace(LAYER, dtype=dtype), size), TARGET)
-    for form in wgmma_candidates._FORMS
-    for size in dict.fromkeys((form.least, form.most))
+    wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype), size), TARGET)
+    for tile in wgmma_candidates._TILES
+    for size in dict.fromkeys((tile.least_m, tile.most_m))
     for dtype in ("float16", "bfloat16")
 ]
 #: Every feature, every form of the list, and one whose last chunk of the result is a part of one that ends with 8

@@ -10,7 +10,7 @@ from marlin_runner import TOLERANCE, launch_programmatically, operands, relative
 from cudatma.errors import HazardError
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import _FORMS, _fitting, _Form, _spec
+from cudatma.kernels.marlin.wgmma_candidates import _TILES, _fitting, _spec, _Tile
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
@@ -101,21 +101,21 @@ def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPa
 
 
 #: Every tile from which candidates are derived, with its smallest M and with its largest.
-FORMS = [(form, size) for form in _FORMS for size in dict.fromkeys((form.least, form.most))]
+TILES = [(tile, size) for tile in _TILES for size in dict.fromkeys((tile.least_m, tile.most_m))]
 
 
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("divide", [False, True], ids=["whole", "divided"])
-@pytest.mark.parametrize(("form", "size"), FORMS, ids=[f"{size}x{form.block_n}x{form.block_k}" for form, size in FORMS])
-def test_every_form_is_right_and_clean(form: _Form, size: int, divide: bool, dtype: str) -> None:
+@pytest.mark.parametrize(("tile", "size"), TILES, ids=[f"{size}x{tile.block_n}x{tile.block_k}" for tile, size in TILES])
+def test_every_tile_is_right_and_clean(tile: _Tile, size: int, divide: bool, dtype: str) -> None:
     """Two tiles of clusters, the second with a tail of N, for one work range or three; tails of M and K."""
-    width = form.block_n * form.cluster
-    stages = 6 * 256 // form.block_k if divide else 3  # a tile is not divided before that pays
-    layer = LinearShape(stages * form.block_k + 64, 2 * width - 24, 128, divide, dtype)
-    of = _fitting(_spec(form, size, layer, size), get_target("sm_90a"))
+    width = tile.block_n * tile.cluster
+    stages = 6 * 256 // tile.block_k if divide else 3  # a tile is not divided before that pays
+    layer = LinearShape(stages * tile.block_k + 64, 2 * width - 24, 128, divide, dtype)
+    of = _fitting(_spec(tile, size, layer, size), get_target("sm_90a"))
     x, w, bias = operands(size - 3, layer.k, layer.n, of)
-    processors = (3 if divide else 1) * form.cluster
+    processors = (3 if divide else 1) * tile.cluster
     work = schedule(of, len(x), layer.n, layer.k, processors, divide=divide, eager=True)
     assert bool(work.stream_tiles) == divide
     out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, divide=divide, schedules=2)

@@ -49,7 +49,7 @@ def test_the_gpu_tells_its_clocks_and_bus() -> None:
 def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 
-    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", ",".join(map(str, M_VALUES))]
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--m", ",".join(map(str, M_VALUES))]
     assert tune.main([*shape, "--candidates", "6", "--seconds", "0.5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["cells"]
     wrong = {label: why for cell in told for label, why in cell["dropped"].items() if "wrong" in why or "bits" in why}
@@ -102,7 +102,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("_kernels", "_building", "_caches"):
         monkeypatch.setattr(build, name, {})
-    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--tokens", "7,64", "--candidates", "4", "--json"]
+    shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--m", "7,64", "--candidates", "4", "--json"]
     with GpuBench(MarlinTrial(0)).opened():
         assert tune.main([*shape, "--compile-only", "--jobs", "2"]) == 0
     refused = set(json.loads(capsys.readouterr().out)["refused"])

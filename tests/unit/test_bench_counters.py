@@ -239,7 +239,7 @@ def test_energy_is_the_counters_difference_over_all_launches(monkeypatch: pytest
 def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert energy.energy_counter(None) is None
-    monkeypatch.setattr(energy, "require_card", lambda parser: None)
+    monkeypatch.setattr(energy, "require_gpu", lambda parser: None)
     with pytest.raises(SystemExit) as ended:
         energy.main([])
     assert ended.value.code == 2

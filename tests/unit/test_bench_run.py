@@ -86,7 +86,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setitem(sys.modules, "cupy", made.gpu.module)
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(init=lambda: None, empty_cache=lambda: None))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(marlin, "require_card", lambda parser: None)
+    monkeypatch.setattr(marlin, "require_gpu", lambda parser: None)
     monkeypatch.setattr(marlin, "measuring_stream", stream)
     monkeypatch.setattr(marlin, "FloorBench", lambda nbytes: FakeFloorBench(made))
     monkeypatch.setattr(marlin, "find_reader", lambda: lambda: (1755.0, 600.0, 50.0))

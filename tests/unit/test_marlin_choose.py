@@ -159,9 +159,9 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
     assert {spec.has_zeros for spec in specs} == {False, True}
     assert {32, 128, -1} <= {spec.group_size for spec in specs}
-    forms = {
-        (f.m, f.n, f.k, f.warps_n, f.slice_k)
-        for f in mma_sync_candidates._FORMS
-        if not f.registers or target.has_setmaxnreg
+    tiles = {
+        (tile.m, tile.n, tile.k, tile.warps_n, tile.slice_k)
+        for tile in mma_sync_candidates._TILES
+        if not tile.registers or target.has_setmaxnreg
     }
-    assert forms <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}
+    assert tiles <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}

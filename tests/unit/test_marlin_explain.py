@@ -91,7 +91,7 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said = explained(LAYER, 13)
     tuning.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
-    assert f"{path} has this layer, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
+    assert f"{path} has this problem, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
 
 

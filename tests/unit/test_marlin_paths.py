@@ -255,7 +255,7 @@ def test_captures(card: FakeGpu, product: list[int]) -> None:
     weights = [make(K, N, seed=seed)[0] for seed in range(2)]
     size, x = nbytes(weights[0]), values((8, K))
     card.capturing |= {STREAM}
-    with pytest.raises(LaunchError, match="dequantised"):
+    with pytest.raises(LaunchError, match="dequantized"):
         gemm(card, x, weights[0], dense_bytes=size)
     assert not card.launches
     card.capturing.clear()

@@ -1,4 +1,4 @@
-"""SkinnySpec: rules, shared memory, expected bytes, and which blocks cover a weight."""
+"""SkinnySpec: rules, shared memory, expected bytes, and the CTAs that cover a weight."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rules(field: str, value: object) -> None:
     ("named", "fields"),
     [
         ("at most 16 warps", {"n_tiles": 5, "slice_k": 4}),
-        ("deep_box", {"block_m": 4}),  # boxes of 64 depths bring the mma's eight tokens
+        ("deep_box", {"block_m": 4}),  # a box of 64 of K has the mma's eight rows
         ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
     ],
 )
@@ -62,8 +62,8 @@ def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
         (4, 128, 4), (5, 1024, 8), (9, 512, 16), (17, 512, 32),
     ],
 )  # fmt: skip
-def test_tiles_of_few_tokens(m: int, block_k: int, wanted: int) -> None:
-    """A power of two; each stage has whole turns of the swizzle, eight rows of 64 depths."""
+def test_tiles_for_small_m(m: int, block_k: int, wanted: int) -> None:
+    """A power of two; each stage has whole periods of the swizzle, eight rows of 64 elements."""
     layer = LinearShape(4096, 4096, 128, False, "float16")
     assert tile_rows(layer, m, block_k) == wanted
     assert tile_rows(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
@@ -80,9 +80,9 @@ def test_the_box_tells_entries_apart_and_nothing_else() -> None:
     assert deep.smem_layout() == flat.smem_layout()
 
 
-def test_blocks_of_a_cluster_tell_entries_apart() -> None:
+def test_clusters_tell_entries_apart() -> None:
     """Names, what is launched, and nothing of a stage."""
-    made = [SkinnySpec(**BASE, cluster_k=blocks) for blocks in range(1, 9)]
+    made = [SkinnySpec(**BASE, cluster_k=ctas) for ctas in range(1, 9)]
     assert len({of.entry for of in made}) == 8
     assert made[0].entry == SkinnySpec(**BASE).entry
     assert [of.launch_cluster for of in made] == list(range(1, 9))
@@ -94,10 +94,10 @@ def test_blocks_of_a_cluster_tell_entries_apart() -> None:
 @pytest.mark.parametrize(
     ("n_tiles", "block_m", "cluster_k", "size"),
     [
-        # Owned N tiles x others x fragments (two of an N tile, for each 8 tokens) x 512 bytes.
+        # Owned N tiles x other CTAs x fragments (two of an N tile, for each 8 rows) x 512 bytes.
         (1, 8, 4, 1 * 3 * 2 * 512),
-        (3, 8, 2, 2 * 1 * 2 * 512),  # three N tiles for two blocks: two and one
-        (3, 16, 8, 1 * 7 * 4 * 512),  # some blocks have none
+        (3, 8, 2, 2 * 1 * 2 * 512),  # three N tiles for two CTAs: two and one
+        (3, 16, 8, 1 * 7 * 4 * 512),  # some CTAs have none
         (7, 8, 3, 3 * 2 * 2 * 512),
         (8, 32, 2, 4 * 1 * 8 * 512),
         (8, 32, 1, 0),
@@ -116,10 +116,10 @@ def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, s
     n_tiles=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), cluster_k=st.integers(1, 8),
     group_size=st.sampled_from((128, -1)),
 )  # fmt: skip
-def test_each_n_tile_is_owned_once_and_all_others_sums_have_room(
+def test_each_n_tile_has_one_owner_with_memory_for_all_sums(
     n_tiles: int, block_m: int, cluster_k: int, group_size: int
 ) -> None:
-    """N tiles are dealt out to the cluster's blocks in turn; each gets all others' sums of its own."""
+    """The CTAs of a cluster own N tiles in turn; each receives the sums of all other CTAs for its own."""
     fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
     of = SkinnySpec(**{**fields, "group_size": group_size}, cluster_k=cluster_k)
     owned = [[n_tile for n_tile in range(n_tiles) if n_tile % cluster_k == rank] for rank in range(cluster_k)]
@@ -129,7 +129,7 @@ def test_each_n_tile_is_owned_once_and_all_others_sums_have_room(
     assert {name: size for name, _, size in of.smem_layout()}["cluster_sums"] == most
 
 
-def test_clusters_need_a_card_that_has_them() -> None:
+def test_clusters_need_a_target_that_has_them() -> None:
     narrow = SkinnySpec(**{**BASE, "n_tiles": 1}, cluster_k=2)
     narrow.check_target(SM90A)
     with pytest.raises(TargetError, match="cluster_k > 1"):
@@ -156,17 +156,17 @@ def test_shared_memory_is_checked_against_the_target() -> None:
     slice_k=st.sampled_from((1, 2, 4, 8, 16)),
 )
 def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
-    """What the full barrier counts is what the maps' loads bring, and every slot is aligned for TMA."""
+    """What the full barrier counts is what the maps' loads deliver, and every slot is aligned for TMA."""
     assume(n_tiles * slice_k <= 16 and block_k // 64 % slice_k == 0)
     of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
-    depth = block_k // 64
+    k64 = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
     options: dict[str, Any] = {"target": SM90A, "encoder": "codec"}
     boxes = 0
     if of.whole_rows:
-        boxes += create_weight_tile_tma_desc(qweight, 16, depth, of.whole_rows, **options).expected_bytes
+        boxes += create_weight_tile_tma_desc(qweight, 16, k64, of.whole_rows, **options).expected_bytes
     if of.has_half_row:
-        boxes += create_weight_tile_tma_desc(qweight, 16, depth, 1, half_rows=True, **options).expected_bytes
+        boxes += create_weight_tile_tma_desc(qweight, 16, k64, 1, half_rows=True, **options).expected_bytes
     kind = activation_type(of.dtype).numpy
     if of.has_stage_scales:
         scales = np.zeros((8, 512), kind)
@@ -179,8 +179,8 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
             zeros, of.scale_row, of.groups_per_stage, whole_column=False, **options
         ).expected_bytes
     x = np.zeros((64, 1024), kind)
-    flat = depth * create_activation_tma_desc(x, of.block_m, **options).expected_bytes
-    deep = create_activation_tma_desc(x, of.block_m, blocks=depth, **options).expected_bytes
+    flat = k64 * create_activation_tma_desc(x, of.block_m, **options).expected_bytes
+    deep = create_activation_tma_desc(x, of.block_m, blocks=k64, **options).expected_bytes
     assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name
@@ -188,8 +188,8 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
-def test_no_more_dependent_blocks_than_meant(name: str) -> None:
-    """More than blocks_per_sm blocks on one multiprocessor, of two launches, would leave others without."""
+def test_no_more_dependent_ctas_on_an_sm_than_blocks_per_sm(name: str) -> None:
+    """With more than blocks_per_sm CTAs of two launches on one SM, another SM would have none."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
         for chosen, _ in ranked(skinny_candidates(Problem(layer, 1), imagined_gpu(target, 132))):

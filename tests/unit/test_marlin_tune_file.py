@@ -157,8 +157,8 @@ SCHEMA_1 = {
     ],
 }
 COMMANDS = (
-    "measure again with: cudatma tune --shape 4096x6144 --shape 64x8 --tokens 1,16; "
-    "cudatma tune --shape 64x8 --tokens 1 --dtype bfloat16 --group-size -1 --zeros"
+    "measure again with: cudatma tune --shape 4096x6144 --shape 64x8 --m 1,16; "
+    "cudatma tune --shape 64x8 --m 1 --dtype bfloat16 --group-size -1 --zeros"
 )
 
 
@@ -224,7 +224,7 @@ def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Pat
     store_entry(file, GPU, MARLIN, entry(64))
     older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
     file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
-    command = "measure again with: cudatma tune --shape 4096x4096 --tokens 64"
+    command = "measure again with: cudatma tune --shape 4096x4096 --m 64"
     with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
         assert source(64) == "rule"
     assert source(1) == "tuned", "the other kernel's entries hold"

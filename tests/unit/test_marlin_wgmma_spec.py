@@ -1,4 +1,4 @@
-"""WgmmaSpec and the forms of its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
+"""WgmmaSpec and its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
         ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
-        ({"consumer_registers": 240}, "consumer_registers", "waits for ever"),
-        ({"warpgroups": 3, "consumer_registers": 160}, "consumer_registers", "waits for ever"),
+        ({"consumer_registers": 240}, "consumer_registers", "waits forever"),
+        ({"warpgroups": 3, "consumer_registers": 160}, "consumer_registers", "waits forever"),
         ({"block_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
         ({"block_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
@@ -122,8 +122,8 @@ def test_an_unknown_dtype() -> None:
 
 
 @given(specs())
-def test_the_registers_that_setmaxnreg_hands_out_are_there(spec: WgmmaSpec) -> None:
-    """PTX ISA, setmaxnreg: inc waits until the block's pool, what it was launched with, has them."""
+def test_the_registers_that_setmaxnreg_assigns_exist(spec: WgmmaSpec) -> None:
+    """PTX ISA, setmaxnreg: inc waits until the CTA's register pool has them."""
     launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
     if spec.consumer_registers:
         assert spec.producer_warps == 4
@@ -138,14 +138,14 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
     commits_in_flight are complete after a wait."""
     committed: list[int] = []
     for stage in range(3):
-        for block in range(spec.k64_per_warpgroup):
+        for k64 in range(spec.k64_per_warpgroup):
             committed += [stage] * (4 // spec.mmas_per_commit)
             running = committed[len(committed) - spec.commits_in_flight :]
-            if block == spec.release_k64:
+            if k64 == spec.release_k64:
                 assert stage - 1 not in running
                 break
         else:
-            pytest.fail("the slot is never given back")
+            pytest.fail("the slot is never released")
         committed += [stage] * (4 // spec.mmas_per_commit) * (spec.k64_per_warpgroup - 1 - spec.release_k64)
 
 
@@ -171,7 +171,7 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
 
 @given(specs())
 def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec) -> None:
-    """At most 20 KB of all warpgroups, of whole pairs of 8 tokens or of 8 alone."""
+    """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
     assert spec.staging_rows % min(16, spec.block_m) == 0
     assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
     most = 20480 if spec.block_m <= 128 else 10240
@@ -180,13 +180,13 @@ def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec
 
 
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
-def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
+def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
     eights: int, warpgroups: int, cluster_k: int
 ) -> None:
     of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, cluster_k=cluster_k)
     owned = [range(8 * eights)[rank * of.own_rows : (rank + 1) * of.own_rows] for rank in range(cluster_k)]
     assert sum(map(len, owned)) == of.block_m
-    # Whole fragments, as even as they can be; from every other block fp32 sums of each token and channel.
+    # Whole fragments, as even as they can be; from every other CTA fp32 sums of each element.
     assert len(owned[0]) % 8 == 0
     assert len(owned[0]) < of.block_m / cluster_k + 8
     layout = {name: size for name, _, size in of.smem_layout()}
@@ -196,9 +196,9 @@ def test_a_clusters_blocks_own_all_tokens_and_have_room_for_the_others_sums(
 
 
 def test_chunks_of_staging_rows() -> None:
-    """The most tokens that the room allows: a row of 64 channels is 144 bytes, one of 128 is 272."""
+    """As many rows as the limit allows: a row of 64 columns takes 144 bytes, one of 128 takes 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
-    found = [WgmmaSpec("float16", 128, False, tile, 64, *channels, 2).staging_rows for tile, *channels in tiles]
+    found = [WgmmaSpec("float16", 128, False, tile, 64, *columns, 2).staging_rows for tile, *columns in tiles]
     assert found == [8, 16, 32, 64, 64, 32, 32]
     assert WIDE.staging_rows == 32
     assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_rows == 16
@@ -263,21 +263,21 @@ def test_check_target() -> None:
         replace(WIDE, stages=7).check_target(SM90A)
 
 
-# ---- The forms that candidates are cut from
+# ---- The tiles that candidates are made from
 
 
-def test_every_form_has_three_stages() -> None:
-    """A ring of two stands still while one is worked on. Three forms' stages are of 64 and 72 KB: no room is left for a
-    third one's tables of scales and zero points, if groups are small."""
+def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
+    """A ring of two loads nothing while a stage is computed. Three tiles have stages of 64 and 72 KB: with small groups
+    shared memory does not hold the scales and zero points of a third stage."""
     shorter = set()
-    for form in wgmma_candidates._FORMS:
+    for tile in wgmma_candidates._TILES:
         for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
             layer = LinearShape(8192, 28672, group_size, has_zeros, "float16")
-            for size in (form.least, form.most):
-                made = wgmma_candidates._fitting(wgmma_candidates._spec(form, size, layer, size), SM90A)
-                assert made.stages <= form.stages
+            for size in (tile.least_m, tile.most_m):
+                made = wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, layer, size), SM90A)
+                assert made.stages <= tile.stages
                 if made.stages < 3:
-                    shorter.add((size, form.block_n, form.block_k, group_size, has_zeros))
+                    shorter.add((size, tile.block_n, tile.block_k, group_size, has_zeros))
                     assert replace(made, stages=3).smem_bytes > SM90A.smem_per_block_bytes
     assert shorter == {
         (64, 256, 256, 32, True), (256, 128, 128, 32, False), (256, 128, 128, 32, True), (256, 128, 128, 64, True),
@@ -287,26 +287,26 @@ def test_every_form_has_three_stages() -> None:
 
 @given(st.integers(1, 20_000))
 def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
-    """By another way than the rule's: of each size, the next smaller one would need more tiles, or is not allowed; none
-    is longer than the shortest of any form that holds all tokens."""
-    for form in wgmma_candidates._FORMS:
+    """Found by another rule: of each size, the next smaller one would need more tiles, or is not allowed; none is more
+    than the least of any tile that holds all rows."""
+    for tile in wgmma_candidates._TILES:
         allowed = [size for size in range(8, 257, 8) if size <= 64 or size % 16 == 0]
         allowed = [size for size in allowed if size < m or not any(m <= other < size for other in allowed)]
-        allowed = [size for size in allowed if form.least <= size <= form.most and size % (8 * form.cluster) == 0]
-        # Less than 48 tokens are for one tile.
+        allowed = [size for size in allowed if tile.least_m <= size <= tile.most_m and size % (8 * tile.cluster) == 0]
+        # Less than 48 rows are for one tile.
         allowed = [size for size in allowed if size >= 48 or size >= m]
         wanted = {
             size
             for index, size in enumerate(allowed)
             if index == 0 or ceil_div(m, allowed[index - 1]) > ceil_div(m, size)
         }
-        found = form.sizes(m)
-        assert set(found) == wanted, form
+        found = tile.sizes(m)
+        assert set(found) == wanted, tile
         assert len(found) == len({ceil_div(m, size) for size in allowed}), "one for each number of tiles"
 
 
-def test_dump_specs_hold_every_form_of_the_list() -> None:
-    """Each at its most tokens, and at 40, or its least where that is more."""
+def test_dump_specs_hold_every_tile_of_the_list() -> None:
+    """Each with its largest block_m, and with 40, or its least where that is more."""
     dumped = dump_specs(SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
     fields = ("block_k", "stack", "cluster", "warpgroups", "warpgroups_k")
@@ -315,12 +315,12 @@ def test_dump_specs_hold_every_form_of_the_list() -> None:
         for spec in dumped
     }
     wanted = {
-        (size, *(getattr(form, field) for field in fields), *form.pipeline(size))
-        for form in wgmma_candidates._FORMS
-        for size in (max(40, form.least), form.most)
+        (size, *(getattr(tile, field) for field in fields), *tile.pipeline(size))
+        for tile in wgmma_candidates._TILES
+        for size in (max(40, tile.least_m), tile.most_m)
     }
     assert wanted <= found
-    assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no form that is not in the list"
+    assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no tile that is not in the list"
     assert {spec.cluster_k for spec in dumped} > {1}
     assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
     assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}

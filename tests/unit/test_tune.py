@@ -1,4 +1,4 @@
-"""`cudatma tune` without a card: a made-up bench computes and times, everything else is the real thing."""
+"""`cudatma tune` without a GPU: a made-up bench computes and times, everything else is the real thing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tools.tune_check import difference
 
 SM90A = get_target("sm_90a")
 #: --jobs 1: nothing is compiled before it is measured, and here that computes nothing.
-SHAPE = ["--shape", "4096x4096", "--tokens", "1,64", "--jobs", "1"]
+SHAPE = ["--shape", "4096x4096", "--m", "1,64", "--jobs", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def tuned(bench: FakeBench, *arguments: str) -> int:
-    return tune.main([*SHAPE, *arguments], bench=bench, card=H200)
+    return tune.main([*SHAPE, *arguments], bench=bench, gpu=H200)
 
 
 def entries(path: Path) -> dict[int, Entry]:
@@ -69,7 +69,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureF
     assert "times_us" not in file.read_text(), "the file holds what is used"
 
 
-def test_what_is_hardly_faster_does_not_replace_the_rules_choice(file: Path) -> None:
+def test_a_small_gain_does_not_replace_the_cost_models_choice(file: Path) -> None:
     bench = FakeBench(lambda one: 10.0 if one.label == bench.timed[-1][0] else 9.95)
     tuned(bench)
     for m, entry in entries(file).items():
@@ -77,13 +77,13 @@ def test_what_is_hardly_faster_does_not_replace_the_rules_choice(file: Path) -> 
         assert (entry.spec, entry.us) == (rule.spec, 10.0)
 
 
-def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
+def test_of_many_candidates_the_fastest_at_screening_are_measured(file: Path) -> None:
     task = task_of(64, 40)
     rule, *others = task.candidates
     assert len(others) > 20
     wanted = others[-1]
     bench = FakeBench(lambda one: {rule.label: 9.0, wanted.label: 5.0}.get(one.label, 7.0))
-    outcome = tune_run.tune_cell(task, bench, 1.0)
+    outcome = tune_run.tune_problem(task, bench, 1.0)
     (measured,) = bench.timed
     assert len(measured) == 12
     assert measured[:2] == [rule.label, wanted.label], "the cost model's choice, whatever it takes, then the fastest"
@@ -98,13 +98,13 @@ def test_of_many_the_fastest_at_a_look_are_measured(file: Path) -> None:
         return 1.0 if one is first else bench.us(one)
 
     bench.screen = look  # type: ignore[method-assign]
-    again = tune_run.tune_cell(task, bench, 1.0)
+    again = tune_run.tune_problem(task, bench, 1.0)
     assert again.winner == wanted
     assert again.times[first.label] == 7.0
     assert "no graph" in again.dropped[second.label]
 
 
-def test_only_as_many_as_asked_for_are_measured_the_rules_first() -> None:
+def test_candidates_limits_what_is_measured_the_cost_models_choice_first() -> None:
     bench = FakeBench()
     tuned(bench, "--candidates", "3")
     assert [len(labels) for labels in bench.timed] == [3, 3]
@@ -149,7 +149,7 @@ def test_a_candidate_with_wrong_results_is_dropped_and_reported(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_rounding_changes_is_right(dtype: str) -> None:
+def test_a_result_that_only_rounding_changes_is_correct(dtype: str) -> None:
     kind = np.float16 if dtype == "float16" else BFLOAT16
     exact = np.random.default_rng(0).standard_normal((700, 64)) * 30
     rounded = exact.astype(kind)
@@ -162,10 +162,10 @@ def test_what_rounding_changes_is_right(dtype: str) -> None:
 
 
 class _Stop:
-    """Interrupts at the n-th cell."""
+    """Interrupts at the n-th problem."""
 
-    def __init__(self, bench: FakeBench, cell: int) -> None:
-        self.bench, self.left, self.prepare = bench, cell, bench.prepare
+    def __init__(self, bench: FakeBench, number: int) -> None:
+        self.bench, self.left, self.prepare = bench, number, bench.prepare
 
     def __call__(self, problem: Problem) -> None:
         self.left -= 1
@@ -180,7 +180,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     assert tuned(first, "--json") == 130
     assert list(entries(file)) == [1]
     shown = capsys.readouterr()
-    assert "interrupted: 1 cell kept; the same command goes on" in shown.err
+    assert "interrupted: 1 problem kept; the same command continues" in shown.err
     assert json.loads(shown.out)["interrupted"] is True
     rule = task_of(64, 2).candidates[0]
     second = FakeBench(lambda one: 9.0 if one.label == rule.label else 5.0)
@@ -195,7 +195,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     assert len(third.prepared) == 2
 
 
-def test_a_cell_that_fails_does_not_end_the_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_that_fails_does_not_end_the_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = FakeBench()
     rule = task_of(1, 2).candidates[0]
     bench.spoil[rule.label] = MemoryError("no room")
@@ -204,7 +204,7 @@ def test_a_cell_that_fails_does_not_end_the_run(file: Path, capsys: pytest.Captu
     assert "4096 x 4096, M = 1: failed: MemoryError: no room" in capsys.readouterr().err
 
 
-def test_a_lost_card_ends_the_run_and_names_the_candidate(file: Path) -> None:
+def test_a_lost_gpu_ends_the_run_and_names_the_candidate(file: Path) -> None:
     task = task_of(64)
     bad = task.candidates[4].label
 
@@ -231,7 +231,7 @@ def test_entries_of_another_revision_are_measured_again(file: Path, capsys: pyte
     capsys.readouterr()
     tuned(bench)
     assert len(bench.prepared) == 2
-    assert "cudatma tune --shape 4096x4096 --tokens 64" in " ".join(capsys.readouterr().err.split())
+    assert "cudatma tune --shape 4096x4096 --m 64" in " ".join(capsys.readouterr().err.split())
     assert sorted(entries(file)) == [1, 64], "in place of the old ones"
 
 
@@ -244,10 +244,10 @@ def test_a_damaged_file_is_set_aside(file: Path) -> None:
 
 
 def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    arguments = ["--model", "llama3-8b", "--tokens", "16", "--candidates", "4", "--dry-run", "--target", "sm_120a"]
-    assert cli.main(["tune", *arguments, "--multiprocessors", "170"]) == 0
+    arguments = ["--model", "llama3-8b", "--m", "16", "--candidates", "4", "--dry-run", "--target", "sm_120a"]
+    assert cli.main(["tune", *arguments, "--sm-count", "170"]) == 0
     shown = capsys.readouterr().out
-    assert "4 cells for sm_120a, 170 SMs" in shown
+    assert "4 problems for sm_120a, 170 SMs" in shown
     assert "4096 x 28672, M = 16: 4 candidates" in shown
     assert cli.main(["tune", *SHAPE, "--dry-run", "--json", "--target", "sm_90a", "--zeros", "--group-size", "64"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -259,18 +259,18 @@ def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: 
     assert not file.exists()
 
 
-def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="--shape KxN or --model NAME"):
         tune.main([], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="with --dry-run"):
         tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)
-    with pytest.raises(ArgumentError, match="--multiprocessors: got 100"):
-        tune.main([*SHAPE, "--multiprocessors", "100"], FakeBench(), H200)
+    with pytest.raises(ArgumentError, match="--sm-count: got 100"):
+        tune.main([*SHAPE, "--sm-count", "100"], FakeBench(), H200)
     for option, value in (
         ("--shape", "4096"),
         ("--shape", "0x4"),
-        ("--tokens", "1,,2"),
-        ("--tokens", "0"),
+        ("--m", "1,,2"),
+        ("--m", "0"),
         ("--seconds", "-1"),
         ("--candidates", "0"),
         ("--model", "gpt-9"),
@@ -282,6 +282,23 @@ def test_what_is_asked_for_wrongly(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     with pytest.raises(ArgumentError, match="name a file with --file"):
         tune.main(SHAPE, FakeBench(), H200)
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "value"), [("--tokens", "--m", "16"), ("--multiprocessors", "--sm-count", "100")]
+)
+def test_former_names_of_options_still_work(
+    capsys: pytest.CaptureFixture[str], former: str, now: str, value: str
+) -> None:
+    arguments = ["--shape", "64x64", "--dry-run", "--json"]
+    assert tune.main([*arguments, now, value]) == 0
+    wanted = capsys.readouterr().out
+    with pytest.warns(DeprecationWarning, match=f"cudatma: {former} of `cudatma tune` is now called {now}"):
+        assert tune.main([*arguments, former, value]) == 0
+    assert capsys.readouterr().out == wanted
+    assert former not in tune._parser().format_help()
+    with pytest.raises(ArgumentError, match=f"{former}: got 0"):
+        tune.main([*arguments, former, "0"])
 
 
 def test_another_file(tmp_path: Path, file: Path) -> None:
@@ -303,8 +320,8 @@ def test_the_models_layers() -> None:
     assert model_shapes("qwen3-32b")[:2] == ((5120, 10240), (8192, 5120)), "heads that are wider than hidden / heads"
 
 
-def test_layers_divided_among_cards() -> None:
-    """Megatron-LM's way: the first of two layers by its outputs, the second by its inputs."""
+def test_layers_divided_among_gpus() -> None:
+    """As in Megatron-LM: the first of two layers by its outputs, the second by its inputs."""
     assert model_shapes("llama3-70b", 8) == ((8192, 1280), (1024, 8192), (8192, 7168), (3584, 8192))
     assert tune_plan.shapes_of([(1, 2)], ["llama3-70b"], 2)[:2] == [(1, 2), (8192, 5120)]
     with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
@@ -312,7 +329,7 @@ def test_layers_divided_among_cards() -> None:
     assert caught.value.field == "gpus"
 
 
-def test_nothing_is_said_where_nothing_is_wrong() -> None:
+def test_a_run_without_errors_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tuned(FakeBench()) == 0

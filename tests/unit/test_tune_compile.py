@@ -1,4 +1,4 @@
-"""The tuner's first phase: what is compiled before the card measures, what a refusal does, and filling a cache only."""
+"""The tuner's first phase: what is compiled before the GPU measures, what a refusal does, and filling a cache only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tools.tune_compile import compile_tasks, specs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SM90A = get_target("sm_90a")
-SHAPE = ["--shape", "4096x4096", "--tokens", "1,64"]
+SHAPE = ["--shape", "4096x4096", "--m", "1,64"]
 COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
 
 
@@ -76,7 +76,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def tuned(bench: FakeBench, *arguments: str) -> int:
-    return tune.main([*SHAPE, "--jobs", "3", *arguments], bench=bench, card=H200)
+    return tune.main([*SHAPE, "--jobs", "3", *arguments], bench=bench, gpu=H200)
 
 
 def test_every_candidate_is_compiled_once_and_before_all_measuring(
@@ -95,8 +95,8 @@ def test_every_candidate_is_compiled_once_and_before_all_measuring(
     assert f"{len(specs)} kernels ready after" in capsys.readouterr().err
 
 
-def test_only_cells_that_are_still_to_be_measured(compiler: Compiler) -> None:
-    tune.main(["--shape", "4096x4096", "--tokens", "1", "--jobs", "1"], bench=FakeBench(), card=H200)
+def test_only_problems_that_are_still_to_be_measured(compiler: Compiler) -> None:
+    tune.main(["--shape", "4096x4096", "--m", "1", "--jobs", "1"], bench=FakeBench(), gpu=H200)
     assert not compiler.calls, "one process compiles each in its turn"
     assert tuned(FakeBench()) == 0
     assert compiler.calls[0][0] == specs_of(tasks()[1:])
@@ -114,7 +114,7 @@ def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compi
     assert rule.spec in specs
 
 
-def test_a_refusal_is_why_a_candidate_is_dropped_and_the_card_never_sees_it(
+def test_a_refusal_is_why_a_candidate_is_dropped_and_the_gpu_never_sees_it(
     compiler: Compiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tasks()[1].candidates[3]
@@ -134,7 +134,7 @@ def test_a_refusal_is_why_a_candidate_is_dropped_and_the_card_never_sees_it(
     assert bad.label not in cell["times_us"]
 
 
-def test_a_cell_whose_rules_choice_is_refused_fails(
+def test_a_problem_whose_first_choice_is_refused_fails(
     compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rule = tasks()[0].candidates[0].spec
@@ -151,12 +151,12 @@ def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: 
     assert tuned(bench, "--json") == 130
     assert not bench.prepared
     assert not file.exists()
-    assert "interrupted: 0 cells kept" in capsys.readouterr().err
+    assert "interrupted: 0 problems kept" in capsys.readouterr().err
     assert tune.main(COMPILE) == 130
     assert "what was compiled is kept" in capsys.readouterr().err
 
 
-def test_only_compiling_needs_no_card_and_no_file(
+def test_only_compiling_needs_no_gpu_and_no_file(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
@@ -167,10 +167,10 @@ def test_only_compiling_needs_no_card_and_no_file(
     shown = capsys.readouterr()
     record = json.loads(shown.out)
     assert record["refused"] == {bad.label: f"{bad.spec.entry} would be slow"}
-    assert (record["kernels"], record["multiprocessors"]) == (len(specs_of(tasks())) - 1, 132)
+    assert (record["kernels"], record["sm_count"], record["multiprocessors"]) == (len(specs_of(tasks())) - 1, 132, 132)
     assert f"refused {bad.label}: " in shown.err
     compiler.refuses = {tasks()[0].candidates[0].spec}
-    assert tune.main(COMPILE) == 1, "a cell that cannot be tuned"
+    assert tune.main(COMPILE) == 1, "a problem that cannot be tuned"
 
 
 def test_compiling_only_and_a_dry_run_exclude_each_other() -> None:
@@ -179,7 +179,7 @@ def test_compiling_only_and_a_dry_run_exclude_each_other() -> None:
 
 
 def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By processes, for the card that loads them by the very call that a launch makes."""
+    """By processes, for the GPU, with the call by which a launch loads them."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("_kernels", "_building", "_caches"):
         monkeypatch.setattr(build, name, {})
@@ -215,6 +215,6 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     os.killpg(running.pid, signal.SIGINT)
     said = running.communicate(timeout=60)[1]  # ends when the last process that could write has ended
     assert running.returncode == 130
-    assert said.rstrip().endswith("interrupted: what was compiled is kept; the same command goes on")
+    assert said.rstrip().endswith("interrupted: what was compiled is kept; the same command continues")
     assert "Traceback" not in said
     assert "Error" not in said
