@@ -11,8 +11,8 @@ class Cost:
     """Predicted microseconds of one launch, operands cold in L2; their sum is ``us``.
 
     launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
-    the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading memory. tensor_us:
-    the same of all tensor cores' operations.
+    the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading memory.
+    tensor_us: the same of all tensor cores' operations.
     """
 
     launch_us: float
