@@ -89,8 +89,8 @@ struct Divisor {
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;                          // rows of the activations and of the result
-    u32 n;                          // columns of the weight and of the result
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
     u32 tiles_m;                    // output tiles along M
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group

@@ -85,8 +85,8 @@ typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 m;                          // rows of the activations and of the result
-    u32 n;                          // columns of the weight and of the result
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 k_iterations;               // stages that one tile takes
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
