@@ -1,6 +1,6 @@
 """The Marlin kernel compiled for each architecture: spills, shared memory, instructions that it has and that it lacks.
 
-Artifacts come from the cache where they are known, so that a second run compiles nothing.
+Artifacts come from the cache where they are known: a second run compiles nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_parameters(name: str, spec: MmaSyncSpec) -> None:
-    """A map for each operand that TMA brings, a pointer for the others, four more, the problem."""
+    """A map for each operand that TMA loads, a pointer for each other one, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
     tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.scale_load_path == "tma" else 0
     maps = (spec.weight_load_path == "tma") + tables + (spec.activation_load_path == "tma")
@@ -97,15 +97,14 @@ def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
-    layer, card = LinearShape(8192, 28672, 128, True, "float16"), imagined_gpu(name, 132)
+    layer, gpu = LinearShape(8192, 28672, 128, True, "float16"), imagined_gpu(name, 132)
     both = [
-        choose_mma_sync(Problem(layer, 16), card, LoadPaths(load_path, load_path, load_path))
-        for load_path in LOAD_PATHS
+        choose_mma_sync(Problem(layer, 16), gpu, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS
     ]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
-    # A box for each 64 channels, scales and zero points, both ahead of griddepcontrol.wait and behind it; one for each
-    # 64 depths of activations.
+    # A box for each 64 of N, scales and zero points, both before griddepcontrol.wait and after it; one for each 64 of
+    # K of the activations.
     constants = both[0].block_n // 64 + 2
     assert tma["UTMALDG"] == 2 * constants + both[0].block_k // 64
     assert by_hand["LDGSTS"] > 0

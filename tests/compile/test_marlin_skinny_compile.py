@@ -44,7 +44,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     kernel = compiled(spec, target)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
-    # Addresses of bf16's instance for 32 tokens are kept in local memory on sm_90a, which leaves these to wgmma.
+    # Addresses of bf16's instance for M = 32 are kept in local memory on sm_90a, which leaves these to wgmma.
     rare = target == "sm_90a" and spec.is_bf16 and spec.block_m == 32
     spills = 16 if rare else 0
     assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= spills
@@ -58,7 +58,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
 @pytest.mark.parametrize("n", [36864, 46000])
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
-    """Warps that divided the depth would spill 250 bytes and more of each thread."""
+    """With slice_k > 1 ptxas would spill 250 bytes and more of each thread."""
     found = ranked(skinny_candidates(Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200))
     spec = next(one for one, _ in found if isinstance(one, SkinnySpec) and one.blocks_per_sm == 2)
     assert spec.block_m == 32
@@ -69,7 +69,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
 
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + CASES[-1:] + OTHER_BOX, ids=ids)
 def test_instructions(target: str, spec: SkinnySpec) -> None:
-    """TMA alone brings what is multiplied: ahead of the wait, for the first lap, and for all others."""
+    """TMA alone loads the operands: before the wait, for the first lap, and for all later laps."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     folder = compiled(spec, target).folder
@@ -83,6 +83,7 @@ def test_instructions(target: str, spec: SkinnySpec) -> None:
     k64_per_warp = spec.block_k // 64 // spec.slice_k
     assert found["HMMA"] == k64_per_warp * 4 * 2 * spec.columns // 8
     assert found["LDSM"] == k64_per_warp * spec.columns // 4
-    # One thread issues copies, which ptxas knows: no loop over others, which would vote, around any of them.
+    # One thread issues copies, which ptxas knows: no loop over the threads of a warp, which would vote, around any of
+    # them.
     assert found["ELECT"] == 2
     assert found["LDGSTS"] == found["HGMMA"] == 0

@@ -21,15 +21,14 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
-#: Every form with its least and most tokens.
+#: Every tile with its least and largest block_m.
 TILES = [
     wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype), size), TARGET)
     for tile in wgmma_candidates._TILES
     for size in dict.fromkeys((tile.least_m, tile.most_m))
     for dtype in ("float16", "bfloat16")
 ]
-#: Every feature, every form of the list, and one whose last chunk of the result is a part of one that ends with 8
-#: tokens.
+#: Every feature, every tile of the list, and one whose last rows are stored by 8.
 SPECS = list(
     dict.fromkeys(
         [
@@ -50,7 +49,7 @@ def compiled(spec: WgmmaSpec) -> Kernel:
 
 
 def saves_one(spec: WgmmaSpec) -> bool:
-    """A form that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
+    """A tile that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
     return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.mmas_per_commit) == (64, 256, 256, 2)
 
 
@@ -92,14 +91,14 @@ def test_instructions(spec: WgmmaSpec) -> None:
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
     assert found["HGMMA"] == spec.block_k // 16 * spec.stack // spec.warpgroups_k
     assert found["HMMA"] == found["LDGSTS"] == 0
-    # Weights, scales and zero points: ahead of griddepcontrol.wait, behind it, and when the ring comes round;
-    # activations by 64 depths. ptxas knows that one thread issues them: no loop, which would vote, around any copy.
+    # Weights, scales and zero points: before griddepcontrol.wait, after it, and when the ring wraps;
+    # activations by 64 of K. ptxas knows that one thread issues them: no loop, which would vote, around any copy.
     constants = 1 + spec.has_stage_scales + spec.has_stage_zeros
     assert found["UTMALDG"] == 3 * constants + 2 * (spec.block_k // 64)
     assert found["ELECT"] == 2
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
-    # What threads read back from the staging rows, and store. Blocks that divide the depth have their own tokens each.
+    # What threads read back from the staging rows, and store. CTAs that divide K have rows of their own each.
     own = 8 * -(-spec.block_m // (8 * spec.cluster_k))
     stored = spec.block_m // own * -(-own // 16) + -(-(spec.block_m % own) // 16)
     assert found["STSM"] == stored * spec.stack
@@ -130,7 +129,7 @@ def test_one_multiply_add_shortens_the_main_loop() -> None:
     """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    # Of each form the one with the most tokens: the loop's instructions do not go by them.
+    # Of each tile the one with the largest block_m: the loop's instructions do not depend on it.
     by_form = {(s.block_n, s.block_k, s.stack, s.warpgroups_k, s.fused): s for s in SPECS if s.is_fused}
     fused = list(by_form.values())
     fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.fused == "as_stored"]

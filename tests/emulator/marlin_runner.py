@@ -55,8 +55,8 @@ def run_marlin(
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
-    """x @ dequantised(w) as (rows, N), and the emulator's report. processors: of the imagined GPU. Tiles
-    are divided eagerly: in a GPU's way the small problems here would all be whole."""
+    """x @ dequantized(w) as (rows, N), and the emulator's report. processors: of the imagined GPU. Tiles
+    are divided eagerly: as on a GPU, the small problems here would all be whole."""
     chosen = get_target(target)
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out

@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
-#: Each tile of either kernel, tails in M, and several tiles a block.
+#: Each tile of either kernel, tails in M, and several tiles a CTA.
 M_VALUES = (1, 11, 30, 50, 100, 280)
 
 

@@ -21,7 +21,7 @@ def spec(**fields: Any) -> SkinnySpec:
     return SkinnySpec(**{**base, **fields})
 
 
-#: Whole rows, half rows at either end of a block, a ring that wraps, one deeper than K, tails in M, N and K.
+#: Whole rows, half rows at either end of a CTA's tile, a ring that wraps, one longer than K, tails in M, N and K.
 CASES = {
     "whole_rows": (5, 640, 200, spec(n_tiles=4, slice_k=2)),
     "half_a_row": (8, 384, 96, spec(n_tiles=1, slice_k=2)),
@@ -89,7 +89,7 @@ def test_no_block_of_a_cluster_is_without_a_stage() -> None:
     assert caught.value.field == "spec.cluster_k"
 
 
-#: Depths of whole 64-deep blocks: stages that K fills, one that it ends in, and more stages than it has.
+#: Values of K that are multiples of 64: stages that K fills, one that it ends in, and more stages than it has.
 DEEP = {
     "whole_rows": CASES["whole_rows"],
     "half_a_stage": (8, 320, 96, spec(n_tiles=1, slice_k=2)),
@@ -117,7 +117,7 @@ def test_one_box_brings_what_several_do(name: str) -> None:
 
 
 #: A smaller M than the mma has columns: rows of 64 elements of K are side by side under the swizzle, which repeats
-#: after eight. One block of K a warp or several; tiles with a row less; several M tiles.
+#: after eight. A K of 64 for each warp or more; tiles with a row less; several M tiles.
 FEW = {
     "1": (1, 1088, 96, spec(block_m=1, block_k=512, slice_k=4, n_tiles=1)),
     "1_in_1024": (1, 2048, 64, spec(block_m=1, block_k=1024, slice_k=8, n_tiles=1)),
@@ -155,7 +155,7 @@ def test_one_box_takes_whole_blocks_of_k() -> None:
 
 PREFETCHED = {name: CASES[name] for name in ("odd_n_tiles", "ring_deeper_than_k", "column_zeros_short", "32_tokens")}
 PREFETCHED["cluster"] = CLUSTERS["2_columns_for_2"]
-PREFETCHED["few_tokens"] = (2, 640, 96, spec(block_m=4, n_tiles=3, stages=3))
+PREFETCHED["small_m"] = (2, 640, 96, spec(block_m=4, n_tiles=3, stages=3))
 PREFETCHED["deep_box"] = (3, 640, 290, spec(n_tiles=3, stages=3, deep_box=True))
 
 

@@ -1,4 +1,4 @@
-"""The wgmma Marlin kernel on the CPU: right, and free of hazards in 20 schedules, for each way of cutting the work."""
+"""The wgmma Marlin kernel on the CPU: correct, and free of hazards in 20 schedules, for each division of the work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spec(**fields: Any) -> WgmmaSpec:
     return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "stages": 2, **fields})
 
 
-#: Several tiles a block, tiles of several blocks, a ring that wraps, tails in M, N and K.
+#: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
 CASES = {
     "stream_k": (13, 384, 136, 2, spec()),
     "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3)),

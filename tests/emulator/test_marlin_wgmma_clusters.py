@@ -60,7 +60,7 @@ def test_prefetched_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_order_of_additions_is_fixed() -> None:
-    """Whatever order blocks run in, the bits are the same; and those of a window of a larger array."""
+    """Whatever order CTAs run in, the bits are the same; and those of a window of a larger array."""
     m, k, n, of = CASES["several_tiles"]
     x, w, _ = operands(m, k, n, of)
     wide = np.full((m, n + 6), np.nan).astype(x.dtype)

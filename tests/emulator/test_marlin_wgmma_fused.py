@@ -22,12 +22,12 @@ from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
 
 SCHEDULES = 4
-#: What the largest scale becomes, and the fit then; the others are a half of it and more.
+#: What the largest scale becomes, and the fit then; all other scales are half of it and more.
 SMALL, LARGE = (2.0**-9, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 9))
 BF16_SMALL, BF16_LARGE = (2.0**-6, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 6))
 #: Some scales are then 2^-10 of the largest, or 2^-7.
 WIDE, WIDE_LARGE = (2.0**-7, ScaleFit("shifted", 0)), (1.7, ScaleFit("shifted", 7))
-#: M, K, N, blocks, spec, scales.
+#: M, K, N, CTAs, spec, scales.
 CASES = {
     "stream_k": (13, 384, 136, 2, spec(), SMALL),
     "stream_k_large": (13, 384, 136, 2, spec(), LARGE),

@@ -16,18 +16,18 @@ from cudatma.target import get_target
 Golden = Callable[[str, str], None]
 KernelSource = Callable[[str, Any, str], str]
 
-#: Written out, so that a new tile in the table of configurations moves no golden.
+#: Written out: no golden depends on the configurations that marlin_gemm chooses.
 SPECS = {
-    # One token, weights streamed by TMA, groups scaled in the accumulators.
+    # M = 1, weights streamed by TMA, groups scaled in the accumulators.
     "decode_tma": MmaSyncSpec(
         "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator"
     ),
-    # Every operand by cp.async, zero points among them, and each stage's depth split over two warps.
+    # Every operand by cp.async, zero points among them, and slice-K of two warps.
     "zeros_cp_async": MmaSyncSpec(
         "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
         weight_load_path="cp_async", scale_load_path="cp_async", activation_load_path="cp_async",
     ),
-    # Many tokens, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
+    # Large M, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
     "wide_column": MmaSyncSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
         activation_load_path="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
@@ -41,7 +41,7 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
     golden(f"marlin_mma_sync_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
 
 
-#: Few tokens: half a row of weights, groups that end inside of a 64-deep block; whole rows, scales in the epilogue.
+#: Small M: half a row of weights, groups that end within 64 of K; whole rows, scales in the epilogue.
 SKINNY = {
     "odd_zeros": SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
     "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
@@ -50,8 +50,7 @@ SKINNY = {
 }
 
 
-#: Where there are clusters, whose blocks divide the depth: one N tile and one token, which the mma's columns repeat;
-#: three N tiles for two blocks.
+#: Clusters that divide K: one N tile and one row, which the mma's columns repeat; three N tiles for two CTAs.
 CLUSTERS = {
     "cluster": SkinnySpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, cluster_k=3),
     "cluster_columns": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3, cluster_k=2),
@@ -73,7 +72,7 @@ def test_the_skinny_source(golden: Golden, kernel_source: KernelSource, name: st
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *SKINNY.values()], ids=lambda spec: spec.entry)
 def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> None:
-    """So what is reviewed, and what was run on another card, is what SM120 computes."""
+    """SM120 computes what was reviewed, and what was run on another GPU."""
     targets = ("sm_90a", "sm_120a")
     for target in targets:
         spec.check_target(get_target(target))
@@ -84,16 +83,16 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
     assert one == other
 
 
-#: Few tokens with everything but a cluster; many tokens with a cluster and setmaxnreg.
+#: Small M with everything but a cluster; large M with a cluster and setmaxnreg.
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
     "wide_multicast": WgmmaSpec(
         "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
     ),
-    # Scale and offset in one multiply-add, groups that end inside of a 64-deep block; bf16, and whole blocks.
+    # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
-    # A cluster that divides the depth, as two warpgroups of each of its blocks do.
-    "depth_cluster": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, cluster_k=3),
+    # A cluster that divides K, as two warpgroups of each of its CTAs do.
+    "cluster_k": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, cluster_k=3),
     "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
 }
 

@@ -1,4 +1,4 @@
-"""The operations over arrays as subjects: short rings of small slots, so that they wrap in some kilobytes."""
+"""The operations over arrays as subjects: short rings of small slots, which wrap within some kilobytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that stand beside the GEMM as subjects: columns permuted before it, weights dequantised instead of it."""
+"""The kernels that run with the GEMM as subjects: columns permuted before it, weights dequantized instead of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cudatma.target import get_target
 
 _TARGET = "sm_90a"
 _ROWS, _COLUMNS = 13, 128
-#: Deep enough for a block's ring and the two buffers of a warp to be used several times.
+#: A K with which a CTA's ring and the two buffers of a warp are used several times.
 _K, _N = 400, 200
 
 
@@ -42,7 +42,7 @@ def _permute_call(spec: PermuteColumnsSpec) -> Callable[[], Call]:
             spec.threads,
             permute_arguments(x, order, result, _ROWS, _COLUMNS, x.strides[0]),
             shared_bytes=spec.smem_bytes,
-            # As behind another kernel of a programmatic chain, which writes the rows that are permuted.
+            # As after another kernel of a programmatic chain, which writes the rows that are permuted.
             options=(("produced_by_previous", (x,)),),
         )
 
@@ -66,7 +66,7 @@ def _dequantize_call(spec: DequantizeSpec) -> Callable[[], Call]:
 
 
 def path_subjects() -> list[Subject]:
-    """Each kernel, in each way of bringing its operands in and its result out."""
+    """Each kernel, with each path of its operands and its result."""
     permute = {"staged": PermuteColumnsSpec(True, 128, rows=2, consumers=64), "direct": PermuteColumnsSpec(True)}
     dense = {
         "tiles": DequantizeSpec("float16", 128, False, warps=2),

@@ -119,18 +119,18 @@ def _tensormap_edit() -> Call:
 
 def wgmma_gemm(spec: Any) -> Subject:
     # Long enough for a wrong arrival count of the empty barriers to add up to a lap.
-    rows, columns, depth = spec.block_m, spec.block_n * spec.cluster, 64 * (5 * spec.stages + 1)
+    rows, columns, k = spec.block_m, spec.block_n * spec.cluster, 64 * (5 * spec.stages + 1)
 
     def make() -> Call:
         random = np.random.default_rng(3)
-        a, b = (random.normal(size=(size, depth)).astype(np.float16) for size in (rows, columns))
+        a, b = (random.normal(size=(size, k)).astype(np.float16) for size in (rows, columns))
         d = np.zeros((rows, columns), np.float32)
         maps = (
             TensorMap.from_array(a, (spec.loaded_m, 64), swizzle="128B", encoder="codec"),
             TensorMap.from_array(b, (spec.block_n, 64), swizzle="128B", encoder="codec"),
             TensorMap.from_array(d, (64, spec.block_n), encoder="codec"),
         )
-        args = (*maps, depth // 64)
+        args = (*maps, k // 64)
         grid = (spec.cluster, 1)
         cluster = (spec.cluster, 1) if spec.cluster > 1 else None
         return Call(

@@ -1,4 +1,4 @@
-"""The registry's kernels as subjects: small launches in which rings wrap, blocks take several tiles and share one."""
+"""The registry's kernels as subjects: small launches in which rings wrap, and CTAs take several tiles and share one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
 _TARGET = "sm_90a"
-#: Variant -> fields of its spec. Each has a tile of its own, so that every way of feeding and scaling is there once.
+#: Variant -> fields of its spec. Each has a tile of its own; together they have every load path and scaling once.
 _MMA_SYNC: dict[str, dict[str, Any]] = {
     "tma": {"scale_on": "accumulator", "slice_k": 2, "block_k": 128},
     "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
@@ -46,24 +46,24 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
-    # Tokens for two of three blocks, whose parts of the depth are 4 stages each.
-    "depth_cluster": {"block_k": 128, "cluster_k": 3},
+    # Rows for two of three CTAs, whose parts of K are 4 stages each.
+    "cluster_k": {"block_k": 128, "cluster_k": 3},
 }
 _SKINNY: dict[str, dict[str, Any]] = {
     "even": {"n_tiles": 2, "slice_k": 2},
     "odd_zeros": {"n_tiles": 1, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
-    # Tiles of four tokens, which the mma's columns repeat.
-    "few_tokens": {"block_m": 4, "n_tiles": 1, "slice_k": 2, "deep_box": True},
-    # Two columns of warps for three blocks, whose parts of the depth are 5, 5 and 6 stages: each ring wraps twice.
+    # Tiles of four rows, which the mma's columns repeat.
+    "small_m": {"block_m": 4, "n_tiles": 1, "slice_k": 2, "deep_box": True},
+    # Two N tiles for three CTAs, whose parts of K are 5, 5 and 6 stages: each ring wraps twice.
     "cluster": {"n_tiles": 2, "slice_k": 2, "cluster_k": 3, "stages": 2},
 }
-#: (tokens, depth) of each kernel. Tokens make several tiles of the wgmma kernel, so that a wrong arrival count has
-#: time to add up to a phase; its depth is short, or the ring would order the staging of one tile before that of the
-#: next. The skinny GEMM's ring has to wrap within the one tile of a block.
+#: (M, K) of each kernel. M makes several tiles of the wgmma kernel: a wrong arrival count then adds up to a phase. Its
+#: K is short, or the ring would order the staging of one tile before that of the next. The skinny GEMM's ring has to
+#: wrap within the one tile of a CTA.
 _SIZES: dict[type, tuple[int, int]] = {MmaSyncSpec: (13, 512), WgmmaSpec: (29, 512), SkinnySpec: (13, 1024)}
-_CHANNELS, _SHARES = 256, 3
-#: Where blocks of a cluster divide it: so that each one's ring wraps more than once.
-_DIVIDED_DEPTH = {WgmmaSpec: 1536, SkinnySpec: 2048}
+_N, _WORK_RANGES = 256, 3
+#: K where the CTAs of a cluster divide it: the ring of each wraps more than once.
+_DIVIDED_K = {WgmmaSpec: 1536, SkinnySpec: 2048}
 
 
 def mma_sync_spec(variant: str) -> MmaSyncSpec:
@@ -117,24 +117,24 @@ def skinny_spec(variant: str) -> SkinnySpec:
 @lru_cache(maxsize=16)
 def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
-    tokens, depth = _SIZES[type(spec)]
+    m, k = _SIZES[type(spec)]
     if spec.cluster_k > 1:
-        depth = _DIVIDED_DEPTH[type(spec)]
+        k = _DIVIDED_K[type(spec)]
     random = np.random.default_rng(7)
-    weight = random.normal(size=(depth, _CHANNELS)).astype(np.float32) * 0.05
+    weight = random.normal(size=(k, _N)).astype(np.float32) * 0.05
     packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
-    return random.normal(size=(tokens, depth)).astype(packed.scales.dtype), packed
+    return random.normal(size=(m, k)).astype(packed.scales.dtype), packed
 
 
 def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
     def make() -> Call:
         x, w = _operands(spec)
-        out = np.zeros((len(x), _CHANNELS), x.dtype)
+        out = np.zeros((len(x), _N), x.dtype)
         rows = check_input(x, w)
-        work = schedule(spec, len(x), _CHANNELS, x.shape[1], _SHARES * spec.cluster, eager=True)
+        work = schedule(spec, len(x), _N, x.shape[1], _WORK_RANGES * spec.cluster, eager=True)
         checked = check_output(out, rows, w)
         launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
-        # As behind another kernel of a programmatic chain, which writes the activations.
+        # As after another kernel of a programmatic chain, which writes the activations.
         options = (("produced_by_previous", (x,)),)
         return Call(
             spec.entry,

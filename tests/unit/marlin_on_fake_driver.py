@@ -86,7 +86,7 @@ c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, met
 
 
 class AnyKernel:
-    """A kernel that takes whatever it is given. NVRTC does not run beside the fake driver."""
+    """A kernel that takes whatever it is given. NVRTC does not run with the fake driver."""
 
     def __init__(self, spec: Any) -> None:
         self.spec, self.target = spec, get_target("sm_90a")
@@ -264,7 +264,7 @@ def destroy(*graphs: int) -> None:
 
 
 def require_all_counted() -> int:
-    """Device memory beside the workspace of one stream."""
+    """Device memory without the workspace of one stream."""
     assert c.workspace_bytes().total == counts.held_bytes
     return int(counts.held_bytes) - WHOLE_BYTES
 
@@ -547,7 +547,7 @@ def case_fork() -> None:
 
 
 class Shared:
-    """A producer that speaks DLPack alone; CuPy's current stream is put behind it by CuPy."""
+    """A producer that speaks DLPack alone; CuPy makes its current stream wait for it."""
 
     def __dlpack__(self, **_: object) -> None: ...
 

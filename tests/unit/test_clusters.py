@@ -14,7 +14,7 @@ from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-#: What cuOccupancyMaxActiveClusters says of an H200, by the number of CTAs in a cluster, each on an SM of its own.
+#: cuOccupancyMaxActiveClusters of an H200, by the number of CTAs in a cluster, each on an SM of its own.
 MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
@@ -23,7 +23,7 @@ def spec(**fields: object) -> WgmmaSpec:
     return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
 
 
-def test_an_h200_fits_as_many_as_counted_or_one_more() -> None:
+def test_clusters_at_once_on_an_h200_are_the_measured_or_one_less() -> None:
     for cluster_k, count in MEASURED.items():
         assert count - 1 <= clusters_at_once(cluster_k, 132) <= count
     assert set(CLUSTER_K) == set(MEASURED)
@@ -37,7 +37,7 @@ def test_never_more_than_sms(cluster_k: int, sm_count: int) -> None:
     assert clusters_at_once(cluster_k, sm_count + 1) >= at_once
 
 
-def test_each_block_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
+def test_each_cta_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
     for block_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
         of = spec(block_m=block_m, cluster_k=cluster_k)
         parts = {name: size for name, _, size in of.smem_layout()}
@@ -49,7 +49,7 @@ def test_each_block_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
     assert alone["cluster_sums"] == alone["cluster_barrier"] == 0
 
 
-def test_a_cluster_a_tile() -> None:
+def test_each_tile_has_a_cluster() -> None:
     of = spec(cluster_k=4)
     plan = schedule(of, 100, 300, 1000, 132)
     assert (plan.tiles_m, plan.tiles_n, plan.stream_tiles) == (2, 3, 0)
@@ -58,7 +58,7 @@ def test_a_cluster_a_tile() -> None:
     assert of.launch_cluster == 4
 
 
-def test_what_excludes_it() -> None:
+def test_cluster_k_excludes_multicast() -> None:
     with pytest.raises(ArgumentError, match="1 with cluster 2") as caught:
         spec(cluster=2)
     assert caught.value.field == "cluster_k"

@@ -31,16 +31,16 @@ layers = st.builds(
     dtype=st.sampled_from(("float16", "bfloat16")),
 )
 rows = st.one_of(st.integers(1, 300), st.integers(1, 10_000))
-cards = st.builds(
+gpus = st.builds(
     imagined_gpu, st.sampled_from(("sm_90a", "sm_90", "sm_120a", "sm_121a")), st.sampled_from((1, 20, 84, 132, 188))
 )
 
 
 @settings(max_examples=30)
-@given(layers, rows, cards)
-def test_every_candidate_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
-    target = get_target(card.target)
-    found = [spec for spec, _ in ranked(candidates(Problem(layer, m), card))]
+@given(layers, rows, gpus)
+def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
+    target = get_target(gpu.target)
+    found = [spec for spec, _ in ranked(candidates(Problem(layer, m), gpu))]
     assert len({spec.entry for spec in found}) == len(found) > 0
     for spec in found:
         spec.check_target(target)
@@ -50,32 +50,32 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
         assert fits_workspace(spec, spec.blocks_per_sm)
         assert not isinstance(spec, SkinnySpec) or layer.k % 64 == 0 or not spec.deep_box
         assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-        work = schedule(spec, m, layer.n, layer.k, card.sm_count * spec.blocks_per_sm)
+        work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
         assert work.tiles_m * spec.block_m >= m
         assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
         clusters = work.tiles_n * (1 if isinstance(spec, SkinnySpec) else work.tiles_m)
-        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, card.sm_count)
+        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, gpu.sm_count)
 
 
 @settings(max_examples=60)
-@given(layers, rows, cards)
-def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, card: Gpu) -> None:
-    for spec, cost in ranked(candidates(Problem(layer, m), card)):
+@given(layers, rows, gpus)
+def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, gpu: Gpu) -> None:
+    for spec, cost in ranked(candidates(Problem(layer, m), gpu)):
         if spec.cluster_k == 1:
-            work = schedule(spec, m, layer.n, layer.k, card.sm_count * spec.blocks_per_sm)
+            work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
 
 
 @settings(max_examples=30)
-@given(layers, rows, cards)
-def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, card: Gpu) -> None:
-    target = get_target(card.target)
-    listed = shortlist(MARLIN, Problem(layer, m), card, 12)
-    assert listed[0].spec == choose_by_cost(Problem(layer, m), card)
+@given(layers, rows, gpus)
+def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, gpu: Gpu) -> None:
+    target = get_target(gpu.target)
+    listed = shortlist(MARLIN, Problem(layer, m), gpu, 12)
+    assert listed[0].spec == choose_by_cost(Problem(layer, m), gpu)
     assert len({one.label for one in listed}) == len({one.spec for one in listed}) == len(listed) <= 12
     for one in listed:
         one.spec.check_target(target)
-        assert one.cost == one.spec.cost(Problem(layer, m), card)
+        assert one.cost == one.spec.cost(Problem(layer, m), gpu)
         # What the tuner measures, its file must hold and give back.
         entry = Entry(Problem(layer, m), one.spec, 2.0, 3.0)
         assert parse_entry(entry.as_json(MARLIN), MARLIN, target) == entry
@@ -92,10 +92,10 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
 
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
-    def kinds(m: int, card: Gpu) -> set[type[AnyMarlinSpec]]:
+    def kinds(m: int, gpu: Gpu) -> set[type[AnyMarlinSpec]]:
         return {
             type(spec)
-            for spec, _ in ranked(candidates(Problem(LinearShape(4096, 4096, 128, False, "float16"), m), card))
+            for spec, _ in ranked(candidates(Problem(LinearShape(4096, 4096, 128, False, "float16"), m), gpu))
         }
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
@@ -135,13 +135,13 @@ def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
 load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
 
 
-@given(layers, rows, cards, load_paths)
+@given(layers, rows, gpus, load_paths)
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
-    layer: LinearShape, m: int, card: Gpu, load_path: LoadPaths
+    layer: LinearShape, m: int, gpu: Gpu, load_path: LoadPaths
 ) -> None:
-    spec = choose_mma_sync(Problem(layer, m), card, load_path)
+    spec = choose_mma_sync(Problem(layer, m), gpu, load_path)
     assert spec.smem_bytes <= 99 * KIB
-    spec.check_target(get_target(card.target))
+    spec.check_target(get_target(gpu.target))
     assert spec.weight_load_path == load_path.weight
     assert (spec.scale_load_path, spec.activation_load_path) == (load_path.scale, load_path.activation)
 

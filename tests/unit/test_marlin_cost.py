@@ -32,18 +32,18 @@ from cudatma.target import get_target
 READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
 KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 RTX5090 = imagined_gpu("sm_120a", 170)
-#: At most so many percent behind the fastest measured, on average over the layers of a batch size, and in any of them.
-#: The table that ships holds what is 2 % and more behind.
+#: At most so many percent slower than the fastest measured, on average over the layers of an M, and in any of them.
+#: The table that ships holds the problems where the choice is 2 % slower or more.
 AVERAGE_LOSS, MOST_LOSS = 1.3, 17.0
 
 
 def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
     """LinearShape, M, and microseconds by what identifies a configuration."""
     found = []
-    for cell in READINGS["cells"]:
-        times = {(kind, *row[:-1]): row[-1] for kind in kinds for row in cell.get(kind, [])}
+    for problem in READINGS["cells"]:
+        times = {(kind, *row[:-1]): row[-1] for kind in kinds for row in problem.get(kind, [])}
         if len(times) > 1:
-            found.append((LinearShape(cell["k"], cell["n"], 128, False, "float16"), cell["m"], times))
+            found.append((LinearShape(problem["k"], problem["n"], 128, False, "float16"), problem["m"], times))
     return found
 
 
@@ -55,8 +55,8 @@ def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
 
 
 def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
-    """By M, percent that the choice is behind the fastest. A choice that nobody measured counts as a failure where the
-    others of its problem were."""
+    """By M, percent that the choice is slower than the fastest. A choice without a reading counts as a failure where
+    other configurations of its problem have one."""
     lost: dict[int, list[float]] = {}
     missing = 0
     for layer, m, times in found:
@@ -113,21 +113,21 @@ gpus = st.sampled_from((H200, imagined_gpu("sm_90a", 78), RTX5090, imagined_gpu(
 
 
 @given(problems, st.integers(1, 5000), gpus)
-def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, card: Gpu) -> None:
-    spec = choose_by_cost(Problem(layer, m), card)
-    spec.check_target(get_target(card.target))
+def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
+    spec = choose_by_cost(Problem(layer, m), gpu)
+    spec.check_target(get_target(gpu.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-    assert spec == choose_by_cost(Problem(layer, m), card)
+    assert spec == choose_by_cost(Problem(layer, m), gpu)
 
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
-    layer: LinearShape, m: int, card: Gpu
+    layer: LinearShape, m: int, gpu: Gpu
 ) -> None:
-    found = list(ranked(candidates(Problem(layer, m), card)))
+    found = list(ranked(candidates(Problem(layer, m), gpu)))
     for spec, cost in found[:3]:
-        assert cost == spec.cost(Problem(layer, m), card)
+        assert cost == spec.cost(Problem(layer, m), gpu)
         assert cost.us == pytest.approx(sum(getattr(cost, f.name) for f in fields(Cost)))
         assert getattr(cost, f"{cost.bound}_us") == max(getattr(cost, f.name) for f in fields(Cost))
     deep = [cost.us for spec, cost in found if spec.stages >= 3]
@@ -135,13 +135,13 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
 
 
 @given(problems, st.integers(1, 2000), gpus)
-def test_more_work_never_costs_less(layer: LinearShape, m: int, card: Gpu) -> None:
-    for spec, cost in list(ranked(candidates(Problem(layer, m), card)))[:2]:
-        more = spec.cost(Problem(layer, 2 * m), card)
+def test_more_work_never_costs_less(layer: LinearShape, m: int, gpu: Gpu) -> None:
+    for spec, cost in list(ranked(candidates(Problem(layer, m), gpu)))[:2]:
+        more = spec.cost(Problem(layer, 2 * m), gpu)
         # Whether tiles are divided among CTAs changes with their number.
         if isinstance(spec, SkinnySpec) or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
-        slower = replace(card, sm_clock_mhz=card.sm_clock_mhz // 2)
+        slower = replace(gpu, sm_clock_mhz=gpu.sm_clock_mhz // 2)
         assert spec.cost(Problem(layer, m), slower).us > cost.us
 
 

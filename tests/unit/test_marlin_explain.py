@@ -1,4 +1,4 @@
-"""marlin_explain: the choice that a GEMM makes, its reason, its predicted time, as text and as JSON, without a card."""
+"""marlin_explain: a GEMM's configuration, the reason and the predicted time, as text and as JSON, without a GPU."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_one_of_a_thing_is_no_plural() -> None:
 def test_clusters_are_told() -> None:
     """1024 columns of N are 32 N tiles for 132 SMs: at least two CTAs each, or most SMs would stand idle."""
     said = explained(NARROW, 1)
-    blocks = said.spec.cluster_k
-    assert 2 <= blocks <= 8
-    assert said.schedule.ctas == said.schedule.tiles_n * blocks
-    assert said.spec.entry.endswith(f"_c{blocks}")
-    assert f"_c{blocks}" in str(said)
+    ctas = said.spec.cluster_k
+    assert 2 <= ctas <= 8
+    assert said.schedule.ctas == said.schedule.tiles_n * ctas
+    assert said.spec.entry.endswith(f"_c{ctas}")
+    assert f"_c{ctas}" in str(said)
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_it_takes_weights_and_linear_layers() -> None:
     assert explained(packed, 3).layer == explained(MarlinLinear(packed), 3).layer == wanted
 
 
-def test_without_a_card_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> int:
         raise DriverError("cuInit", None, "no driver")
 

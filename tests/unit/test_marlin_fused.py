@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_card import FakeGpu
-from marlin_card import card as card  # the fixture
+from marlin_fake_gpu import FakeGpu
+from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
@@ -40,10 +40,10 @@ def weight(form: str) -> tuple[PackedWeight, Any]:
     return w, w.dequantize()
 
 
-def gemm(card: FakeGpu, w: PackedWeight, m: int = 33) -> Any:
+def gemm(gpu: FakeGpu, w: PackedWeight, m: int = 33) -> Any:
     x = values((m, w.shape[0]))
-    out = card.array(np.full((m, w.shape[1]), np.nan, x.dtype))
-    marlin_gemm(card.array(x), w, out, backend="cuda", stream=STREAM)
+    out = gpu.array(np.full((m, w.shape[1]), np.nan, x.dtype))
+    marlin_gemm(gpu.array(x), w, out, backend="cuda", stream=STREAM)
     return x, out.values
 
 
@@ -84,25 +84,25 @@ def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
-def test_a_call_takes_the_weights_form(card: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     w, dense = weight(form)
-    x, out = gemm(card, w)
+    x, out = gemm(gpu, w)
     assert {made.spec.fused for made in w.attachments["plans"].values()} == {form}
     assert close(out, x.astype(np.float64) @ dense)
     monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
     plain = replace(w)
-    assert gemm(card, plain)[1].tobytes() == out.tobytes()
+    assert gemm(gpu, plain)[1].tobytes() == out.tobytes()
     assert {made.spec.fused for made in plain.attachments["plans"].values()} == {"none"}
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
-def test_warm_up_loads_that_kernel(card: FakeGpu, form: str) -> None:
+def test_warm_up_loads_that_kernel(gpu: FakeGpu, form: str) -> None:
     w, _ = weight(form)
     MarlinLinear(w).warm_up([33], stream=STREAM)
-    card.capturing = {STREAM}
-    gemm(card, w)
+    gpu.capturing = {STREAM}
+    gemm(gpu, w)
     suffix = {"as_stored": "_fused", "shifted": "_shifted", "none": ""}[form]
-    (launch,) = card.launches
+    (launch,) = gpu.launches
     assert launch.entry.startswith(f"marlin_wgmma_f16_g32{suffix}_")
     assert ("_fused" in launch.entry, "_shifted" in launch.entry) == (form == "as_stored", form == "shifted")
 

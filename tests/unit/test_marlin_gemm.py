@@ -15,7 +15,7 @@ from cudatma.kernels.marlin.arranged import needs_arranging
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.quantization import pack
 
-#: ||out - reference|| / ||reference||: products are exact in fp32, so that one rounding of the result is left.
+#: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.
 TOLERANCE = {"float16": 5e-4, "bfloat16": 4e-3}
 
 

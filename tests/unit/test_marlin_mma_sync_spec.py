@@ -176,7 +176,7 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MmaSyncSpec) -> None:
 
 @given(specs())
 def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
-    """One arrival for all of TMA, one a producer thread for each way of copying by hand."""
+    """One arrival for all of TMA, one of each producer thread where cp.async loads."""
     scales = {spec.scale_load_path} if spec.group_size != -1 else set()
     stage = {spec.weight_load_path, spec.activation_load_path} | scales
     by_hand = "cp_async" in stage

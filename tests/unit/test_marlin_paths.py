@@ -1,4 +1,4 @@
-"""marlin_gemm's ways to a result on a card of host memory: activations that are arranged first, weights made dense."""
+"""marlin_gemm's paths on a GPU of host memory: activations that are copied first, weights that are dequantized."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_card import Array, FakeGpu
-from marlin_card import card as card  # the fixture
+from marlin_fake_gpu import Array, FakeGpu
+from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
@@ -28,10 +28,10 @@ K, N = 128, 64
 STREAM = 5
 
 
-def gemm(card: FakeGpu, x: Any, w: Any, **options: Any) -> Any:
-    """The result's values, of a call with arrays on the card."""
-    out = card.array(np.full((*x.shape[:-1], w.shape[1]), np.nan, x.dtype))
-    given = x if isinstance(x, Array) else card.array(x)
+def gemm(gpu: FakeGpu, x: Any, w: Any, **options: Any) -> Any:
+    """The result's values, of a call with arrays on the GPU."""
+    out = gpu.array(np.full((*x.shape[:-1], w.shape[1]), np.nan, x.dtype))
+    given = x if isinstance(x, Array) else gpu.array(x)
     call = {"backend": "cuda", "stream": STREAM} | options
     if call["backend"] is None:
         del call["backend"]
@@ -39,10 +39,10 @@ def gemm(card: FakeGpu, x: Any, w: Any, **options: Any) -> Any:
     return out.values
 
 
-def entries(card: FakeGpu) -> list[tuple[bool, bool]]:
+def entries(gpu: FakeGpu) -> list[tuple[bool, bool]]:
     """(is the copy, is programmatic) of each launch since the last question."""
-    found = [(launch.entry == "permute_columns", launch.programmatic) for launch in card.launches]
-    card.launches.clear()
+    found = [(launch.entry == "permute_columns", launch.programmatic) for launch in gpu.launches]
+    gpu.launches.clear()
     return found
 
 
@@ -59,84 +59,84 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("programmatic", [False, True])
 def test_act_order_takes_two_launches_and_gives_the_ordered_weights_bits(
-    card: FakeGpu, dtype: str, programmatic: bool
+    gpu: FakeGpu, dtype: str, programmatic: bool
 ) -> None:
     weight, reference = make(K, N, dtype=dtype, act_order=True)
     x = values((9, K), dtype)
-    out = gemm(card, x, weight, programmatic=programmatic)
+    out = gemm(gpu, x, weight, programmatic=programmatic)
     # The copy is what the caller asked for; the GEMM always is a dependent of the copy.
-    assert entries(card) == [(True, programmatic), (False, True)]
+    assert entries(gpu) == [(True, programmatic), (False, True)]
     assert close(out, x.astype(np.float64) @ reference)
-    ordered = gemm(card, np.ascontiguousarray(x[:, weight.perm]), replace(weight, perm=None))
-    assert entries(card) == [(False, False)]
+    ordered = gemm(gpu, np.ascontiguousarray(x[:, weight.perm]), replace(weight, perm=None))
+    assert entries(gpu) == [(False, False)]
     np.testing.assert_array_equal(bits(out), bits(ordered))
 
 
 @pytest.mark.parametrize(("offset", "width"), [(0, K + 1), (1, K + 8), (8, K + 8), (3, K + 5)])
-def test_pitches_and_addresses_off_16_bytes(card: FakeGpu, offset: int, width: int) -> None:
+def test_pitches_and_addresses_off_16_bytes(gpu: FakeGpu, offset: int, width: int) -> None:
     weight, reference = make(K, N)
     buffer = values((7, width))
     x = buffer[:, offset : offset + K]
-    out = gemm(card, x, weight)
+    out = gemm(gpu, x, weight)
     aligned = offset % 8 == 0 and width % 8 == 0
-    assert entries(card) == ([] if aligned else [(True, False)]) + [(False, not aligned)]
+    assert entries(gpu) == ([] if aligned else [(True, False)]) + [(False, not aligned)]
     assert close(out, x.astype(np.float64) @ reference)
-    np.testing.assert_array_equal(bits(out), bits(gemm(card, np.ascontiguousarray(x), weight)))
+    np.testing.assert_array_equal(bits(out), bits(gemm(gpu, np.ascontiguousarray(x), weight)))
 
 
-def test_repeated_calls_write_the_new_addresses(card: FakeGpu, fast: None) -> None:
+def test_repeated_calls_write_the_new_addresses(gpu: FakeGpu, fast: None) -> None:
     weight, reference = make(K, N, act_order=True)
     for seed in range(4):
         x = values((5, K), seed=seed)
-        assert close(gemm(card, x, weight, backend=None), x.astype(np.float64) @ reference)
-        assert entries(card) == [(True, False), (False, True)]
+        assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
+        assert entries(gpu) == [(True, False), (False, True)]
     plans = {id(plan) for plan in weight.attachments["plans"].values()}
     assert len(plans) == 1
 
 
-def test_an_unaligned_call_leaves_aligned_ones_their_plan(card: FakeGpu, fast: None) -> None:
+def test_an_unaligned_call_leaves_aligned_ones_their_plan(gpu: FakeGpu, fast: None) -> None:
     weight, reference = make(K, N)
     # The same shape and pitch each time; only the address differs.
     for offset, launches in ((1, 2), (0, 1), (3, 2), (0, 1), (0, 1)):
         x = values((4, K + 8), seed=offset)[:, offset : offset + K]
-        assert close(gemm(card, x, weight, backend=None), x.astype(np.float64) @ reference)
-        assert len(entries(card)) == launches
+        assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
+        assert len(entries(gpu)) == launches
 
 
-def test_the_workspace_grows_and_keeps_what_graphs_may_hold(card: FakeGpu) -> None:
+def test_the_workspace_grows_and_keeps_what_graphs_may_hold(gpu: FakeGpu) -> None:
     weight, _ = make(K, N, act_order=True)
     rows = stream_workspace(0, STREAM).rows
     assert rows.nbytes == 0
-    gemm(card, values((3, K)), weight)
+    gemm(gpu, values((3, K)), weight)
     first, size = rows.room(1), rows.nbytes
     assert size % (2 << 20) == 0
     assert rows.room(size) == first
     second = rows.room(size + 1)
     assert rows.nbytes >= 2 * size
-    assert {first, second} <= set(card.memory)
+    assert {first, second} <= set(gpu.memory)
     assert stream_workspace(0, STREAM + 1).rows is not rows
 
 
-def test_a_capture_needs_kernels_but_no_call_on_its_stream(card: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_needs_kernels_but_no_call_on_its_stream(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = make(K, N, act_order=True)
     x = values((3, K))
-    card.capturing |= {STREAM, 9}
+    gpu.capturing |= {STREAM, 9}
     with monkeypatch.context() as patch:
         patch.setattr(Kernel, "is_loaded", lambda self, device: False)
         with pytest.raises(LaunchError, match="before the capture"):
-            gemm(card, x, weight)
-    card.capturing.clear()
-    gemm(card, x, weight)
-    card.launches.clear()
-    card.capturing |= {STREAM, 9}
+            gemm(gpu, x, weight)
+    gpu.capturing.clear()
+    gemm(gpu, x, weight)
+    gpu.launches.clear()
+    gpu.capturing |= {STREAM, 9}
     for options in ({}, {"stream": 9}, {"workspace": MarlinWorkspace(0)}):
-        gemm(card, x, weight, **options)
-        assert entries(card) == [(True, False), (False, True)]
+        gemm(gpu, x, weight, **options)
+        assert entries(gpu) == [(True, False), (False, True)]
 
 
-def test_a_branch_has_rows_of_its_own(card: FakeGpu) -> None:
+def test_a_branch_has_rows_of_its_own(gpu: FakeGpu) -> None:
     eager = stream_workspace(0, STREAM).rows
-    card.capturing |= {STREAM, 9}
+    gpu.capturing |= {STREAM, 9}
     rows = [stream_workspace(0, stream).rows for stream in (STREAM, 9, STREAM)]
     assert rows[0] is rows[2]
     first = rows[0].room(100)
@@ -144,37 +144,37 @@ def test_a_branch_has_rows_of_its_own(card: FakeGpu) -> None:
     assert len({id(one) for one in (eager, *rows)}) == len({eager.room(100), first, rows[1].room(100)}) == 3
 
 
-def test_warm_up_makes_a_capture_possible(card: FakeGpu) -> None:
+def test_warm_up_makes_a_capture_possible(gpu: FakeGpu) -> None:
     weight, _ = make(K, N, act_order=True)
     layer = MarlinLinear(weight)
     layer.warm_up([1, 9], stream=STREAM)
-    held = set(card.memory)
-    assert not card.launches
-    card.capturing |= {STREAM}
-    x = card.array(values((9, K)))
-    layer(x, card.array(np.empty((9, N), np.float16)), STREAM, backend="cuda")
-    assert entries(card) == [(True, False), (False, True)]
-    assert set(card.memory) == held
+    held = set(gpu.memory)
+    assert not gpu.launches
+    gpu.capturing |= {STREAM}
+    x = gpu.array(values((9, K)))
+    layer(x, gpu.array(np.empty((9, N), np.float16)), STREAM, backend="cuda")
+    assert entries(gpu) == [(True, False), (False, True)]
+    assert set(gpu.memory) == held
 
 
-def test_threads_of_one_stream_do_not_mix_their_rows(card: FakeGpu) -> None:
+def test_threads_of_one_stream_do_not_mix_their_rows(gpu: FakeGpu) -> None:
     """Each copy is followed by its own GEMM, though both threads write to the same rows."""
     weight, reference = make(K, N, act_order=True)
     xs = [values((2, K), seed=seed) for seed in (1, 2)]
     for x in xs:
-        gemm(card, x, weight)
-    card.launches.clear()
+        gemm(gpu, x, weight)
+    gpu.launches.clear()
     outs: dict[int, Any] = {}
 
     def work(number: int) -> None:
-        outs[number] = gemm(card, xs[number], weight)
+        outs[number] = gemm(gpu, xs[number], weight)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [is_copy for is_copy, _ in entries(card)] == [True, False, True, False]
+    assert [is_copy for is_copy, _ in entries(gpu)] == [True, False, True, False]
     for number, x in enumerate(xs):
         assert close(outs[number], x.astype(np.float64) @ reference)
 
@@ -184,7 +184,7 @@ def test_threads_of_one_stream_do_not_mix_their_rows(card: FakeGpu) -> None:
 
 @pytest.fixture
 def product(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From 8 tokens on; cuBLAS is NumPy, on the memory behind the addresses. Gives the tokens of each product."""
+    """From M = 8 on; cuBLAS is NumPy, on the memory at the addresses. Yields the M of each product."""
     seen: list[int] = []
 
     def by_numpy(x: Any, weight: Any, out: Any, bias: Any, stream: int) -> None:
@@ -208,88 +208,88 @@ def nbytes(w: Any) -> int:
 
 @pytest.mark.parametrize(("n", "act_order", "zeros"), [(N, False, False), (77, True, True)])
 def test_the_dense_path_gives_the_product_of_the_dequantised_weight(
-    card: FakeGpu, product: list[int], n: int, act_order: bool, zeros: bool
+    gpu: FakeGpu, product: list[int], n: int, act_order: bool, zeros: bool
 ) -> None:
     weight, reference = make(K, n, act_order=act_order, zeros=zeros)
-    x, bias = values((8, K)), card.array(values((n,), seed=3))
+    x, bias = values((8, K)), gpu.array(values((n,), seed=3))
     budget = nbytes(weight)
-    out = gemm(card, x, weight, bias=bias, dense_bytes=budget)
+    out = gemm(gpu, x, weight, bias=bias, dense_bytes=budget)
     assert close(out, x.astype(np.float64) @ reference + bias.values.astype(np.float64))
-    assert ([launch.entry for launch in card.launches], product) == (["dequantize"], [8])
+    assert ([launch.entry for launch in gpu.launches], product) == (["dequantize"], [8])
     # Once only; the copy is there on every stream, since the first call waited for it.
-    assert card.waited[-1:] == [STREAM]
-    gemm(card, x, weight, dense_bytes=budget, stream=8)
-    assert ([launch.entry for launch in card.launches], product) == (["dequantize"], [8, 8])
+    assert gpu.waited[-1:] == [STREAM]
+    gemm(gpu, x, weight, dense_bytes=budget, stream=8)
+    assert ([launch.entry for launch in gpu.launches], product) == (["dequantize"], [8, 8])
 
 
-def test_tokens_and_budget_alone_decide(card: FakeGpu, product: list[int], fast: None) -> None:
+def test_tokens_and_budget_alone_decide(gpu: FakeGpu, product: list[int], fast: None) -> None:
     weight, _ = make(K, N)
     budget = nbytes(weight)
-    for tokens, allowed, expected in ((8, budget, 1), (7, budget, 0), (8, budget - 1, 0), (8, 0, 0), (8, budget, 1)):
+    for m, allowed, expected in ((8, budget, 1), (7, budget, 0), (8, budget - 1, 0), (8, 0, 0), (8, budget, 1)):
         for _ in range(2):  # the second one is a repeated call
             product.clear()
-            gemm(card, values((tokens, K)), weight, dense_bytes=allowed, backend=None)
+            gemm(gpu, values((m, K)), weight, dense_bytes=allowed, backend=None)
             assert len(product) == expected
     assert dense.DEFAULT_FROM_M == 2048
 
 
-def test_the_budget_is_shared_and_the_least_recently_used_goes(card: FakeGpu, product: list[int]) -> None:
+def test_the_budget_is_shared_and_the_least_recently_used_goes(gpu: FakeGpu, product: list[int]) -> None:
     weights = [make(K, N, seed=seed)[0] for seed in range(3)]
     size = nbytes(weights[0])
     x = values((8, K))
-    made = lambda: [launch.entry for launch in card.launches].count("dequantize")  # noqa: E731
+    made = lambda: [launch.entry for launch in gpu.launches].count("dequantize")  # noqa: E731
     for number, copies in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):
         # 2 drives out 1, which was used before 0; then 1 drives out 2.
-        gemm(card, x, weights[number], dense_bytes=2 * size)
+        gemm(gpu, x, weights[number], dense_bytes=2 * size)
         assert made() == copies
         assert dense.dense_bytes_in_use(0) <= 2 * size
-    held = sum(piece.nbytes == size for piece in card.memory.values())
+    held = sum(buffer.nbytes == size for buffer in gpu.memory.values())
     assert held == 2
     weights.clear()
     gc.collect()
     assert dense.dense_bytes_in_use(0) == 0
-    assert not any(piece.nbytes == size for piece in card.memory.values())
+    assert not any(buffer.nbytes == size for buffer in gpu.memory.values())
 
 
-def test_captures(card: FakeGpu, product: list[int]) -> None:
+def test_captures(gpu: FakeGpu, product: list[int]) -> None:
     weights = [make(K, N, seed=seed)[0] for seed in range(2)]
     size, x = nbytes(weights[0]), values((8, K))
-    card.capturing |= {STREAM}
+    gpu.capturing |= {STREAM}
     with pytest.raises(LaunchError, match="dequantized"):
-        gemm(card, x, weights[0], dense_bytes=size)
-    assert not card.launches
-    card.capturing.clear()
+        gemm(gpu, x, weights[0], dense_bytes=size)
+    assert not gpu.launches
+    gpu.capturing.clear()
     layer = MarlinLinear(weights[0], dense_bytes=size)
     layer.warm_up([8, 1], stream=STREAM)
-    assert [launch.entry for launch in card.launches] == ["dequantize"]
-    card.capturing |= {STREAM}
-    gemm(card, x, weights[0], dense_bytes=size)
-    card.capturing.clear()
+    assert [launch.entry for launch in gpu.launches] == ["dequantize"]
+    gpu.capturing |= {STREAM}
+    gemm(gpu, x, weights[0], dense_bytes=size)
+    gpu.capturing.clear()
     # The graph reads the copy, which stays; the budget has no room for another one.
     with pytest.raises(LaunchError, match="captured graphs"):
-        gemm(card, x, weights[1], dense_bytes=size)
-    gemm(card, x, weights[1], dense_bytes=2 * size)
+        gemm(gpu, x, weights[1], dense_bytes=size)
+    gemm(gpu, x, weights[1], dense_bytes=2 * size)
     assert dense.dense_bytes_in_use(0) == 2 * size
 
 
 def test_a_weight_with_many_plans_keeps_its_copy(
-    card: FakeGpu, product: list[int], monkeypatch: pytest.MonkeyPatch
+    gpu: FakeGpu, product: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cudatma.kernels.marlin import gemm as module
 
     monkeypatch.setattr(module, "_MOST_PLANS", 2)
     weight, _ = make(K, N)
-    gemm(card, values((8, K)), weight, dense_bytes=nbytes(weight))
-    for tokens in (1, 2, 3):
-        gemm(card, values((tokens, K)), weight)
+    gemm(gpu, values((8, K)), weight, dense_bytes=nbytes(weight))
+    for m in (1, 2, 3):
+        gemm(gpu, values((m, K)), weight)
     assert dense.dense_bytes_in_use(0) == nbytes(weight)
 
 
-def test_a_layer_passes_its_budget(card: FakeGpu, product: list[int]) -> None:
+def test_a_layer_passes_its_budget(gpu: FakeGpu, product: list[int]) -> None:
     weight, reference = make(K, N)
     layer = MarlinLinear(weight, dense_bytes=nbytes(weight))
     assert f"dense_bytes={nbytes(weight)}" in repr(layer)
-    x, out = card.array(values((8, K))), card.array(np.empty((8, N), np.float16))
+    x, out = gpu.array(values((8, K))), gpu.array(np.empty((8, N), np.float16))
     layer(x, out, STREAM, backend="cuda")
     assert product == [8]
     assert close(out.values, x.values.astype(np.float64) @ reference)
@@ -387,11 +387,11 @@ class FakeCupy:
         return np.ndarray(shape, dtype, memory, strides=strides)
 
 
-def test_captures_are_torchs_alone(card: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_torchs_alone(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas, "_cublas", Cublas)
     x, out = (cublas.Rows(Array(a).info, 1, 64) for a in (values((1, 32)), values((1, 16))))
     assert cublas.choose_product(x, out, None, STREAM) is cublas.by_cupy
-    card.capturing |= {STREAM}
+    gpu.capturing |= {STREAM}
     with pytest.raises(LaunchError, match="CuPy"):
         cublas.choose_product(x, out, None, STREAM)
     torchs = [cublas.Rows(replace(rows.info, kind="torch"), 1, 64) for rows in (x, out)]

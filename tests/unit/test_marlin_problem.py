@@ -1,4 +1,4 @@
-"""How a Marlin problem is cut: a model of the device's blocks walks through it and must compute every product once."""
+"""How a Marlin problem is cut: a model of the device's CTAs computes it and must compute every product once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ problems = st.tuples(
 
 
 @dataclass(frozen=True)
-class Piece:
+class Unit:
     """Stages k_begin .. k_end - 1 of a tile."""
 
     tile: int
@@ -61,34 +61,35 @@ class Cut:
     """A problem as the device sees it: what problem_values() computed, and the grid."""
 
     problem: Any
-    shares: int
+    work_ranges: int
     plan: Schedule
 
     @property
     def tiles(self) -> int:
         return int(self.problem.tiles_m * self.problem.tiles_n)
 
-    def share_begin(self, share: int) -> int:
-        return int(share * self.problem.stream_stages + min(share, self.problem.stream_extra))
+    def range_begin(self, index: int) -> int:
+        return int(index * self.problem.stream_stages + min(index, self.problem.stream_extra))
 
-    def pieces(self, share: int) -> list[Piece]:
-        """What the block of a share works on, in its order: its part of the line, then whole tiles."""
-        found, unit, end, depth = [], self.share_begin(share), self.share_begin(share + 1), self.problem.k_iterations
-        while unit < end:
-            tile, k = divmod(unit, depth)
-            taken = min(depth - k, end - unit)
-            found.append(Piece(tile, k, k + taken))
-            unit += taken
-        whole = range(self.problem.stream_tiles + share, self.tiles, self.problem.work_ranges)
-        return found + [Piece(tile, 0, depth) for tile in whole]
+    def units(self, index: int) -> list[Unit]:
+        """The work units of a work range, in its order: its part of the divided tiles, then whole tiles."""
+        found, stage, end = [], self.range_begin(index), self.range_begin(index + 1)
+        k_iterations = self.problem.k_iterations
+        while stage < end:
+            tile, k = divmod(stage, k_iterations)
+            taken = min(k_iterations - k, end - stage)
+            found.append(Unit(tile, k, k + taken))
+            stage += taken
+        whole = range(self.problem.stream_tiles + index, self.tiles, self.problem.work_ranges)
+        return found + [Unit(tile, 0, k_iterations) for tile in whole]
 
-    def partial_shares(self, share: int, piece: Piece) -> list[int]:
-        """The shares that the owner of a tile fixes up from: the ones after it, until the tile's depth is complete."""
-        missing, last = self.problem.k_iterations - piece.k_end, share
+    def partial_ranges(self, index: int, unit: Unit) -> list[int]:
+        """The work ranges that the owner of a tile fixes up from: those after it, until the tile's K is complete."""
+        missing, last = self.problem.k_iterations - unit.k_end, index
         while missing > 0:
             last += 1
-            missing -= min(missing, self.share_begin(last + 1) - self.share_begin(last))
-        return list(range(share + 1, last + 1))
+            missing -= min(missing, self.range_begin(last + 1) - self.range_begin(last))
+        return list(range(index + 1, last + 1))
 
 
 def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
@@ -98,33 +99,34 @@ def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
     return Cut(problem, plan.work_ranges, plan)
 
 
-def every_piece(made: Cut) -> list[tuple[int, Piece]]:
-    return [(share, piece) for share in range(made.shares) for piece in made.pieces(share)]
+def every_unit(made: Cut) -> list[tuple[int, Unit]]:
+    return [(index, unit) for index in range(made.work_ranges) for unit in made.units(index)]
 
 
 @given(problems)
 def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[StagedTile, int, int, int, int]) -> None:
     made = cut(*case)
     counts = np.zeros((made.tiles, made.problem.k_iterations), int)
-    for _, piece in every_piece(made):
-        assert piece.k_begin < piece.k_end
-        counts[piece.tile, piece.k_begin : piece.k_end] += 1
+    for _, unit in every_unit(made):
+        assert unit.k_begin < unit.k_end
+        counts[unit.tile, unit.k_begin : unit.k_end] += 1
     assert (counts == 1).all()
 
 
 @given(problems)
-def test_the_grid_fits_the_card_and_no_block_is_idle(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_grid_fits_the_gpu_and_no_cta_is_idle(case: tuple[StagedTile, int, int, int, int]) -> None:
     made = cut(*case)
     assert case[0].cluster <= made.plan.ctas <= max(case[-1], case[0].cluster)
-    assert all(made.pieces(share) for share in range(made.shares))
+    assert all(made.units(index) for index in range(made.work_ranges))
 
 
 @given(problems)
 def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """Divided: nobody waits for more than one stage. Whole: it takes no longer than dividing, partial sums included."""
+    """Divided: work ranges differ by one stage at most. Whole: it takes no longer than dividing, partial sums
+    included."""
     spec, m, n, k, resident = case
     made = cut(*case)
-    work = [sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.shares)]
+    work = [sum(u.k_end - u.k_begin for u in made.units(index)) for index in range(made.work_ranges)]
     units = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n * spec.cluster) * ceil_div(k, spec.block_k)
     least = ceil_div(units, max(1, resident // spec.cluster))
     if made.plan.stream_tiles:
@@ -140,12 +142,12 @@ def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
 
 
 @given(problems)
-def test_what_is_divided_would_take_longer_whole(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_divided_tiles_would_take_longer_whole(case: tuple[StagedTile, int, int, int, int]) -> None:
     spec, *_, resident = case
     made = cut(*case)
     longest = ceil_div(made.tiles, max(1, resident // spec.cluster)) * made.problem.k_iterations
     if made.plan.stream_tiles:
-        assert longest > max(sum(p.k_end - p.k_begin for p in made.pieces(share)) for share in range(made.shares))
+        assert longest > max(sum(u.k_end - u.k_begin for u in made.units(index)) for index in range(made.work_ranges))
 
 
 @given(problems)
@@ -158,68 +160,70 @@ def test_a_tile_is_divided_among_two_at_most_where_there_is_a_full_wave(
 
 
 @given(problems)
-def test_a_partial_sum_is_of_the_first_piece_of_its_share(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """So a share needs one slot in the workspace, and writes it before it waits for anybody."""
+def test_a_partial_sum_is_of_the_first_unit_of_its_work_range(case: tuple[StagedTile, int, int, int, int]) -> None:
+    """A work range needs one slot in the workspace, and writes it before its CTA waits for another."""
     made = cut(*case)
-    for share in range(made.shares):
-        pieces = made.pieces(share)
-        assert all(piece.k_begin == 0 for piece in pieces[1:])
-    divided = [share for share, piece in every_piece(made) if piece.k_begin > 0]
-    assert all((share + 1) * case[0].cluster <= made.plan.partial_ctas for share in divided)
+    for index in range(made.work_ranges):
+        units = made.units(index)
+        assert all(unit.k_begin == 0 for unit in units[1:])
+    divided = [index for index, unit in every_unit(made) if unit.k_begin > 0]
+    assert all((index + 1) * case[0].cluster <= made.plan.partial_ctas for index in divided)
 
 
 @given(problems)
-def test_an_owner_holds_a_tiles_first_stage_as_the_last_piece_of_its_line(
+def test_an_owner_has_a_tiles_first_stage_as_its_last_divided_unit(
     case: tuple[StagedTile, int, int, int, int],
 ) -> None:
     made = cut(*case)
-    for share, piece in every_piece(made):
-        if piece.k_begin == 0 and piece.k_end < made.problem.k_iterations:
-            line = [p for p in made.pieces(share) if p.tile < made.problem.stream_tiles]
-            assert line[-1] == piece
+    for index, unit in every_unit(made):
+        if unit.k_begin == 0 and unit.k_end < made.problem.k_iterations:
+            divided = [u for u in made.units(index) if u.tile < made.problem.stream_tiles]
+            assert divided[-1] == unit
 
 
 @given(problems)
-def test_owners_fix_up_from_exactly_the_shares_that_store_partials(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """And these have lower block numbers: they were dispatched before the block that waits for them."""
+def test_owners_fix_up_from_exactly_the_work_ranges_that_store_partial_sums(
+    case: tuple[StagedTile, int, int, int, int],
+) -> None:
+    """These CTAs have lower numbers: the GPU dispatched them before the one that waits for them."""
     made = cut(*case)
     wanted: dict[int, list[int]] = {}
-    for share, piece in every_piece(made):
-        if piece.k_begin > 0:
-            wanted.setdefault(piece.tile, []).append(share)
-    for share, piece in every_piece(made):
-        if piece.k_begin == 0:
-            sources = made.partial_shares(share, piece)
-            assert sources == wanted.pop(piece.tile, [])
-            assert all(made.shares - 1 - other < made.shares - 1 - share for other in sources)
-    assert not wanted, "partial sums that nobody fixes up"
+    for index, unit in every_unit(made):
+        if unit.k_begin > 0:
+            wanted.setdefault(unit.tile, []).append(index)
+    for index, unit in every_unit(made):
+        if unit.k_begin == 0:
+            sources = made.partial_ranges(index, unit)
+            assert sources == wanted.pop(unit.tile, [])
+            assert all(made.work_ranges - 1 - other < made.work_ranges - 1 - index for other in sources)
+    assert not wanted, "partial sums without a fix-up"
 
 
 @settings(max_examples=40)
 @given(problems, st.integers(0, 2**32))
 def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, int, int], seed: int) -> None:
-    """Blocks run in the order of their numbers, as far as each can; integers, so that equal means equal."""
+    """CTAs run in the order of their numbers; integers have no rounding, which makes the comparison exact."""
     made = cut(*case)
     values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
     results: dict[int, int] = {}
     slots: dict[int, int] = {}
-    for block in range(made.shares):
-        share = made.shares - 1 - block
-        for piece in made.pieces(share):
-            total = int(values[piece.tile, piece.k_begin : piece.k_end].sum())
-            if piece.k_begin > 0:
-                assert share not in slots, "a slot is overwritten before its fix-up"
-                slots[share] = total
+    for cta in range(made.work_ranges):
+        index = made.work_ranges - 1 - cta
+        for unit in made.units(index):
+            total = int(values[unit.tile, unit.k_begin : unit.k_end].sum())
+            if unit.k_begin > 0:
+                assert index not in slots, "a slot is overwritten before its fix-up"
+                slots[index] = total
                 continue
-            # A KeyError here is a wait for a block that has not started.
-            results[piece.tile] = total + sum(slots.pop(other) for other in made.partial_shares(share, piece))
+            # A KeyError here is a wait for a CTA that has not started.
+            results[unit.tile] = total + sum(slots.pop(other) for other in made.partial_ranges(index, unit))
     assert results == {tile: int(values[tile].sum()) for tile in range(made.tiles)}
     assert not slots
 
 
 @given(problems)
 def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """Raster groups of raster_m token tiles, channel by channel, as parts/schedule.cuh.j2 numbers them."""
+    """Raster groups of raster_m tiles of M, column by column of tiles, as parts/schedule.cuh.j2 numbers them."""
     problem = cut(*case).problem
     seen = set()
     for tile in range(problem.tiles_m * problem.tiles_n):
@@ -231,7 +235,7 @@ def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, 
 
 
 @given(problems)
-def test_what_the_device_is_told(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_problem_that_the_device_reads(case: tuple[StagedTile, int, int, int, int]) -> None:
     spec, m, n, k, _ = case
     problem = cut(*case).problem
     assert (problem.m, problem.n, problem.k) == (m, n, k)
@@ -285,7 +289,7 @@ def test_a_multiplication_divides(d: int, n: int) -> None:
 
 @given(problems)
 def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """tile_position() of parts/schedule.cuh.j2 in Python: each tile once, raster groups one behind the other."""
+    """tile_position() of parts/schedule.cuh.j2 in Python: each tile once, raster group after raster group."""
     problem = cut(*case).problem
 
     def divide(n: int, by: Any) -> int:
@@ -303,7 +307,7 @@ def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, i
     assert divide(problem.k_iterations * 5 + 3, problem.by_k_iterations) == 5 + 3 // problem.k_iterations
 
 
-def test_full_waves_are_dealt_out_whole() -> None:
+def test_full_waves_are_assigned_whole() -> None:
     spec = SPECS[0]
     assert schedule(spec, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
     one_more = schedule(spec, 8, 128 * 133, 4096, 132)
@@ -312,11 +316,11 @@ def test_full_waves_are_dealt_out_whole() -> None:
     assert (single.ctas, single.partial_ctas) == (1, 0)
 
 
-def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
+def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
     spec = SPECS[0]
     few = schedule(spec, 1, 4 * 128, 256 * 66, 132)
     assert (few.ctas, few.stream_tiles, few.partial_ctas) == (132, 4, 132)
-    # As few blocks as keep the longest share: 200 stages are two a share with 132 blocks, and still with 100.
+    # As few CTAs as keep the longest work range: 200 stages are two for each of 132 CTAs, and still two for 100.
     assert schedule(spec, 1, 2 * 128, 256 * 100, 132).ctas == 100
 
 
@@ -327,10 +331,10 @@ def test_a_few_deep_tiles_are_shared_by_all_blocks() -> None:
         (8, 8192, 6911, 1),
         (8, 8192, 6912, 2),  # 27 MiB
         (8, 8192, 28672, 2),
-        (1, 4096, 4096, 2),  # what activations there are of so few tokens does not wait long
+        (1, 4096, 4096, 2),  # the few activations of a small M do not wait long
         (4, 1024, 1024, 2),
-        (16, 8192, 28672, 1),  # more tokens: their activations had better not stand behind weights
-        (8, 64, 2**20, 2),  # one stage altogether: the kernels take no more than there are
+        (16, 8192, 28672, 1),  # larger M: weights would delay its activations
+        (8, 64, 2**20, 2),  # one stage altogether: the kernels load no more than exist
     ],
 )
 def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
@@ -358,16 +362,16 @@ def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: in
     assert values["prefetch_stages"] == prefetched
 
 
-def test_clusters_that_divide_the_depth() -> None:
-    """A cluster a tile, whatever is resident; all blocks have stages, and nothing goes through the workspace."""
+def test_clusters_that_divide_k() -> None:
+    """A cluster for each tile, however many are resident; all CTAs have stages, and nothing uses the workspace."""
     skinny = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 3, cluster_k=3)
     assert skinny.launch_cluster == 3
-    # 32 N tiles of 1024 channels, three blocks each: 96; eight stages of 512 depths.
+    # 32 N tiles of an N of 1024, three CTAs each: 96; eight stages with a block_k of 512.
     assert schedule(skinny, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
     assert schedule(skinny, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
     tile = replace(WGMMA[0], cluster=1, cluster_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
-    # Two tiles of 64 tokens, sixteen of 256 channels, 32 stages of 128 depths.
+    # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a block_k of 128.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
     for spec in (skinny, replace(tile, cluster_k=3)):
         assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3

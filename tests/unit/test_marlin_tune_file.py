@@ -1,4 +1,4 @@
-"""Files of tuning entries: written so that nothing is lost, read with suspicion; what is ignored is named."""
+"""Files of tuning entries: writing loses nothing, reading validates; ignored entries are reported."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: d
 
 
 def test_what_a_launch_would_refuse_is_refused() -> None:
-    """One box for whole blocks of 64 in K; a stage for each CTA of a cluster; a number that is none."""
+    """One box for a K that is a multiple of 64; a stage for each CTA of a cluster; a number that is none."""
     deep = entry(8, replace(SKINNY, deep_box=True)).as_json(MARLIN)
     with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
         parse_entry(deep | {"k": 4128}, MARLIN, SM90A)

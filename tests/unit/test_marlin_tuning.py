@@ -54,8 +54,8 @@ def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
     return Entry(Problem(replace(LAYER, **layer), m), replace(spec, **layer), 8.0, 10.0)
 
 
-def decided(m: int, card: Gpu = H200, **layer: Any) -> tuple[str, Any]:
-    decision = decide(Problem(replace(LAYER, **layer), m), card)
+def decided(m: int, gpu: Gpu = H200, **layer: Any) -> tuple[str, Any]:
+    decision = decide(Problem(replace(LAYER, **layer), m), gpu)
     return decision.source, decision.spec
 
 
@@ -240,16 +240,16 @@ def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: in
 
 
 def test_a_pinned_configuration_is_for_its_thread_alone() -> None:
-    others: list[Any] = []
+    found: list[Any] = []
     with pinned(SKINNY):
         assert decided(500) == ("pinned", SKINNY)
-        thread = threading.Thread(target=lambda: others.append(decided(500)))
+        thread = threading.Thread(target=lambda: found.append(decided(500)))
         thread.start()
         thread.join()
         with pinned(WGMMA):
             assert decided(500) == ("pinned", WGMMA)
         assert decided(500) == ("pinned", SKINNY)
-    assert others == [("rule", choose_by_cost(Problem(LAYER, 500), H200))] == [decided(500)]
+    assert found == [("rule", choose_by_cost(Problem(LAYER, 500), H200))] == [decided(500)]
 
 
 # ---- The table that ships

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from marlin_card import tell_streams
+from marlin_fake_gpu import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
 from cudatma.kernels.gpu import imagined_gpu
@@ -86,7 +86,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     def using(ordinal: int) -> Iterator[Driver]:
         yield made
 
-    # A run on a card has workspaces of its own, which must not be dropped through this driver.
+    # A run on a GPU has workspaces of its own, which must not be dropped through this driver.
     tell_streams(monkeypatch, made.capturing)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "current_device", lambda: 0)
@@ -146,7 +146,7 @@ def test_check_workspace(driver: Driver) -> None:
 
 @pytest.fixture(scope="module")
 def sizes() -> MarlinWorkspace:
-    """One whose memory nobody asks for, of the size that a card of PROCESSORS multiprocessors gets."""
+    """One whose memory nobody asks for, of the size for a GPU of PROCESSORS SMs."""
     space = object.__new__(MarlinWorkspace)
     space.partials_bytes = PROCESSORS * PARTIALS_PER_SM_BYTES
     space.flags_bytes = PROCESSORS * FLAGS_PER_SM_BYTES
@@ -166,7 +166,7 @@ def sizes() -> MarlinWorkspace:
     target=st.sampled_from([t for t in TARGETS.values() if t.runs_here]),
 )
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
-    """So a workspace never grows, and a graph may hold one."""
+    """A workspace then never grows, and a graph may hold one."""
     spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
     sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))
 

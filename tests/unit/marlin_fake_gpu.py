@@ -1,6 +1,6 @@
-"""A card made of host memory: launches run in the emulator at once, the driver hands out NumPy buffers.
+"""A GPU made of host memory: launches run in the emulator at once, the driver hands out NumPy buffers.
 
-What the plans do on a card (addresses, arguments, workspaces, captures, two launches in a row) is run as it stands.
+What the plans do on a gpu (addresses, arguments, workspaces, captures, two launches in a row) is run as it stands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Launch:
 
 @dataclass
 class Memory:
-    """What stands behind ``array.data`` of a CuPy array."""
+    """What ``array.data`` of a CuPy array refers to."""
 
     ptr: int
     device_id: int = 0
@@ -60,14 +60,14 @@ class Array:
 class LaunchPlan:
     """A plan whose launch runs the kernel's PTX with the arguments as they stand then."""
 
-    def __init__(self, card: FakeGpu, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
-        self.card, self.kernel, self.shape = card, kernel, shape
-        self.arguments = [card.argument(p, value) for p, value in zip(kernel.parameters, args, strict=True)]
+    def __init__(self, gpu: FakeGpu, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
+        self.gpu, self.kernel, self.shape = gpu, kernel, shape
+        self.arguments = [gpu.argument(p, value) for p, value in zip(kernel.parameters, args, strict=True)]
 
     def launch(self, stream: int) -> None:
-        card, shape = self.card, self.shape
-        card.launches.append(Launch(self.kernel.entry, shape["programmatic"], stream))
-        if stream in card.capturing:
+        gpu, shape = self.gpu, self.shape
+        gpu.launches.append(Launch(self.kernel.entry, shape["programmatic"], stream))
+        if stream in gpu.capturing:
             return
         self.kernel.emulate(
             shape["grid"],
@@ -76,7 +76,7 @@ class LaunchPlan:
             cluster=shape["cluster"],
             shared_bytes=shape["shared_bytes"],
             schedules=1,
-            arrays=card.buffers(),
+            arrays=gpu.buffers(),
         )
 
 
@@ -102,9 +102,9 @@ class FakeGpu:
     def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
         whole = np.full(size + 256, 0xEE, np.uint8)
         start = -whole.ctypes.data % 256
-        piece = whole[start : start + size]
-        self.memory[piece.ctypes.data] = piece
-        return 0, piece.ctypes.data
+        buffer = whole[start : start + size]
+        self.memory[buffer.ctypes.data] = buffer
+        return 0, buffer.ctypes.data
 
     def cuMemFree(self, pointer: int) -> tuple[int]:  # noqa: N802
         return (0 if self.memory.pop(pointer, None) is not None else 1,)
@@ -127,19 +127,19 @@ class FakeGpu:
         return 0, int(stream in self.capturing)
 
     def array(self, values: Any) -> Array:
-        """Host values as an array of this card."""
+        """Host values as an array of this GPU."""
         self.known.append(values)
         return Array(values)
 
     def buffers(self) -> list[Any]:
-        """All memory that a kernel may reach, each piece once."""
-        pieces = {}
+        """All memory that a kernel may reach, each buffer once."""
+        buffers = {}
         for values in [*self.memory.values(), *self.known]:
             whole = values
             while isinstance(whole.base, np.ndarray):
                 whole = whole.base
-            pieces[whole.ctypes.data] = whole
-        return list(pieces.values())
+            buffers[whole.ctypes.data] = whole
+        return list(buffers.values())
 
     def argument(self, parameter: Any, value: Any) -> Any:
         """One argument as a ctypes object, as marshal() makes it."""
@@ -180,8 +180,8 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    """Device 0 is a card of 4 multiprocessors; every packed weight lies on it. Arrays are made by ``card.array``."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """Device 0 is a GPU of 4 SMs; every packed weight lies on it. Arrays are made by ``gpu.array``."""
     made = FakeGpu()
 
     @contextlib.contextmanager
