@@ -279,7 +279,7 @@ def _rings(
 
     arrays = describe(source), describe(result)
     window = simplify(window_of(*arrays, offset))
-    usual = replace(place, blocks=max(1, place.blocks * BLOCKS_PER_SM // blocks_per_sm))
+    usual = replace(place, ctas=max(1, place.ctas * BLOCKS_PER_SM // blocks_per_sm))
     plan, part = (run_plan, window) if window.is_one_run else (window_plan, carried(cropped(window), 8))
     seen = set()
     for slot, stages, cache in itertools.product((16384, 8192, 24576, 32768), (3, 4, 6, 8, 12), ("", "evict_first")):

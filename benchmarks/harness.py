@@ -151,7 +151,7 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
 
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
     """Time contenders with cold weights: their graphs take turns, ``replays`` times, each turn beginning with another,
-    on a card that has rested for ``rest_s``.
+    on a GPU that has rested for ``rest_s``.
 
     What cannot be run is an error of its contender, not an exception.
     """

@@ -117,7 +117,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Launch]
         spec = choose_broadcast(count, place.target)
         # More clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last cluster
         # would run alone.
-        clusters = min(max(1, _WAVES * place.blocks // count), -(-nbytes // spec.stage_bytes))
+        clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // spec.stage_bytes))
         plans.append(Launch(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
     return plans
 

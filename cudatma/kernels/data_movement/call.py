@@ -1,4 +1,4 @@
-"""One call of an operation over arrays. What an earlier call like it left behind is launched again with its addresses.
+"""One call of an operation over arrays. A launch that an earlier, equal call planned runs again at new addresses.
 
 The checks of a call and the encoding of its tensor maps cost ten times as much as its launch. What they depend on
 beside the memory itself is the call's key: function, shapes, strides, dtypes, options, device, target, and addresses
@@ -21,7 +21,7 @@ from cudatma.kernels.replay import EmulatedReplay, Replay, relative
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 
-#: What TMA asks of addresses, and the most that any choice of a kernel depends on.
+#: Alignment of addresses that TMA requires, and the most that any choice of a kernel depends on.
 _ALIGNMENT = 16
 
 
@@ -51,8 +51,8 @@ class Call:
         """
         self.src, self.result, self._read, self._makes = src, out, src, out is None
         self.out = None if out is None else described(out, field)
-        others = () if self.out is None else ((field, self.out),)
-        self.place = place_of(function, backend, src, *others)
+        outs = () if self.out is None else ((field, self.out),)
+        self.place = place_of(function, backend, src, *outs)
         self.stream = 0
         if self.place.device is not None:
             is_torch = src.kind == "torch" or (self.out is not None and self.out.kind == "torch")
@@ -74,11 +74,11 @@ class Call:
         except TypeError:
             return None
         out = None if self.out is None else _layout(self.out)
-        where = place.backend, place.device, place.target.name, place.blocks, wants_debug(None)
+        where = place.backend, place.device, place.target.name, place.ctas, wants_debug(None)
         return function, _layout(self.src), out, chosen, where
 
     def _fits(self, known: Known) -> bool:
-        """Makes the result, if that is the call's business. False where the function has to look at the addresses."""
+        """Make the result, if the caller gave none. False where the function has to look at the addresses."""
         if known.makes is not None:
             shape, remainder = known.makes
             if self._make(shape).pointer % _ALIGNMENT != remainder:
@@ -117,7 +117,7 @@ class Call:
         return self.result
 
     def _replay(self, launch: Launch, arrays: tuple[ArrayInfo, ...]) -> Replay | EmulatedReplay:
-        """A launch that has its kernel loaded. Raises LaunchError where that would be in the midst of a capture."""
+        """A launch that has its kernel loaded. Raises LaunchError where it would be loaded inside a capture."""
         launch.spec.check_target(self.place.target)
         device = self.place.device
         if device is None:
@@ -149,13 +149,13 @@ class Call:
 
 
 def _layout(info: ArrayInfo) -> tuple[Any, ...]:
-    """What a launch depends on of an array."""
+    """What of an array a launch depends on."""
     return info.shape, info.strides_bytes, info.dtype, info.readonly, info.pointer % _ALIGNMENT
 
 
 def _plain(option: object) -> object:
-    """An option as a part of a key: words and whole numbers. TypeError for what cannot be told apart that way, such as
-    1.0 from 1."""
+    """An option as a part of a key: words and whole numbers. TypeError for other types, which compare
+    equal to these, as 1.0 to 1."""
     if option is None or option.__class__ is str or option.__class__ is int:
         return option
     if isinstance(option, list | tuple):

@@ -214,7 +214,7 @@ def plan_boxes(
         places, touched = (table,), (src, out, table)
     else:
         places, touched = tuple(value for axis in reversed(grid) for value in axis), (src, out)  # type: ignore[assignment]
-    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, out, *places, box_bytes, boxes), touched)
+    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, out, *places, box_bytes, boxes), touched)
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:

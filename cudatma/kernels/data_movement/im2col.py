@@ -171,7 +171,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_boxes, taps, pixel_box, pixel_box * channel_box * itemsize, boxes)
-    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, store, *numbers, *sizes), (src, out))
+    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, store, *numbers, *sizes), (src, out))
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:

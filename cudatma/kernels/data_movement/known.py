@@ -1,4 +1,4 @@
-"""What calls of the operations leave behind: launches without arrays, by what decides them."""
+"""Launches that calls of the operations keep for later calls, without their arrays, by what determines them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_CALLS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a call leaves behind.
+    """A launch that a call keeps for later calls.
 
     launches: in order. read: the part of the source that is read, without memory, placed relative to the source. reach:
     first byte and end of what is read, relative to the source, and of what is written, relative to the result; None
@@ -38,6 +38,6 @@ class Known:
         return not overlaps(replace(self.read, pointer=src.pointer + self.read.pointer), out)
 
 
-#: Empty after a fork, whose launches may be in the midst of something.
+#: Empty after a fork: a launch may have been running in another thread.
 CALLS: PlanCache[Known] = PlanCache(MOST_CALLS)
 context.after_fork(CALLS, PlanCache.clear)

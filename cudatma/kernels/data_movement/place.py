@@ -16,7 +16,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.target import Target, detect
 
-#: Blocks of a launch on the emulator: enough that they share the work, few enough that rings wrap.
+#: CTAs of a launch on the emulator: enough to divide the work, few enough for rings to wrap.
 _EMULATED_BLOCKS = 4
 BACKENDS = ("cuda", "emulator", "reference")
 
@@ -24,12 +24,12 @@ BACKENDS = ("cuda", "emulator", "reference")
 @dataclass(frozen=True, slots=True)
 class Place:
     """backend: "cuda", "emulator" or "reference". device: CUDA ordinal, None on the host. target: what kernels are
-    compiled for. blocks: how many a persistent kernel is launched with at most."""
+    compiled for. ctas: most CTAs of a persistent kernel's launch."""
 
     backend: str
     device: int | None
     target: Target
-    blocks: int
+    ctas: int
 
 
 def place_of(function: str, backend: str | None, first: ArrayInfo, *others: tuple[str, ArrayInfo]) -> Place:

@@ -48,20 +48,20 @@ def run_plan(
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
     whole = nbytes - head - tail
     chosen = setting or _run_setting(place, op, whole)
-    blocks, stage = chosen.blocks(place.blocks), chosen.slot(place.target)
+    ctas, stage = chosen.ctas(place.ctas), chosen.slot(place.target)
     spec = RunSpec(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
     source, destination = (
         replace(info, pointer=address + head) for info, address in zip(arrays, (first, window.destination), strict=True)
     )
     edges = (head, tail) if op == "copy" else ()
-    grid = max(1, min(blocks, -(-whole // stage)))
+    grid = max(1, min(ctas, -(-whole // stage)))
     return Launch(RUN, spec, grid, (source, destination, whole, *edges), arrays)
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
-    """What was measured for runs so long that every block has a piece, else the usual ring, or one of small slots."""
+    """The measured ring for runs of which every CTA has a segment, else the usual ring, or one of small slots."""
     for found in (settings.RUN if op == "copy" else settings.REDUCTIONS, Setting()):
-        if nbytes >= found.blocks(place.blocks) * found.slot(place.target):
+        if nbytes >= found.ctas(place.ctas) * found.slot(place.target):
             return found
     return Setting(SMALL_SLOT_BYTES)
 
@@ -123,11 +123,11 @@ def window_plan(
     if boxes >= _MOST_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return Launch(WINDOW, spec, min(ring.blocks(place.blocks), boxes), (load, store, *axes, box_bytes, boxes), arrays)
+    return Launch(WINDOW, spec, min(ring.ctas(place.ctas), boxes), (load, store, *axes, box_bytes, boxes), arrays)
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
-    """L2 policies of loads and stores where a call asks for ``cache``; stores of reductions have none."""
+    """L2 policies of loads and stores for a call's ``cache``; stores of reductions have none."""
     load, store = (cache, cache) if cache else (setting.load_cache, setting.store_cache)
     return load, store if op == "copy" else ""
 
@@ -159,5 +159,5 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     )
     elements = prod(axis.extent for axis in axes)
     spec = PlainSpec(width, len(axes), 32 if elements < 1 << 31 else 64)
-    blocks = min(place.blocks * _PLAIN_BLOCKS, -(-elements // spec.threads))
-    return Launch(PLAIN, spec, blocks, (source, destination, packed, elements, fill), arrays)
+    ctas = min(place.ctas * _PLAIN_BLOCKS, -(-elements // spec.threads))
+    return Launch(PLAIN, spec, ctas, (source, destination, packed, elements, fill), arrays)

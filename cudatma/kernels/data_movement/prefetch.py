@@ -95,7 +95,7 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
         nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
         if nbytes <= 0:
             return None
-        grid = min(place.blocks, -(-nbytes // SLOT_BYTES))
+        grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
         return Launch(TEMPLATE, PrefetchSpec(0), grid, (replace(src, pointer=first), nbytes), (src,))
     window = carried(window) if window.is_dense else window
     extents = tuple(axis.extent for axis in window.axes)
@@ -109,7 +109,7 @@ def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
     )
     tiles = tile_counts(extents, box)
     places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
-    grid = min(place.blocks, prod(tiles))
+    grid = min(place.ctas, prod(tiles))
     load = tensor_map(source, box, place)
     return Launch(TEMPLATE, PrefetchSpec(len(box)), grid, (load, *places, prod(tiles)), (src,))
 

@@ -1,4 +1,4 @@
-"""Copies many 2D arrays of any shapes in one launch: the kernel edits tensor maps while others are in use.
+"""Copies many 2D arrays of any shapes in one launch: the kernel edits tensor maps while it uses different ones.
 
 Each CTA copies consecutive boxes, of several arrays. For each array it writes address, sizes and pitch into a tensor
 map and publishes the map, while copies of boxes of the arrays before are still outstanding. Source: PTX ISA,
@@ -255,7 +255,7 @@ def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
     arrays: list[tuple[ArrayInfo, str, bool]] = []
     for i, (source, destination) in enumerate(pairs):
         arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
-    # In the order of their first bytes; `reaching` are those before that end behind this one's first byte.
+    # In the order of their first bytes; `reaching` are the earlier ones that end after this one's first byte.
     reaching: list[tuple[ArrayInfo, str, bool]] = []
     for info, field, is_written in sorted(arrays, key=lambda one: one[0].extent):
         reaching = [one for one in reaching if one[0].extent[1] > info.extent[0]]

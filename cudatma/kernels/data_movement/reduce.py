@@ -1,4 +1,4 @@
-"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no multiprocessor reads it."""
+"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
     if op in _BITWISE:
         fits, allowed = dtype.kind in "iub", "integers and bool"
     else:
-        # A name says nothing of the order of bytes, and sums want the hardware's.
+        # A dtype's name does not show its byte order, and sums need the hardware's.
         fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, ", ".join(_NAMES[op])
     if not fits:
         got = dtype.name if dtype.isnative else f"{dtype.name} in the other order of bytes"

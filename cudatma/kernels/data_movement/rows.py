@@ -134,7 +134,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     itemsize, columns, count = src.dtype.itemsize, src.shape[1], index.shape[0]
     kind = np.dtype(f"uint{8 * itemsize}")
-    # Four rows fill whole 128 bytes, so that the next four begin where TMA may write.
+    # Four rows fill a multiple of 128 bytes: the next four begin where TMA may write.
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
     one, many = (1, width), (BOX_ROWS, width)
     shapes = (one, many) if op == "gather" else (many, one)
@@ -152,7 +152,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
     stages = stages_for(place.target, SLOT_BYTES)
     spec = RowsSpec(op, SLOT_BYTES, stages, stages // 2)
     sizes = (count, outside, width, column_boxes, 4 * width * itemsize, boxes)
-    return Launch(TEMPLATE, spec, min(place.blocks, boxes), (load, store, index, *sizes), (src, dst, index))
+    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, store, index, *sizes), (src, dst, index))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:

@@ -32,7 +32,7 @@ def window_sample(
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
     check_window(describe(source), starts, shape, "zeros")
-    # A place counts its blocks as if BLOCKS_PER_SM of them shared a multiprocessor.
+    # A place counts its CTAs as if BLOCKS_PER_SM of them shared an SM.
     place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
     planned = plan_copy(describe(source), describe(result), starts, place, via="tma")
     return _sample(

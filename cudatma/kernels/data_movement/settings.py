@@ -48,7 +48,7 @@ class Setting:
         stages = stages_for(target, slot_bytes, self.blocks_per_sm, self.most_stages)
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
-    def blocks(self, usual: int) -> int:
+    def ctas(self, usual: int) -> int:
         """CTAs of a launch if kernels with BLOCKS_PER_SM have ``usual`` ones."""
         return max(1, usual * self.blocks_per_sm // BLOCKS_PER_SM)
 

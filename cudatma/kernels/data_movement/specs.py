@@ -91,7 +91,7 @@ class WindowSpec(CopyRing):
 class RunSpec(CopyRing):
     """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
-    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. The others: as in WindowSpec.
+    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. Further fields: as in WindowSpec.
     """
 
     op: str

@@ -58,8 +58,8 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int | None, stream: i
         return cupy.asarray(words)
 
 
-def int_table(values: Any, columns: int | None, beside: ArrayInfo, check: bool, field: str = "starts") -> Table:
-    """A table of (rows, columns) ints, or (rows,) where columns is None. ``beside``: an array of the operation.
+def int_table(values: Any, columns: int | None, array: ArrayInfo, check: bool, field: str = "starts") -> Table:
+    """A table of (rows, columns) ints, or (rows,) where columns is None. ``array``: an array of the operation.
 
     check: read a table on the device back. Raises ArgumentTypeError, ArgumentError.
     """
@@ -79,12 +79,12 @@ def int_table(values: Any, columns: int | None, beside: ArrayInfo, check: bool, 
         if made.dtype.kind not in "iu":
             raise ArgumentTypeError(field, str(made.dtype), "ints")
         _check_shape(made.shape, columns, shape, field)
-        return Table(len(made), made.astype(np.int64), None, beside.kind)
-    if on_device.device != beside.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
+        return Table(len(made), made.astype(np.int64), None, array.kind)
+    if on_device.device != array.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
         raise ArgumentError(field, got, "int32 in C order on the device of src, or ints on the host")
     _check_shape(on_device.shape, columns, shape, field)
-    return Table(on_device.shape[0], _read(on_device) if check else None, on_device, beside.kind)
+    return Table(on_device.shape[0], _read(on_device) if check else None, on_device, array.kind)
 
 
 def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field: str) -> None:
@@ -93,7 +93,7 @@ def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field:
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int64]:
-    """A table on the device, as it is when its library's stream has come there."""
+    """A table on the device, as it is when its library's stream has reached this point."""
     owner: Any = info.owner
     if info.kind == "torch":
         found = owner.cpu().numpy()

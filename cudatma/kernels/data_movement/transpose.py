@@ -25,7 +25,7 @@ from cudatma.target import Target
 TEMPLATE = "kernels/transpose.cu.j2"
 #: A row of a panel: the span of the 128-byte swizzle. It holds 8 chunks of 16 bytes.
 LINE_BYTES = 128
-#: Where a panel begins, so that its rows' swizzle depends on their number alone.
+#: Alignment of a panel: the swizzle of its rows then depends on their number alone.
 _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 #: Element size -> squares of a tile, down and across: 16 KiB, rows of at least 256 bytes in the result.
@@ -142,7 +142,7 @@ class TransposeSpec:
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
-    """Three slots and two transposed tiles if two such CTAs fit into an SM; else two and one."""
+    """Three slots and two transposed tiles if an SM holds two CTAs that have them; else two and one."""
     most = target.smem_share_bytes(BLOCKS_PER_SM)
     larger = TransposeSpec(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
@@ -210,7 +210,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     # place_of() of the template multiplies a row of tiles with a raster group.
     if max(tiles, tiles_x * spec.raster_group) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
-    return Launch(TEMPLATE, spec, min(place.blocks, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
+    return Launch(TEMPLATE, spec, min(place.ctas, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
 
 
 def _tile_map(

@@ -2,7 +2,7 @@
 
 A window begins at ``start`` in each axis of the source and has ``extent`` elements; what of it lies outside of the
 source is filled. The kernels get a simplified form: axes of one element are folded into the pointers, axes that are
-dense in both arrays are merged, so that a copy of whole rows is one long row and more than five axes may still be few.
+dense in both arrays are merged: a copy of whole rows is one long row, and more than five axes may become few.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-#: Alignment of addresses, pitches and row lengths that TMA asks for.
+#: Alignment of addresses, pitches and row lengths that TMA requires.
 CHUNK_BYTES = 16
 _MAX_BOX = 256
 

@@ -56,7 +56,7 @@ def arranged_rows(x: Rows, pointer: int, owner: object = None) -> Rows:
 def choose_arrangement(
     w: PackedWeight, rows: int, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsSpec:
-    """The copying kernel for a weight and a batch. is_aligned: of the activations as they come."""
+    """The copying kernel for a weight and a batch. is_aligned: whether the caller's activations are."""
     return choose_permute(
         rows,
         w.shape[0],

@@ -1,7 +1,7 @@
 """What a GEMM takes on a GPU, predicted: one formula for all kernels, which ranks every candidate of every kernel.
 
 A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
-Memory and tensor cores work while the SMs do, so that a part of their time is hidden; the rest adds to the sum. The
+Memory and tensor cores work while the SMs do, which hides a part of their time; the rest adds to the sum. The
 factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
 docs/performance/model.md compares them with the predictions, and tests/unit/test_marlin_cost.py bounds what the choice
 loses. Pure: no device, no file.

@@ -62,7 +62,7 @@ def by_torch(x: Rows, dense: ArrayInfo, out: Rows, bias: ArrayInfo | None, strea
 
 
 class _Interface:
-    """Device memory as 16-bit integers: an interface that orders nothing, so that it may be read inside a capture."""
+    """Device memory as 16-bit integers: an interface without a stream, which may be read inside a capture."""
 
     def __init__(self, info: ArrayInfo) -> None:
         self.owner = info.owner

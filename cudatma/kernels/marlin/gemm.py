@@ -56,9 +56,9 @@ def marlin_gemm(
     ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator where there is none, as a BackendWarning says.
     None: $CUDATMA_BACKEND, else auto.
     workspace: partial sums and copied activations of this call, kept by the caller while a captured graph uses it.
-    None: the stream's own, in a capture that of the graph's branch, which goes with the graph (workspace_bytes()).
+    None: the stream's own, in a capture that of the graph's branch, which is freed with the graph (workspace_bytes()).
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
-    only once that kernel has ended; the weight is read before, so that kernel must not be the one that writes it.
+    only once that kernel has ended; the weight is read before: that kernel must not write it.
     dense_bytes: device memory that all dequantized weights of a device may take. On SM90 from M = 1024 on, elsewhere
     from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantized once, kept, and multiplied by cuBLAS;
     workspace and programmatic do not matter then. M and the budget alone decide. See docs/performance/marlin_paths.md.
@@ -100,7 +100,7 @@ def _first(
     dense_bytes: int,
     batch_invariant: bool,
 ) -> Any:
-    """A call with full checks; leaves a plan behind for the next one like it."""
+    """A call with full checks; keeps a plan for later calls of the same kind."""
     for field, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
         if type(flag) is not bool:
             raise ArgumentTypeError(field, type(flag).__name__, "bool")
@@ -155,8 +155,8 @@ def _plan(
     plan = _plans(w).get(key)
     if plan is None:
         if needs_arranging(w, x):
-            room = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
-            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, room)
+            used = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
+            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, used)
         else:
             plan = Plan(w, x, out, programmatic, batch_invariant, handle)
         _plans(w).put(key, plan)

@@ -86,7 +86,7 @@ def _problem(x: Rows, w: PackedWeight, out: Rows, spec: AnyMarlinSpec, work: Sch
 
 def _scale_exponent(w: PackedWeight, spec: AnyMarlinSpec) -> int:
     """p of 2^-p, by which the kernel multiplies scales. ArgumentError for a fused kernel in another form than the
-    weight's scales allow: resolve_fused() comes first."""
+    weight's scales allow: call resolve_fused() first."""
     if spec.scale_form == "none":
         return 0
     if spec.scale_form != w.scale_fit.form:
@@ -96,11 +96,11 @@ def _scale_exponent(w: PackedWeight, spec: AnyMarlinSpec) -> int:
 
 
 def _dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
-    """Dynamic shared memory of a CTA in a dependent launch, enlarged where more than ``blocks_per_sm`` would fit on an
-    SM, those of the launch before among them.
+    """Dynamic shared memory of a CTA in a dependent launch, enlarged where more than ``blocks_per_sm`` CTAs would fit
+    on an SM, including those of the previous launch.
 
-    A dependent launch's CTAs come in where there is room. With CTAs of the launch before on the same SMs, some SMs get
-    too many of them and others none: measured, 43 us where 30 are needed (docs/performance/marlin_skinny.md).
+    The GPU places a dependent launch's CTAs on any SM that holds them. While CTAs of the previous launch still occupy
+    SMs, some would get too many and some none: measured, 43 us instead of 30 (docs/performance/marlin_skinny.md).
     """
     too_much = target.smem_share_bytes(spec.blocks_per_sm + 1) + 1
     return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))

@@ -31,7 +31,7 @@ class Rows:
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether rows lie multiples of 16 bytes apart, as TMA and 16-byte accesses want."""
+        """Whether rows lie multiples of 16 bytes apart, as TMA and 16-byte accesses require."""
         return self.pitch_bytes % _ALIGNMENT == 0
 
     @property

@@ -25,13 +25,13 @@ TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
 #: Elements of a 16-byte chunk: what one thread writes at a time.
 CHUNK_ELEMS = 8
-#: From one row of the result to the next: whole lines, so that TMA reads it without splitting any.
+#: From one row of the result to the next: whole cache lines, which TMA reads without splitting any.
 PITCH_ALIGNMENT_BYTES = 128
 #: A row of 128 KiB; longer ones are read from global memory.
 MAX_STAGED_COLUMNS = 65536
 #: Shared memory of a CTA with several stages: what every target has, and an SM of SM90 twice.
 _SMEM_BYTES = 97 * KIB
-#: Slots are made for a multiple of this many columns, so that layers of similar K share a kernel.
+#: Slots are made for a multiple of this many columns: layers of similar K share a kernel.
 _COLUMN_STEP = 4096
 #: Rows for which the permutation is read once, if there are enough rows for every SM.
 _ROWS = 4
@@ -42,8 +42,8 @@ class PermuteColumnsSpec:
     """One instance of ``kernels/permute_columns.cu.j2``.
 
     has_permutation: columns in the order of a permutation, or as they are. staged_columns: columns of a row that bulk
-    copies bring to shared memory, a multiple of 64; 0: elements are read from global memory one by one, which takes any
-    alignment. rows: rows taken at a time. stages: groups of rows in flight. consumers: threads that write, whole
+    copies load into shared memory, a multiple of 64; 0: elements are read from global memory one by one, which takes
+    any alignment. rows: rows taken at a time. stages: groups of rows in flight. consumers: threads that write, whole
     warps. Raises ArgumentError.
     """
 

@@ -1,4 +1,4 @@
-"""What a caller of marlin_gemm asks for: the layer, M, and whether a row's bits may depend on M. Pure."""
+"""What a call of marlin_gemm computes: the layer, M, and whether a row's bits may depend on M. Pure."""
 
 from __future__ import annotations
 

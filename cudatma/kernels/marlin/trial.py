@@ -1,4 +1,4 @@
-"""Random operands of a Marlin GEMM on a GPU, in so many copies that weights are cold: what the tuner launches."""
+"""Random operands of a Marlin GEMM on a GPU, with enough copies of the weight to keep it cold, for the tuner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cudatma.quantization import PackedWeight
 #: All copies of a weight together, several times any L2; while one is read, it pushes another out. Even the
 #: most copies of a tiny weight fit L2, but no load of it is slow.
 _ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
-#: Random values are taken in turn from so many, a prime: no two rows or columns are equal.
+#: Number of random values, which are repeated. A prime: no two rows or columns are equal.
 _POOL = 1_048_573
 
 
