@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("build", "template to source to PTX and cubin to cache to kernel"),
     ("inspection", "a tensor map explained"),
     ("quantization", "weights: quantize, pack, import, store"),
-    ("kernels", "kernel families: marlin, data movement"),
+    ("kernels", "kernel families, and what they share"),
     ("mutants", "synchronization mistakes planted in a kernel"),
     ("tools", "the commands, the pytest plugin"),
 )
