@@ -1,7 +1,7 @@
 # Every target works first on a fresh clone. Variables:
 #   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
 #   VENV=.venv         where the environment lives
-#   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no card
+#   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
 SHELL := /bin/bash
@@ -36,7 +36,7 @@ help: ## this list
 
 venv: $(READY) ## the environment alone: .venv with .venv/bin/cudatma
 
-demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the card or the emulator, draw its pipeline (out/)
+demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the GPU or the emulator, draw its pipeline (out/)
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
 test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few minutes
@@ -45,7 +45,7 @@ test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few m
 test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
 	$(RUN) -m pytest -m "not gpu" --hypothesis-profile=full $(PARALLEL) $(ARGS)
 
-# pytest ends with 5 when nothing was run, which is right only where there is no card.
+# pytest ends with 5 when nothing was run, which is right only where there is no GPU.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none
 	@$(RUN) -m pytest -m gpu tests/gpu $(ARGS); status=$$?; \
 	if [ $$status -eq 5 ] && ! nvidia-smi -L >/dev/null 2>&1; then \

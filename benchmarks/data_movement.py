@@ -239,13 +239,13 @@ def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
 def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
-    from cudatma.kernels.data_movement.place import Place, processors
+    from cudatma.kernels.data_movement.place import Place, sm_count
     from cudatma.target import detect
 
     device = current_device()
     target, found = detect(device), {}
     for blocks_per_sm in (1, 2, 3, 4):
-        place = Place("cuda", device, target, blocks_per_sm * processors(device))
+        place = Place("cuda", device, target, blocks_per_sm * sm_count(device))
         for name, planned in variants(place, blocks_per_sm):
             label = f"{blocks_per_sm} blocks per SM, {name}"
             try:

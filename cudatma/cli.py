@@ -123,6 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CudaTmaError as error:
         print(one_line(error), file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"cudatma: out of memory: {error or 'the operands are too large for this machine'}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader has gone; give Python an open stdout to flush at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -123,7 +123,14 @@ class PipelineSpec:
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
             allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes a stage"
             raise ArgumentError("operands", self.stage_tx_bytes, allowed, "the barrier's byte count would overflow")
+        if self.consumer_arrivals == 0 and self.cluster > 1:
+            raise ArgumentError(
+                "consumer_arrivals", 0, "1 or more in a cluster", "other CTAs fill the slot by multicast"
+            )
+        if type(self.by_operand) is not bool:
+            raise ArgumentTypeError("by_operand", type(self.by_operand).__name__, "bool")
         if self.expect_tx_bytes is not None:
+            _whole("expect_tx_bytes", self.expect_tx_bytes, 0)
             self.check_expected(self.expect_tx_bytes)
 
     # What a stage counts.
@@ -161,9 +168,9 @@ class PipelineSpec:
             if count is None or count == told:
                 continue
             fate = (
-                f"an arrival is missing: {waiter} wait for ever"
+                f"an arrival is missing: {waiter} would wait for ever"
                 if count < told
-                else f"an arrival too many completes the next phase as well: {waiter} go on before the slot is ready"
+                else f"an arrival too many completes the next phase too: {waiter} would go on before the slot is ready"
             )
             raise ArgumentError(field, told, f"{count}, the arrivals that the kernel makes", fate)
 

@@ -255,10 +255,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = (options.m, options.n, options.k)
     if any(sizes):
         if None in sizes or options.kernel != "marlin" or config:
-            raise ArgumentError("sizes", f"{options.kernel}, M, N, K = {sizes}", "marlin, all three, and no --config")
+            given = ", ".join(name for name, size in zip(("--m", "--n", "--k"), sizes, strict=True) if size is not None)
+            allowed = "--m, --n and --k together, with `cudatma dump marlin` and no --config"
+            raise ArgumentError("sizes", f"{given} with {options.kernel}", allowed)
         jobs = [marlin_job(*sizes, options.group_size, options.dtype, target) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
+    if not jobs:
+        got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
+        raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' specs")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

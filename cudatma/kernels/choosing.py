@@ -8,12 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.family import Family, P, S
+from cudatma.kernels.family import Family, KernelSpec, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.tuning import lookup
+from cudatma.target import get_target
 
 #: What pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
@@ -31,7 +32,9 @@ class Decision(Generic[S]):
 @contextlib.contextmanager
 def pinned(spec: object) -> Iterator[None]:
     """Inside, every choice of this thread for the spec's family is this one: the tuner launches each candidate as a
-    call would."""
+    call would. Raises ArgumentTypeError; a choice for a problem that it does not fit, ArgumentError."""
+    if not isinstance(spec, KernelSpec):
+        raise ArgumentTypeError("spec", type(spec).__name__, "a kernel's spec")
     token = pinned_scope.set(spec)
     try:
         yield
@@ -48,6 +51,7 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     if not problem.constraint:
         spec = pinned_scope.get()
         if spec is not None and type(spec) in family.kernels.values():
+            _check_pinned(family, spec, problem, gpu)
             return Decision(spec, "pinned", "pinned by the caller")
         if (found := lookup(family, problem, gpu)) is not None:
             entry, source = found.entry, "shipped" if found.shipped else "tuned"
@@ -58,6 +62,14 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     spec, cost, considered = cheapest_of(family, problem, gpu)
     why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
     return Decision(spec, "rule", problem.constraint or why)
+
+
+def _check_pinned(family: Family[P, S], spec: S, problem: P, gpu: Gpu) -> None:
+    wanted = problem.as_json()
+    for name in family.spec_fields:
+        if (got := getattr(spec, name)) != wanted[name]:
+            raise ArgumentError(f"pinned spec: {name}", got, f"{wanted[name]}, the problem's", "pin another spec")
+    spec.check(problem, get_target(gpu.target))
 
 
 def cheapest_of(family: Family[P, S], problem: P, gpu: Gpu) -> tuple[S, Cost, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cudatma.deprecation import warn_deprecated
@@ -25,7 +25,7 @@ class Explanation:
     and the configuration itself. considered: how many candidates there were.
     """
 
-    family: Family[Any, Any]
+    family: Family[Any, Any] = field(compare=False)  # the problem tells it
     problem: Any
     gpu: Gpu
     decision: Decision[Any]

@@ -163,7 +163,7 @@ def schedule(
     tiles_m, tiles_n = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n * cluster)
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("x.shape[0]", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
+        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
     longest = longest_range(tiles, resident, k_iterations)
     by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
     once, each = by_bytes if eager else spec.division(longest.others)

@@ -161,7 +161,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceBytes:
-    """Device memory that marlin_gemm keeps on a device.
+    """Device memory that launches keep on a device.
 
     streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: for future
     captures, including parts of destroyed graphs. Workspaces that callers made are not counted.

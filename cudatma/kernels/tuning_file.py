@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
@@ -213,7 +214,7 @@ def _is_section(section: object) -> bool:
 
 
 def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
-    """Put an entry into the file, in place of an older one for the same problem; all else stays.
+    """Put an entry into the file, in place of an older one for the same problem; other entries stay.
 
     Written aside and renamed, under a lock: many runs may share a file. What cannot be read as a file of tuning
     entries is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
@@ -261,16 +262,18 @@ def _set_aside(path: Path, why: Exception) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    path = path.resolve()  # a link stays one
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with aside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(aside).replace(path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+        if path.exists():
+            shutil.copymode(path, aside)  # others may share it
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:

@@ -68,7 +68,7 @@ class MarlinWorkspace:
 
     rows: copies of activations that TMA cannot load as they lie (act-order, pitches and addresses off 16 bytes); grows
     to the largest batch of them.
-    flags_pointer, partials_pointer: device addresses. Made by marlin_gemm for each stream and each branch of a graph,
+    flags_pointer, partials_pointer: device addresses. Made for each stream and each branch of a graph,
     or by the caller, who then passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
     Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
     """

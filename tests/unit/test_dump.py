@@ -170,8 +170,14 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("arguments", [["marlin", "--m", "16"], ["tiny", "--m", "1", "--n", "1", "--k", "1"]])
 def test_sizes_that_name_no_problem(arguments: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="marlin, all three"):
+    with pytest.raises(ArgumentError, match="--m, --n and --k together"):
         dump_kernels.main([*arguments, "--target", "sm_90a", "--out", str(tmp_path)])
+
+
+def test_a_target_that_runs_none_of_a_kernels_specs(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="gemm_wgmma for sm_120a"):
+        dump_kernels.main(["gemm_wgmma", "--target", "sm_120a", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

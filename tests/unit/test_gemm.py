@@ -196,6 +196,18 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
         assert decide(GEMM, PROBLEM, H200).source == "rule"
 
 
+def test_what_is_pinned_must_fit_the_problem() -> None:
+    with (
+        pinned(WgmmaSpec("bfloat16", 64, 1, 3)),
+        pytest.raises(ArgumentError, match="pinned spec: dtype: got bfloat16"),
+    ):
+        decide(GEMM, PROBLEM, H200)
+    with pinned(WgmmaSpec("float16", 256, 2, 8)), pytest.raises(ArgumentError, match="stages: got 8"):
+        decide(GEMM, PROBLEM, H200)
+    with pytest.raises(ArgumentTypeError, match="spec: got str"), pinned("wgmma"):
+        pass
+
+
 # ---- The tuner's parts, which know no family
 
 

@@ -103,6 +103,17 @@ def test_a_failed_write_leaves_the_file_as_it_was(file: Path, monkeypatch: pytes
     assert [path.name for path in file.parent.iterdir()] == ["tuned.json"]
 
 
+def test_a_link_and_the_files_mode_stay(file: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared.json"
+    store_entry(shared, GPU, MARLIN, entry(64))
+    shared.chmod(0o664)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(shared)
+    store_entry(file, GPU, MARLIN, entry(128))
+    assert file.is_symlink()
+    assert (shared.stat().st_mode & 0o777, shared.read_text().count('"m": ')) == (0o664, 2)
+
+
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "~/mine.json")
     monkeypatch.setenv("HOME", str(tmp_path))

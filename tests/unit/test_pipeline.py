@@ -170,9 +170,9 @@ def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) 
 def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
     spec = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
     spec.check_arrivals(produced=1, released=4)
-    with pytest.raises(ArgumentError, match="the producer wait for ever"):
+    with pytest.raises(ArgumentError, match="the producer would wait for ever"):
         spec.check_arrivals(released=3)
-    with pytest.raises(ArgumentError, match="consumers go on before the slot is ready"):
+    with pytest.raises(ArgumentError, match="consumers would go on before the slot is ready"):
         spec.check_arrivals(produced=2)
 
 
@@ -191,6 +191,9 @@ def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence(
         ((2, (WEIGHT,), 1, 1, None, 0), ArgumentError, "cluster"),
         ((2, (WEIGHT,), 1, 1, None, 17), ArgumentError, "cluster"),
         ((2, (WEIGHT,), 1, MBARRIER_MAX_COUNT, None, 2), ArgumentError, "consumer_arrivals * cluster"),
+        ((2, (WEIGHT,), 1, 0, None, 2), ArgumentError, "consumer_arrivals"),
+        ((2, (WEIGHT,), 1, 1, 8192.0), ArgumentTypeError, "expect_tx_bytes"),
+        ((2, (WEIGHT,), 1, 1, None, 1, "no"), ArgumentTypeError, "by_operand"),
         ((2, (Operand("big", 1 << 20, 1 << 20),)), ArgumentError, "operands"),
     ],
 )

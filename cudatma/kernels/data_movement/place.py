@@ -48,15 +48,15 @@ def place_of(function: str, backend: str | None, first: ArrayInfo, *others: tupl
         )
     if first.device is None:
         return Place(chosen, None, default_target(), _EMULATED_BLOCKS)
-    return _card(first.device)
+    return _on_gpu(first.device)
 
 
 @lru_cache(maxsize=64)
-def _card(device: int) -> Place:
-    return Place("cuda", device, detect(device), BLOCKS_PER_SM * processors(device))
+def _on_gpu(device: int) -> Place:
+    return Place("cuda", device, detect(device), BLOCKS_PER_SM * sm_count(device))
 
 
-def processors(device: int) -> int:
+def sm_count(device: int) -> int:
     """The SMs of a GPU."""
     return context.device(device).sm_count
 

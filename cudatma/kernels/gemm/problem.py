@@ -31,7 +31,7 @@ class Problem:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
             if not 1 <= value <= _MAX_EXTENT:
                 raise ArgumentError(name, value, f"1 to {_MAX_EXTENT}")
-        if self.dtype not in ACTIVATION_TYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in ACTIVATION_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
 
     @property

@@ -50,7 +50,9 @@ def marlin_explain(
     Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
     """
     layer, packed = _layer_of(w)
-    if type(m) is not int or not 1 <= m <= _MAX_M:
+    if type(m) is not int:
+        raise ArgumentTypeError("m", type(m).__name__, "int, rows of x")
+    if not 1 <= m <= _MAX_M:
         raise ArgumentError("m", m, f"1 to {_MAX_M} rows")
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")

@@ -149,6 +149,10 @@ class MmaSyncSpec(StagedTile):
     # What a reader of the generated source finds as named constants.
 
     @property
+    def slices(self) -> int:
+        return self.slice_k
+
+    @property
     def entry(self) -> str:
         scales = "column" if self.group_size == -1 else f"g{self.group_size}"
         paths = (self.weight_load_path, self.scale_load_path, self.activation_load_path)
@@ -245,7 +249,7 @@ class MmaSyncSpec(StagedTile):
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
         for feature in ("tma", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol"):
-            target.require(feature, "the Marlin kernel")
+            target.require(feature, "the mma.sync kernel")
         if self.consumer_registers:
             target.require("setmaxnreg", "consumer_registers")
         self.check_smem(target)

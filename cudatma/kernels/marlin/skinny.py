@@ -74,9 +74,6 @@ class SkinnySpec(StagedTile):
     template: ClassVar[str] = "kernels/marlin_skinny.cu.j2"
     revision: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
-    weight_load_path: ClassVar[str] = "tma"
-    scale_load_path: ClassVar[str] = "tma"
-    activation_load_path: ClassVar[str] = "tma"
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -131,6 +128,10 @@ class SkinnySpec(StagedTile):
         return ("k_iterations", "tiles_n", "prefetch_stages", *scales, *RESULT)
 
     # What a reader of the generated source finds as named constants.
+
+    @property
+    def slices(self) -> int:
+        return self.slice_k
 
     @property
     def entry(self) -> str:

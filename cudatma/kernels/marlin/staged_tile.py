@@ -103,6 +103,11 @@ class StagedTile(TiledKernel):
         return True
 
     @property
+    def slices(self) -> int:
+        """Warps or warpgroups that have the same part of the tile and divide the K of a stage."""
+        return 1
+
+    @property
     def has_workspace(self) -> bool:
         """Whether CTAs add up partial sums through global memory."""
         return "partials" in self.parameter_names

@@ -80,9 +80,6 @@ class WgmmaSpec(StagedTile):
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     revision: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
-    weight_load_path: ClassVar[str] = "tma"
-    scale_load_path: ClassVar[str] = "tma"
-    activation_load_path: ClassVar[str] = "tma"
     #: The consumers release a slot in the middle of the next stage. [tools/sass_hazards.py]
     gives_back_previous: ClassVar[bool] = True
 
@@ -212,6 +209,10 @@ class WgmmaSpec(StagedTile):
         return (*work, "prefetch_stages", *scales, *factors, *RESULT)
 
     # What a reader of the generated source finds as named constants.
+
+    @property
+    def slices(self) -> int:
+        return self.warpgroups_k
 
     @property
     def entry(self) -> str:

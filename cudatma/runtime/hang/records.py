@@ -38,7 +38,7 @@ RECORD = np.dtype(
 CAPACITY = 4096
 #: 64 barriers, 16 named barriers, a flag and four numbers for each of 32 warps, 8 bytes each.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
-#: CTAs after these have no notes: an uninitialised mbarrier is not recognized there, and bar.sync waits without end.
+#: CTAs after these have no notes: an uninitialized mbarrier is not recognized there, and bar.sync waits without end.
 MAX_NOTED_BLOCKS = 1 << 16
 
 WAIT_EXPIRED, WAITED, NAMED_EXPIRED, NAMED_WAITED, REFUSED = 1, 2, 3, 4, 5

@@ -307,28 +307,28 @@ __device__ __forceinline__ u64 createpolicy_evict_normal() {
 
 }  // namespace cudatma
 namespace cudatma {
-// [PTX ISA, Special Registers, %cluster_ctarank] This block's rank in its cluster.
+// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
 __device__ __forceinline__ u32 cluster_ctarank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// [PTX ISA, mapa] The address, in the cluster's window, of shared address `addr` in the block of rank `rank`.
+// [PTX ISA, mapa] The address, in the cluster's window, of shared address `addr` in the CTA of rank `rank`.
 __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] One arrival at a barrier of any block of the cluster; `bar` is from mapa_shared_cluster. Its order
-// is PTX's default, a release within this block: right for giving back a slot that was only read.
+// [PTX ISA, mbarrier.arrive] One arrival at a barrier of any CTA of the cluster; `bar` is from mapa_shared_cluster. Its order
+// is PTX's default, a release within this CTA: right for giving back a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] The same, and what this thread wrote is seen by the waiters of all blocks. On SM90 it waits for a
-// membar of the whole card, some 2 us: not for every slot of a ring.
+// [PTX ISA, mbarrier.arrive] The same, and what this thread wrote is seen by the waiters of all CTAs. On SM90 it waits for a
+// membar of the whole GPU, some 2 us: not for every slot of a ring.
 __device__ __forceinline__ void mbarrier_arrive_release_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -343,8 +343,8 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 }
 
-// [PTX ISA, st.async] Four values to `addr` in a block of the cluster; when they are there, 16 bytes are counted at its barrier
-// `bar`. Both are from mapa_shared_cluster, in the same block.
+// [PTX ISA, st.async] Four values to `addr` in a CTA of the cluster; when they are there, 16 bytes are counted at its barrier
+// `bar`. Both are from mapa_shared_cluster, in the same CTA.
 __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  :
@@ -353,7 +353,7 @@ __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4
 }
 
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order in the cluster: what other
-// blocks sent by st.async can be read afterwards.
+// CTAs sent by st.async can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
     u32 done;
     do {
@@ -415,14 +415,14 @@ __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the CTA. ptxas may issue a later
 // mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
 // [PTX ISA, membar / fence, .proxy.tensormap::generic] Releases a tensor map in global memory that this thread wrote
-// or changed with plain accesses, for those who acquire it on the whole card.
+// or changed with plain accesses, for those who acquire it on the whole GPU.
 __device__ __forceinline__ void fence_proxy_tensormap_release_gpu() {
     asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
 }
@@ -688,18 +688,18 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the block's pool has them.
+// until the CTA's pool has them.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the block's pool.
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -894,7 +894,7 @@ namespace cudatma {
 // elements, to be written to shared address `dst` (aligned to 128 bytes, to 1024 under the 128-byte swizzle).
 // Elements outside of the tensor arrive as the fill value. `bar` receives the box's bytes, those outside included.
 //   _hint       the L2 policy of createpolicy_*.
-//   _multicast  to the same offset in every block of the cluster whose bit is set in `mask`; each such block's
+//   _multicast  to the same offset in every CTA of the cluster whose bit is set in `mask`; each such CTA's
 //               barrier at the offset of `bar` receives the bytes, and must be armed before.
 __device__ __forceinline__ void cp_async_bulk_tensor_1d_load(
     u32 dst, const TensorMap* map, u32 bar, int c0) {

@@ -32,22 +32,10 @@ constexpr u32 BARRIERS = RING + 26112;
 
 // ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
 
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
-__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+// ---- Arithmetic of two halves in a register -------------------------------------------------------------------------
+__device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
-__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 
@@ -57,24 +45,10 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
-// division by 16. Each in both halves.
-struct ZeroPoint {
-    u32 low, high;
-};
-
-__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
-}
-
-// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
-// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    const u32 upper = q >> 8;
-    a[0] = sub_f16x2(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
-    a[2] = sub_f16x2(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
 }
 
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
@@ -93,6 +67,33 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
 // A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
+struct ZeroPoint {
+    u32 low, high;
+};
+
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+}
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    const u32 upper = q >> 8;
+    a[0] = subtract(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = subtract(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------

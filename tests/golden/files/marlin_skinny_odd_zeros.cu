@@ -33,7 +33,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -147,16 +147,22 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
+// ---- Arithmetic of two halves in a register -------------------------------------------------------------------------
+__device__ __forceinline__ u32 subtract(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
 __device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
-    u32 d;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
@@ -171,15 +177,10 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
 
 // 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
-}
-
-// A thread's 16 bytes of a 64 x 64 block hold one word for each 16 rows of W: word i.
-__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+    a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
+    a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
+    a[2] = subtract(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
+    a[3] = subtract(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
 // ---- Producer: one thread issues every load -------------------------------------------------------------------------

@@ -49,7 +49,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -227,24 +227,18 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
+// ---- Arithmetic of two halves in a register -------------------------------------------------------------------------
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
-// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
-// division by 16. Each in both halves.
-struct ZeroPoint {
-    u32 low, high;
-};
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
@@ -279,8 +273,6 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
-
-// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
 // For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.

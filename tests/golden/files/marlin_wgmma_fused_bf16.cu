@@ -49,7 +49,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -222,17 +222,18 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+// ---- Arithmetic of two halves in a register -------------------------------------------------------------------------
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
-// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
-struct ZeroPoint {
-    u32 low, high;
-};
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
@@ -267,8 +268,6 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
-
-// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
 // For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
@@ -428,11 +427,6 @@ constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of column g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
 // Halves, twice each: -2^65, and 2^(65 - b) of either column. -8 s times both is s 2^(133 - b).
 constexpr u32 MINUS_POWER = 0xe000e000u, TO_FACTORS = 0x60006000u - (NIBBLE_LOW << 7) - (NIBBLE_HIGH << 23);
-__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
 
 // Of a group of weights, for columns g and g + 8 of a fragment.
 struct GroupScale {

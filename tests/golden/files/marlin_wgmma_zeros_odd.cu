@@ -51,7 +51,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all blocks have said so or ended.
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -222,14 +222,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
-__device__ __forceinline__ u32 sub_bf16x2(u32 a, u32 b) {
+// ---- Arithmetic of two halves in a register -------------------------------------------------------------------------
+__device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
@@ -239,23 +233,6 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
-}
-
-// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
-struct ZeroPoint {
-    u32 low, high;
-};
-
-__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
-}
-
-// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = sub_bf16x2(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = sub_bf16x2(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = sub_bf16x2(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = sub_bf16x2(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
 // Moves of halves: ptxas folds them into a modifier of the instruction that reads the pair. It would keep a byte permutation.
@@ -291,8 +268,6 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
-
-// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
 // For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
@@ -440,6 +415,30 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
         if (128 * (i + 1) <= vectors || vector < vectors)
             store_vector(problem, output, values[i], row0 + first + row, column0 + 8 * column);
     }
+}
+
+// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
+// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
+struct ZeroPoint {
+    u32 low, high;
+};
+
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+}
+
+// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
+    a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
+    a[2] = subtract(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
+    a[3] = subtract(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
 // ---- int4 times the scale of its group ------------------------------------------------------------------------------

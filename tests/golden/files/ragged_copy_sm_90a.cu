@@ -100,7 +100,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(
         : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the block. ptxas may issue a later
+// [PTX ISA, membar / fence, .acq_rel.cta] Orders this thread's memory accesses within the CTA. ptxas may issue a later
 // mbarrier.arrive while earlier ld.shared are under way; it waits for them at this fence.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
