@@ -17,6 +17,8 @@ from types import ModuleType
 
 from cudatma.errors import ArgumentError, CompileError, CudaTmaError
 
+_formatwarning = warnings.formatwarning
+
 #: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
@@ -112,10 +114,20 @@ def _run(argv: Sequence[str]) -> int:
     return int(module.main(arguments) or 0)
 
 
+def _one_line_of_ours(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning about a former name without the line of cudatma's own code that gave it."""
+    if category is DeprecationWarning and str(message).startswith("cudatma: "):
+        return f"{message}\n"
+    return _formatwarning(message, category, filename, lineno, line)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
     # Python shows a DeprecationWarning only where it is meant for the running script.
-    warnings.filterwarnings("default", "cudatma: the (kernel|benchmark) ", DeprecationWarning)
+    warnings.filterwarnings("default", "cudatma: ", DeprecationWarning)
+    warnings.formatwarning = _one_line_of_ours
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -133,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cudatma: interrupted", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = _formatwarning
 
 
 if __name__ == "__main__":

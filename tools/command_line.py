@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError, similar
 
 #: build.default_target() in a help text.
@@ -22,7 +22,7 @@ class _FormerName(argparse.Action):
     """Stores a value under the option's present name, which ``const`` holds."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        print(f"cudatma: {option_string} of `{parser.prog}` is now called {self.const}", file=sys.stderr)
+        warn_deprecated(f"cudatma: {option_string} of `{parser.prog}` is now called {self.const}")
         setattr(namespace, self.dest, values)
 
 
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def add_former_name(self, former: str, name: str) -> None:
-        """Take the option ``name`` under its former name too, for one release, with a line on stderr."""
+        """Take the option ``name`` under its former name too, for one release, with a DeprecationWarning."""
         now = self._option_string_actions[name]
         hidden: dict[str, Any] = {"type": now.type, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         self.add_argument(former, action=_FormerName, const=name, dest=now.dest, **hidden)
