@@ -25,13 +25,13 @@ from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, counted
-from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.specs import resolve_fused
-from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
+from cudatma.kernels.choosing import decide
+from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
+from .problem_options import add_problem_options, problem_options
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
@@ -161,22 +161,22 @@ def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
 
 
 def entries_of(name: str) -> list[KernelEntry]:
-    """A kernel, those of the family "marlin", or "all". Raises ArgumentError."""
+    """A kernel, those of a family, or "all". Raises ArgumentError."""
     if name == "all":
         return list(REGISTRY.values())
-    if name == "marlin":
-        return [entry for entry in REGISTRY.values() if entry.name.startswith("marlin_")]
+    if name in FAMILIES:
+        templates = [kind.template for kind in family(name).kernels.values()]
+        return [entry for entry in REGISTRY.values() if entry.template in templates]
     if name not in REGISTRY and name not in FORMER_NAMES:
-        allowed = f"marlin, {', '.join(REGISTRY)}, all"
+        allowed = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
         raise ArgumentError("kernel", name, allowed, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
 
 
-def marlin_job(m: int, n: int, k: int, group_size: int, dtype: str, target: Target) -> Job:
-    """The kernel that marlin_gemm runs for these sizes and symmetric weights whose scales allow one multiply-add, as
-    those of nearly all weights do (quantization/scale_range.py). Raises ArgumentError."""
-    chosen = marlin_explain(LinearShape(k, n, group_size, False, dtype), m, target=target).spec
-    spec = resolve_fused(chosen, "as_stored")
+def job_of_problem(name: str, problem: dict[str, Any], target: Target) -> Job:
+    """The kernel that a family runs for a problem, on a GPU with an H200's SMs. Raises ArgumentError, TargetError."""
+    of = family(name)
+    spec = of.launched(decide(of, of.read_problem(problem), imagined_gpu(target, H200.sm_count)).spec)
     entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
     return Job(f"{spec.entry}_{target.name}", entry, spec, target)
 
@@ -215,7 +215,8 @@ def _print_summary(report: Report, folder: Path) -> None:
 
 def _parser() -> Parser:
     parser = Parser("cudatma dump", __doc__, EXAMPLES)
-    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, marlin (its three kernels), or all")
+    families = f"{' or '.join(FAMILIES)} (a family's kernels)"
+    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, {families}, or all")
     add = parser.add_argument
     add(
         "--target",
@@ -225,11 +226,10 @@ def _parser() -> Parser:
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
-    sizes = parser.add_argument_group("the kernel of a problem", "with --m, --n and --k: of `cudatma dump marlin`")
-    for name, what in (("--m", "rows of x"), ("--n", "columns of the weight"), ("--k", "rows of the weight")):
+    sizes = parser.add_argument_group("the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}")
+    for name, what in (("--m", "rows of the result"), ("--n", "its columns"), ("--k", "elements that are added up")):
         sizes.add_argument(name, type=int, metavar="SIZE", help=what)
-    sizes.add_argument("--group-size", type=int, default=128, metavar="SIZE", help="32, 64, 128 or -1 (default: 128)")
-    sizes.add_argument("--dtype", default="float16", help="float16 or bfloat16 (default: float16)")
+    add_problem_options(sizes.add_argument)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")
@@ -254,11 +254,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(options.config)
     sizes = (options.m, options.n, options.k)
     if any(sizes):
-        if None in sizes or options.kernel != "marlin" or config:
+        if None in sizes or options.kernel not in FAMILIES or config:
             given = ", ".join(name for name, size in zip(("--m", "--n", "--k"), sizes, strict=True) if size is not None)
-            allowed = "--m, --n and --k together, with `cudatma dump marlin` and no --config"
+            allowed = f"--m, --n and --k together, for {' or '.join(FAMILIES)}, and no --config"
             raise ArgumentError("sizes", f"{given} with {options.kernel}", allowed)
-        jobs = [marlin_job(*sizes, options.group_size, options.dtype, target) for target in targets]
+        problem = dict(zip(("m", "n", "k"), sizes, strict=True)) | problem_options(options.kernel, options)
+        jobs = [job_of_problem(options.kernel, problem, target) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:

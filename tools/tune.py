@@ -1,4 +1,4 @@
-"""Measure configurations of the Marlin GEMM on this GPU, and keep the fastest for marlin_gemm to use.
+"""Measure configurations of a GEMM on this GPU, and keep the fastest for later calls to use.
 
 For each layer and each M the cost model lists the candidates. All are compiled first. Then each is checked for a
 correct result and timed with cold weights, and the fastest is written to the user's file at once. The same command
@@ -27,17 +27,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cudatma.build.cache import default_root
 from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
-from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
+from cudatma.kernels.family import Family, imported
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.marlin.choose import MARLIN
-from cudatma.kernels.marlin.problem import GROUP_SIZES
-from cudatma.kernels.marlin.trial import MarlinTrial
+from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
 from .command_line import Parser
 from .model_layers import MODELS
+from .problem_options import add_problem_options, problem_options
 from .tune_compile import Kernels, compile_tasks, specs_of
 from .tune_plan import M_VALUES, Task, parse_m_values, parse_shape, plan, shapes_of
 from .tune_run import Bench, Outcome, run
@@ -49,6 +48,7 @@ EXAMPLES = """examples:
   cudatma tune --model llama3-70b --tensor-parallel 4
   cudatma tune --model llama3-70b --dry-run --target sm_90a --sm-count 132
   cudatma tune --model llama3-70b --compile-only --target sm_90a --sm-count 132
+  cudatma tune gemm --shape 8192x8192 --m 4096 --dtype bfloat16
 """
 
 
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     GpuLostError (a candidate that trapped), and what a missing GPU or compiler raises.
     """
     options = _parser().parse_args(argv)
+    measured = family(options.family)
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     if not shapes:
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
@@ -68,30 +69,34 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
         field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
         raise ArgumentError(field, got, allowed, "only an installed GPU can be measured")
     gpu = gpu or _gpu(options, imagined)
-    tasks = plan(
-        shapes, options.m, options.group_size, options.zeros, options.dtype, gpu, options.candidates,
-    )  # fmt: skip
+    tasks = plan(measured, shapes, options.m, problem_options(measured.name, options), gpu, options.candidates)
     console = Console(stderr=True)
     if options.dry_run:
         _show_plan(tasks, gpu, options.json)
         return 0
     if options.compile_only:
-        return _compile_only(tasks, gpu, options, console)
+        return _compile_only(tasks, measured, gpu, options, console)
     path = _file(options.file)
     if bench is not None:
-        return _tune(tasks, bench, path, gpu, options, console)
+        return _tune(tasks, measured, bench, path, gpu, options, console)
     from .tune_measure import GpuBench  # only this needs CuPy
 
-    with GpuBench(MarlinTrial(options.device)).opened() as opened:
-        return _tune(tasks, opened, path, gpu, options, console)
+    with GpuBench(imported(measured.trial)(options.device)).opened() as opened:
+        return _tune(tasks, measured, opened, path, gpu, options, console)
 
 
 def _tune(
-    tasks: Sequence[Task], bench: Bench, path: Path, gpu: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task],
+    of: Family[Any, Any],
+    bench: Bench,
+    path: Path,
+    gpu: Gpu,
+    options: argparse.Namespace,
+    console: Console,
 ) -> int:
     gpu_class, known = GpuClass.of(gpu), set()
     if not options.again:
-        entries, problems = usable_entries(path, MARLIN, gpu)
+        entries, problems = usable_entries(path, of, gpu)
         known = {entry.problem for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
@@ -101,7 +106,7 @@ def _tune(
     interrupted = False
     try:
         # With --jobs 1 each kernel is compiled right before it is measured.
-        kernels = _compile(todo, gpu, options, console) if options.jobs > 1 and todo else Kernels()
+        kernels = _compile(todo, of, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
 
@@ -114,7 +119,7 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, MARLIN, gpu_class,
+                tasks, bench, path, of, gpu_class,
                 seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -134,19 +139,21 @@ def _tune(
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def _compile(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> Kernels:
+def _compile(
+    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+) -> Kernels:
     """Compile the kernels of these problems' candidates into the cache."""
     specs = specs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(specs))
-        kernels = compile_tasks(
-            specs, gpu.target, options.jobs, lambda: progress.advance(bar), launched=MarlinTrial.launched
-        )
+        kernels = compile_tasks(specs, of, gpu.target, options.jobs, lambda: progress.advance(bar))
     _say(console, str(kernels))
     return kernels
 
 
-def _compile_only(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> int:
+def _compile_only(
+    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+) -> int:
     """Fill the cache for a GPU that may be in another machine."""
     cache = default_root()
     try:
@@ -154,7 +161,7 @@ def _compile_only(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, 
             console,
             f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs\ninto {cache}",
         )
-        kernels = _compile(tasks, gpu, options, console)
+        kernels = _compile(tasks, of, gpu, options, console)
     except KeyboardInterrupt:
         _say(console, "interrupted: what was compiled is kept; the same command continues")
         return 130
@@ -237,6 +244,7 @@ def _seconds(text: str) -> float:
 def _parser() -> Parser:
     parser = Parser("cudatma tune", __doc__, EXAMPLES)
     add = parser.add_argument
+    add("family", nargs="?", choices=FAMILIES, default="marlin", help=f"{' or '.join(FAMILIES)} (default: marlin)")
     add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
@@ -244,18 +252,10 @@ def _parser() -> Parser:
         "GPUs that a model is divided among: the layers of one, qkv and gate_up by N, o and down by K (default: 1)"
     )
     add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
-    help_m = f"rows of x (default: {','.join(map(str, M_VALUES))})"
+    help_m = f"rows of the result (default: {','.join(map(str, M_VALUES))})"
     add("--m", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     parser.add_former_name("--tokens", "--m")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), default="float16", help="of activations and scales")
-    add(
-        "--group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        default=128,
-        help="elements of K that share a scale; -1: all of K",
-    )
-    add("--zeros", action="store_true", help="weights with zero points")
+    add_problem_options(add)
     add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")
     add("--seconds", type=_seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
     add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")

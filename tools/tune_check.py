@@ -15,27 +15,27 @@ _ALLOWED = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
 _ROWS = 256
 
 
-def difference(reference: Any, result: Any, dtype: str) -> str:
+def difference(reference: Any, result: Any) -> str:
     """What is wrong with ``result``, (m, n) of fp16 or bf16; empty if nothing is.
 
-    A NaN is wrong; elements that were never written are NaN. Both arrays of one library.
+    A NaN is wrong; elements that were never written are NaN. Both arrays of one library and dtype.
     """
     if reference.shape != result.shape:
         return f"its shape is {result.shape}, not {reference.shape}"
-    absolute, relative = _ALLOWED[dtype]
+    absolute, relative = _ALLOWED[reference.dtype.name]
     rows = range(0, reference.shape[0], _ROWS)
-    total = sum(float((values(reference[row : row + _ROWS], dtype) ** 2).sum(dtype=np.float64)) for row in rows)
+    total = sum(float((values(reference[row : row + _ROWS]) ** 2).sum(dtype=np.float64)) for row in rows)
     scale = absolute * (total / max(1, reference.size)) ** 0.5
     wrong = 0
     for row in rows:
-        wanted, got = values(reference[row : row + _ROWS], dtype), values(result[row : row + _ROWS], dtype)
+        wanted, got = values(reference[row : row + _ROWS]), values(result[row : row + _ROWS])
         off = abs(got - wanted) / (scale + relative * abs(wanted) + np.float32(1e-30))
         wrong += int((~(off <= 1)).sum())  # a NaN is not
     return f"wrong results: {wrong} of {reference.size} elements" if wrong else ""
 
 
-def values(array: Any, dtype: str) -> Any:
+def values(array: Any) -> Any:
     """fp16 or bf16 as float32. bf16 by its bits: not every CuPy computes with it."""
-    if dtype == "float16":
+    if array.dtype.name == "float16":
         return array.astype(np.float32)
     return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cudatma.build.prebuild import compile_all
 from cudatma.errors import CompileError, counted
+from cudatma.kernels.family import Family
 
 from .tune_plan import Task
 from .tune_run import one_line
@@ -41,16 +42,15 @@ def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
 
 def compile_tasks(
     specs: Sequence[Any],
+    family: Family[Any, Any],
     target: str,
     jobs: int,
     advance: Callable[[], None] = lambda: None,
-    *,
-    launched: Callable[[Any], Any] = lambda spec: spec,
 ) -> Kernels:
-    """Have the kernels in the artifact cache. advance: called after each. launched: spec of a candidate -> the spec
-    that the trial launches for it. Raises what compile_all() does, KeyboardInterrupt; what was compiled stays."""
+    """Have the kernels of a family's candidates in the artifact cache. advance: called after each. Raises what
+    compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
-    of = {launched(spec): spec for spec in specs}
+    of = {family.launched(spec): spec for spec in specs}
 
     def tell(spec: Any, refusal: CompileError | None) -> None:
         if refusal is None:

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cudatma.errors import LaunchError
 from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.trial import Launch, Trial
 from cudatma.library_streams import stream_handle
 
 #: Time of a graph, against which its own launch (some microseconds) is negligible; and most launches in it.
@@ -27,8 +28,6 @@ _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
 _LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
 _NAN_BITS = 0xFFFF
 
-Launch = Callable[[int], None]
-
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
@@ -36,19 +35,6 @@ class _Graph:
 
     graph: Any
     launches: int
-
-
-class Trial(Protocol):
-    """A family's operands on a GPU: cudatma/kernels/marlin/trial.py is one."""
-
-    @property
-    def device(self) -> int: ...
-    @property
-    def out(self) -> Any: ...
-    @property
-    def copies(self) -> int: ...
-    def prepare(self, problem: Any) -> None: ...
-    def launcher(self, candidate: Listed[Any], copies: int, stream: int) -> Launch: ...
 
 
 class GpuBench:

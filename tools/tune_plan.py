@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.choose import MARLIN
-from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
@@ -26,7 +25,7 @@ class Task:
     candidates: tuple[Listed[Any], ...]
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return f"{self.problem.k} x {self.problem.n}, M = {self.problem.m}"
 
     def as_dict(self) -> dict[str, Any]:
         listed = [{"label": one.label, "predicted_us": one.cost.us, "bound": one.cost.bound} for one in self.candidates]
@@ -35,21 +34,19 @@ class Task:
 
 
 def plan(
+    family: Family[Any, Any],
     shapes: Iterable[tuple[int, int]],
     m_values: Iterable[int],
-    group_size: int,
-    has_zeros: bool,
-    dtype: str,
+    options: Mapping[str, Any],
     gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
-    """The problems of a run, each shape and M once, with their candidates."""
+    """The problems of a run, each shape and M once, with their candidates. options: of the family, by name."""
     tasks = []
     for k, n in dict.fromkeys(shapes):
-        layer = LinearShape(k, n, group_size, has_zeros, dtype)
         for m in sorted(set(m_values)):
-            problem = Problem(layer, m)
-            tasks.append(Task(problem, tuple(shortlist(MARLIN, problem, gpu, candidates))))
+            problem = family.read_problem({"m": m, "n": n, "k": k, **options})
+            tasks.append(Task(problem, tuple(shortlist(family, problem, gpu, candidates))))
     return tasks
 
 

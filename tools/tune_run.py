@@ -145,7 +145,7 @@ def tune_problem(
             outcome.dropped[candidate.label] = refused[candidate.spec]
             continue
         try:
-            problem = difference(reference, bench.result(candidate), task.problem.layer.dtype)
+            problem = difference(reference, bench.result(candidate))
         except Exception as error:
             _require_gpu(bench, candidate)
             problem = one_line(error)

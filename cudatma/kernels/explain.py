@@ -51,7 +51,8 @@ class Explanation:
 
     @property
     def layer(self) -> Any:
-        """The problem without M; for Marlin a LinearShape."""
+        """Former name of ``problem.layer``, for one release; Marlin's alone."""
+        warn_deprecated("cudatma: Explanation.layer is now called Explanation.problem.layer")
         return self.problem.layer
 
     @property

@@ -7,6 +7,7 @@ once, for all families. docs/adding_a_kernel.md walks through a small one.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,44 @@ P = TypeVar("P", bound=Problem)
 S = TypeVar("S", bound=TunedSpec)
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a problem besides its sizes, as command lines name it.
+
+    name: of the field in as_json(). flag: of the command line. allowed: its values, the default first; False and True
+    make a flag without a value. help: in words.
+    """
+
+    name: str
+    flag: str
+    allowed: tuple[Any, ...]
+    help: str
+
+    @property
+    def default(self) -> Any:
+        """What holds where the command line says nothing."""
+        return self.allowed[0]
+
+
+def imported(place: str) -> Any:
+    """What ``"module:name"`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _unchanged(spec: Any) -> Any:
+    return spec
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
     """name: of the family. kernels: its specs' classes by the kernels' names. read_problem(raw): a problem from a
     tuning entry. candidates(problem, gpu): the configurations that may serve. index: fields of a tuning entry that must
     be a problem's for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured
-    exceptions that ship; None for none."""
+    exceptions that ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched:
+    a chosen spec -> the one that is compiled for it. trial: ``"module:class"``, a Trial (trial.py), which the tuner
+    makes of a device's ordinal.
+    """
 
     name: str
     kernels: Mapping[str, type[S]]
@@ -93,6 +126,9 @@ class Family(Generic[P, S]):
     index: tuple[str, ...] = ()
     spec_fields: tuple[str, ...] = ()
     table: Path | None = None
+    options: tuple[Option, ...] = ()
+    launched: Callable[[Any], Any] = _unchanged
+    trial: str = ""
 
     def kernel_name(self, spec: object) -> str:
         """The name of a spec's kernel."""

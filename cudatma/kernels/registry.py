@@ -5,14 +5,13 @@ A kernel is added with one line below. Nothing is imported until a kernel's spec
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
-from cudatma.kernels.family import KernelSpec
+from cudatma.kernels.family import Family, KernelSpec, imported
 from cudatma.target import Target, get_target
 
 
@@ -30,18 +29,12 @@ class KernelEntry:
 
     def specs(self, target: str | Target) -> list[KernelSpec]:
         """The representative specs for a target, in a fixed order. TargetError for an unknown name."""
-        return list(_named(self.source)(get_target(target)))
+        return list(imported(self.source)(get_target(target)))
 
     @property
     def sample(self) -> Callable[..., Any] | None:
         """``sample(target, **sizes) -> Sample``: the kernel with made-up operands; None where it has none."""
-        return _named(self.emulated) if self.emulated else None
-
-
-def _named(place: str) -> Any:
-    """The function at ``"module:function"``."""
-    module, _, function = place.partition(":")
-    return getattr(importlib.import_module(module), function)
+        return imported(self.emulated) if self.emulated else None
 
 
 REGISTRY: dict[str, KernelEntry] = {
@@ -174,6 +167,19 @@ FORMER_NAMES = {
     "window_move": "window_copy",
     "run_move": "run_copy",
 }
+
+
+#: Families whose configurations are chosen, by name: ``"module:family"``.
+FAMILIES = {
+    "marlin": "cudatma.kernels.marlin.choose:MARLIN",
+    "gemm": "cudatma.kernels.gemm.choose:GEMM",
+}
+
+
+def family(name: str) -> Family[Any, Any]:
+    """A family by its name, a key of FAMILIES."""
+    found: Family[Any, Any] = imported(FAMILIES[name])
+    return found
 
 
 def current_name(name: str) -> str:

@@ -36,8 +36,6 @@ FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
-#: Shapes that a command names.
-_NAMED_SHAPES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,35 +116,19 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     if kernel is None:
         raise ArgumentError("kernel", raw["kernel"], ", ".join(family.kernels))
     if revision != kernel.revision:
-        raise ArgumentError("revision", revision, str(kernel.revision), f"the kernel changed; {retune_command([raw])}")
+        remedy = f"the kernel changed; {retune_command(problem, family)}"
+        raise ArgumentError("revision", revision, str(kernel.revision), remedy)
     spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in family.spec_fields})
     spec.check(problem, target)
     return Entry(problem, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 
 
-def retune_command(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What measures these entries again: entries of any schema, as far as they can be read. The file is not trusted:
-    only sizes and known names go into the command."""
-    by_options: dict[str, list[Mapping[str, Any]]] = {}
-    for raw in entries:
-        if all(type(raw.get(name)) is int and 0 < raw[name] < 2**31 for name in ("k", "n", "m")):
-            by_options.setdefault(_options(raw), []).append(raw)
-    commands = []
-    for options, alike in by_options.items():
-        shapes = dict.fromkeys((raw["k"], raw["n"]) for raw in alike)
-        named = "".join(f" --shape {k}x{n}" for k, n in list(shapes)[:_NAMED_SHAPES])
-        more = " ..." if len(shapes) > _NAMED_SHAPES else ""
-        sizes = ",".join(map(str, sorted({raw["m"] for raw in alike})))
-        commands.append(f"cudatma tune{named}{more} --m {sizes}{options}")
-    return "measure again with: " + ("; ".join(commands) or "cudatma tune")
-
-
-def _options(raw: Mapping[str, Any]) -> str:
-    """Of ``cudatma tune``, for an entry's layer; empty for the defaults."""
-    dtype = " --dtype bfloat16" if raw.get("dtype") == "bfloat16" else ""
-    size = raw.get("group_size")
-    group = f" --group-size {size}" if type(size) is int and size != 128 else ""
-    return dtype + group + (" --zeros" if raw.get("has_zeros") is True else "")
+def retune_command(problem: P, family: Family[P, S]) -> str:
+    """What measures a problem again."""
+    raw = problem.as_json()
+    changed = [(option.flag, raw[option.name]) for option in family.options if raw[option.name] != option.default]
+    options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in changed)
+    return f"measure again with: cudatma tune {family.name} --shape {raw['k']}x{raw['n']} --m {raw['m']}{options}"
 
 
 def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
@@ -188,20 +170,13 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or "schema" not in content:
         raise ValueError("it is no file of tuning entries")
     if content["schema"] == 1:
-        entries = [raw for section in _listed(content, "sections") for raw in _listed(section, "cells")]
-        raise ValueError(f"an earlier version of cudatma wrote it, for other kernels; {retune_command(entries)}")
+        raise ValueError("an earlier version of cudatma wrote it, for other kernels; measure again with: cudatma tune")
     if content["schema"] not in (SCHEMA, *_SCHEMAS_OF_FORMER_NAMES):
         raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
     return list(map(renamed_section, sections)) if content["schema"] in _SCHEMAS_OF_FORMER_NAMES else sections
-
-
-def _listed(value: object, name: str) -> list[dict[str, Any]]:
-    """The objects of a list of an earlier file; whatever else it holds is left out."""
-    found = value.get(name) if isinstance(value, dict) else None
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _is_section(section: object) -> bool:

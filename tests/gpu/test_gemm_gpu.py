@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -9,11 +11,16 @@ import numpy as np
 import pytest
 
 from cudatma.errors import DriverError, LaunchError, TargetError
-from cudatma.kernels.choosing import pinned
+from cudatma.kernels import tuning
+from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.tuning_file import usable_entries
 from cudatma.runtime.launch import Kernel
 from cudatma.target import detect
+from tools import tune
 
 pytestmark = pytest.mark.gpu
 
@@ -147,3 +154,22 @@ def test_torch_tensors(dtype: str) -> None:
     assert y.dtype == left.dtype
     assert y.device == left.device
     check(y.view(torch.int16).cpu().numpy().view(DTYPES[dtype]), a, b)
+
+
+def test_the_tuner_measures_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
+    shape = ["gemm", "--shape", "1028x1544", "--m", "5,300", "--seconds", "0.3", "--dtype", "bfloat16", "--json"]
+    assert tune.main(shape) == 0
+    told = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["m"] for cell in told] == [5, 300]
+    assert all(cell["times_us"] and not cell["dropped"] for cell in told)
+    tuning.forget()
+    entries, problems = usable_entries(tmp_path / "tuned.json", GEMM, gpu_of(0))
+    assert not problems
+    for entry in entries:
+        assert decide(GEMM, entry.problem, gpu_of(0)).source == "tuned"
+        a, b = (numbers(rows, 1028, "bfloat16", rows) for rows in (entry.problem.m, 1544))
+        check(download(gemm(upload(a), upload(b))), a, b)
+    tuning.forget()

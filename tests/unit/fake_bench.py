@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.shortlist import Listed
 
 
@@ -21,14 +20,14 @@ class FakeBench:
     def __init__(self, us: Callable[[Listed], float] = lambda one: one.cost.us) -> None:
         self.us = us
         self.spoil: dict[str, Any] = {}
-        self.prepared: list[Problem] = []
+        self.prepared: list[Any] = []
         self.timed: list[list[str]] = []
         self.usable = True
         self.x: Any = None
 
-    def prepare(self, problem: Problem) -> None:
+    def prepare(self, problem: Any) -> None:
         self.prepared.append(problem)
-        kind, m = np.float16 if problem.layer.dtype == "float16" else BFLOAT16, problem.m
+        kind, m = np.float16 if problem.as_json()["dtype"] == "float16" else BFLOAT16, problem.m
         self.x = np.random.default_rng(m).standard_normal((m, 40)).astype(kind)
 
     def result(self, candidate: Listed) -> Any:

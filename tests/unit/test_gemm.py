@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_bench import FakeBench
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
@@ -26,6 +28,7 @@ from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.shortlist import shortlist
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
+from tools import dump_kernels, tune
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SM90A = get_target("sm_90a")
@@ -262,3 +265,31 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     assert ours is not None
     assert found is not None
     assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
+
+
+def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
+    wanted = shortlist(GEMM, replace(PROBLEM, dtype="bfloat16"), H200, 12)[2].spec
+    bench = FakeBench(lambda one: 5.0 if one.spec == wanted else 9.0)
+    shape = ["gemm", "--shape", f"{PROBLEM.k}x{PROBLEM.n}", "--m", str(PROBLEM.m), "--dtype", "bfloat16", "--jobs", "1"]
+    assert tune.main(shape, bench=bench, gpu=H200) == 0
+    assert bench.prepared == [replace(PROBLEM, dtype="bfloat16")]
+    tuning.forget()
+    decision = decide(GEMM, bench.prepared[0], H200)
+    assert (decision.source, decision.spec) == ("tuned", wanted)
+    with pytest.raises(ArgumentError, match="--zeros: got an option of marlin; allowed: for gemm: --dtype"):
+        tune.main([*shape, "--zeros"], bench=bench, gpu=H200)
+
+
+def test_a_changed_kernels_entry_names_the_command_that_measures_it_again() -> None:
+    raw = Entry(replace(PROBLEM, dtype="bfloat16"), replace(MEASURED, dtype="bfloat16"), 8.0, 10.0).as_json(GEMM)
+    command = f"cudatma tune gemm --shape {PROBLEM.k}x{PROBLEM.n} --m {PROBLEM.m} --dtype bfloat16$"
+    with pytest.raises(ArgumentError, match=command):
+        parse_entry(raw | {"revision": WgmmaSpec.revision + 1}, GEMM, SM90A)
+
+
+def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--m", str(PROBLEM.m), "--n", str(PROBLEM.n), "--k", str(PROBLEM.k), "--dtype", "bfloat16"]
+    dump = ["gemm", *sizes, "--target", "sm_90a", "--no-sass", "--json", "--out", str(tmp_path)]
+    assert dump_kernels.main(dump) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).spec.entry}_sm_90a"

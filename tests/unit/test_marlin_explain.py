@@ -147,7 +147,7 @@ def test_without_rich_the_table_is_plain(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_it_takes_weights_and_linear_layers() -> None:
     packed = quantize(np.ones((256, 192), np.float32), group_size=64, symmetric=False)
     wanted = LinearShape(256, 192, 64, True, "float16")
-    assert explained(packed, 3).layer == explained(MarlinLinear(packed), 3).layer == wanted
+    assert explained(packed, 3).problem.layer == explained(MarlinLinear(packed), 3).problem.layer == wanted
 
 
 def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:

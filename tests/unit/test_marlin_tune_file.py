@@ -154,25 +154,6 @@ def test_a_file_of_schema_2_is_read_under_the_names_of_today(file: Path, spec: A
 # ---- What is ignored, and said
 
 
-SCHEMA_1 = {
-    "schema": 1,
-    "sections": [
-        {
-            "key": {"target": "sm_90a"},
-            "cells": [
-                {"k": 4096, "n": 6144, "m": 16, "group_size": 128, "has_zeros": False, "dtype": "float16"},
-                {"k": 64, "n": 8, "m": 1, "group_size": 128, "has_zeros": False, "dtype": "float16"},
-                {"k": 64, "n": 8, "m": 1, "group_size": -1, "has_zeros": True, "dtype": "bfloat16"},
-            ],
-        }
-    ],
-}
-COMMANDS = (
-    "measure again with: cudatma tune --shape 4096x6144 --shape 64x8 --m 1,16; "
-    "cudatma tune --shape 64x8 --m 1 --dtype bfloat16 --group-size -1 --zeros"
-)
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -184,12 +165,8 @@ COMMANDS = (
         ('{"schema": 3}', "sections are damaged"),
         (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
         ('{"schema": 3, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
-        ('{"schema": 1, "sections": 5}', "an earlier version of cudatma wrote it"),
-        ('{"schema": 1, "sections": [{"cells": [{"k": [], "n": {}, "m": 1}, 7]}]}', "an earlier version"),
-        ('{"schema": 1, "sections": [{"cells": [{"k": "; ls", "n": {}, "m": 1}]}]}', "again with: cudatma tune$"),
-        (json.dumps({"schema": 1, "sections": [{"cells": [{"k": 10**99, "n": 8, "m": 1}]}]}), "with: cudatma tune$"),
+        ('{"schema": 1, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
         ("[" * 100_000, "nested too deeply"),
-        (json.dumps(SCHEMA_1), f"an earlier version of cudatma wrote it, for other kernels; {COMMANDS}$"),
         ("\x00\x01", "Expecting value"),
     ],
 )
@@ -235,7 +212,7 @@ def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Pat
     store_entry(file, GPU, MARLIN, entry(64))
     older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
     file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
-    command = "measure again with: cudatma tune --shape 4096x4096 --m 64"
+    command = "measure again with: cudatma tune marlin --shape 4096x4096 --m 64"
     with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
         assert source(64) == "rule"
     assert source(1) == "tuned", "the other kernel's entries hold"

@@ -196,6 +196,14 @@ def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: En
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
 
 
+def test_what_was_measured_with_zero_points_serves_no_layer_alike(file: Path) -> None:
+    """What they cost depends on dtype and groups."""
+    store_entry(file, GPU, MARLIN, entry(8, replace(SKINNY, has_zeros=True), has_zeros=True))
+    assert decided(8, has_zeros=True) == ("tuned", replace(SKINNY, has_zeros=True))
+    for other in ({}, {"has_zeros": True, "group_size": 32}, {"has_zeros": True, "dtype": "bfloat16"}):
+        assert decided(8, **other)[0] == "rule"
+
+
 # ---- Which entry of a layer serves an M
 
 

@@ -50,7 +50,8 @@ def entries(path: Path) -> dict[int, Entry]:
 
 
 def task_of(m: int, candidates: int = 12, dtype: str = "float16") -> tune_plan.Task:
-    return tune_plan.plan([(4096, 4096)], [m], 128, False, dtype, H200, candidates)[0]
+    options = {"group_size": 128, "has_zeros": False, "dtype": dtype}
+    return tune_plan.plan(MARLIN, [(4096, 4096)], [m], options, H200, candidates)[0]
 
 
 def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,11 +155,11 @@ def test_a_result_that_only_rounding_changes_is_correct(dtype: str) -> None:
     exact = np.random.default_rng(0).standard_normal((700, 64)) * 30
     rounded = exact.astype(kind)
     again = (rounded.astype(np.float64) * (1 + 2.0 ** (-11 if dtype == "float16" else -8))).astype(kind)
-    assert difference(rounded, again, dtype) == ""
+    assert difference(rounded, again) == ""
     again[699, 63] = 35
-    assert "1 of 44800" in difference(rounded, again, dtype)
+    assert "1 of 44800" in difference(rounded, again)
     zero = np.zeros((2, 2), kind)
-    assert difference(zero, zero, dtype) == ""
+    assert difference(zero, zero) == ""
 
 
 class _Stop:
@@ -231,7 +232,7 @@ def test_entries_of_another_revision_are_measured_again(file: Path, capsys: pyte
     capsys.readouterr()
     tuned(bench)
     assert len(bench.prepared) == 2
-    assert "cudatma tune --shape 4096x4096 --m 64" in " ".join(capsys.readouterr().err.split())
+    assert "cudatma tune marlin --shape 4096x4096 --m 64" in " ".join(capsys.readouterr().err.split())
     assert sorted(entries(file)) == [1, 64], "in place of the old ones"
 
 

@@ -20,9 +20,9 @@ from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels import tuning
 from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.specs import resolve_fused
-from cudatma.kernels.marlin.trial import MarlinTrial
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of
@@ -34,7 +34,8 @@ COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
 
 
 def tasks(candidates: int = 12) -> list[tune_plan.Task]:
-    return tune_plan.plan([(4096, 4096)], [1, 64], 128, False, "float16", H200, candidates)
+    options = {"group_size": 128, "has_zeros": False, "dtype": "float16"}
+    return tune_plan.plan(MARLIN, [(4096, 4096)], [1, 64], options, H200, candidates)
 
 
 @dataclass
@@ -185,7 +186,7 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(build, name, {})
     specs = specs_of(tasks(3))
     ticks: list[None] = []
-    kernels = compile_tasks(specs, "sm_90a", 2, lambda: ticks.append(None), launched=MarlinTrial.launched)
+    kernels = compile_tasks(specs, MARLIN, "sm_90a", 2, lambda: ticks.append(None))
     assert kernels.ready == len(ticks) == len(specs)
     compiled: list[Any] = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import LaunchError
+from cudatma.kernels import trial as operands
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import trial
 from cudatma.kernels.marlin.choose import MARLIN, decide
@@ -138,7 +139,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr(PackedWeight, "to_device", to_device)
     monkeypatch.setattr(trial, "Plan", FakePlan)
-    monkeypatch.setattr(trial, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
+    monkeypatch.setattr(operands, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
     space = SimpleNamespace(require_room=lambda spec, work: None)
     monkeypatch.setattr(trial, "stream_workspace", lambda device, handle: space)
     bench = GpuBench(MarlinTrial(0))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.candidates import Candidate
-from cudatma.kernels.family import Family
+from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.wgmma import WgmmaSpec
 from cudatma.kernels.gpu import Gpu
@@ -36,6 +37,8 @@ GEMM: Family[Problem, WgmmaSpec] = Family(
     candidates=candidates,
     index=("n", "k"),
     spec_fields=("dtype",),
+    options=(Option("dtype", "--dtype", tuple(ACTIVATION_TYPES), "of operands and result"),),
+    trial="cudatma.kernels.gemm.trial:GemmTrial",
 )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels import choosing
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.choosing import Decision
-from cudatma.kernels.family import Family
+from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
-from cudatma.kernels.marlin.specs import KERNELS, AnyMarlinSpec
+from cudatma.kernels.marlin.specs import KERNELS, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
 from cudatma.target import get_target
 
@@ -32,6 +33,12 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AnyMarlinSpec]]:
     return found
 
 
+def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
+    """What a chosen spec becomes for weights whose scales allow one multiply-add, as those of nearly all weights do
+    (quantization/scale_range.py)."""
+    return resolve_fused(spec, "as_stored")
+
+
 MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     name="marlin",
     kernels=KERNELS,
@@ -40,6 +47,13 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     index=("k", "n"),
     spec_fields=("group_size", "has_zeros", "dtype"),
     table=SHIPPED,
+    options=(
+        Option("dtype", "--dtype", tuple(ACTIVATION_TYPES), "of activations and scales"),
+        Option("group_size", "--group-size", (128, 64, 32, -1), "elements of K that share a scale; -1: all of K"),
+        Option("has_zeros", "--zeros", (False, True), "weights with zero points"),
+    ),
+    launched=launched,
+    trial="cudatma.kernels.marlin.trial:MarlinTrial",
 )
 
 

@@ -107,9 +107,6 @@ class Problem:
             raise ArgumentError("m", m, "1 and more")
         return cls(layer, m)
 
-    def __str__(self) -> str:
-        return f"{self.k} x {self.n}, M = {self.m}"
-
 
 def weight_policy(m: int, block_m: int) -> str:
     """L2 policy of the weights' loads: weights that several tiles of M read should stay in L2."""

@@ -80,8 +80,10 @@ class StagedTile(TiledKernel):
 
     def adapted(self, problem: Problem) -> Any:
         """The same tile for weights of another dtype, with other groups or zero points; None where a tile says nothing
-        of those."""
+        of those: what is fastest with zero points is about their cost, which depends on dtype and groups."""
         layer = problem.layer
+        if self.has_zeros:
+            return None
         return replace(self, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros)  # type: ignore[type-var]
 
     def check_k(self, k: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,12 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.trial import Launch, cold_copies, empty_rows, random_rows
 from cudatma.quantization import PackedWeight
-
-#: All copies of a weight together, several times any L2; while one is read, it pushes another out. Even the
-#: most copies of a tiny weight fit L2, but no load of it is slow.
-_ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
-#: Number of random values, which are repeated. A prime: no two rows or columns are equal.
-_POOL = 1_048_573
 
 
 class MarlinTrial:
-    """One problem's operands on a device, and launches of candidates as marlin_gemm would make them.
-
-    out: (M, N), which every launch writes. copies: of the weight. Raises ArgumentTypeError for bf16 where CuPy has
-    none, DriverError without CuPy or a GPU.
-    """
+    """A Trial (kernels/trial.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -52,16 +42,11 @@ class MarlinTrial:
             self._layer, self._weights = None, []
             cupy.get_default_memory_pool().free_all_blocks()
             host = random_weight(layer)
-            copies = min(_MOST_COPIES, max(_LEAST_COPIES, _ROTATION_BYTES // host.nbytes + 1))
-            self._weights = [host.to_device(self.device) for _ in range(copies)]
+            self._weights = [host.to_device(self.device) for _ in range(cold_copies(host.nbytes))]
             self._layer = layer
-        kind = activation_type(layer.dtype).numpy
-        bits = np.random.default_rng(m).standard_normal(_POOL, dtype=np.float32).astype(kind).view(np.uint16)
-        # TMA takes rows that begin at multiples of 16 bytes; marlin_gemm would copy others by a kernel of its own.
-        self._x = cupy.asarray(np.resize(bits, (m, -(-layer.k // 8) * 8))).view(kind)[:, : layer.k]
-        self.out = cupy.empty((m, layer.n), np.uint16).view(kind)
+        self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
 
-    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Callable[[int], None]:
+    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
 
         Raises LaunchError if it would not be launched as it says, and what a launch raises.
@@ -83,11 +68,6 @@ class MarlinTrial:
             plans[index % len(plans)].run(x.info.pointer, out.info.pointer, 0, space, stream)
 
         return launch
-
-    @staticmethod
-    def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
-        """The spec that launcher() launches for a candidate's: in the form that random_weight()'s scales allow."""
-        return resolve_fused(spec, "as_stored")
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:

@@ -99,9 +99,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
 // The first group of scales of a tile.
 __device__ __forceinline__ u32 first_group(u32 k64) {
-    if constexpr (GROUP_SIZE < 0) return 0;
-    else if constexpr (GROUP_SIZE < 64) return k64 * (64 / GROUP_SIZE);
-    else return k64 / (GROUP_SIZE / 64);
+    return GROUP_SIZE < 0 ? 0 : k64 * 64 / (u32)GROUP_SIZE;
 }
 
 // A warp dequantizes its packed block into 64 rows x 64 columns of W. The packed order is that of mma's operand A, whose rows are
