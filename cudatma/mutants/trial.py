@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cudatma.emulator import Report, StepLimitError, TrapError, load
+from cudatma.emulator import EmulatedModule, Report, StepLimitError, TrapError, load
 from cudatma.errors import CudaTmaError
 from cudatma.mutants.call import Call
 from cudatma.mutants.exemptions import Exemptions
@@ -76,6 +76,7 @@ class Trial:
         self.ptx, self.make = ptx, make
         self.mutants = mutants_of(ptx) + mutants_of_call(ptx, make())
         self._step_limit = 0
+        self._last: tuple[str, EmulatedModule] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0) -> Report:
         """The kernel itself under ``schedules`` schedules; it should be clean."""
@@ -87,7 +88,13 @@ class Trial:
         if not self._step_limit:
             self.unchanged(2)
         call = mutant.changed(self.make())
-        return call.run(load(text), replay=schedule, hazards="collect", step_limit=self._step_limit)
+        return call.run(self._loaded(text), replay=schedule, hazards="collect", step_limit=self._step_limit)
+
+    def _loaded(self, text: str) -> EmulatedModule:
+        """The module, the same for all schedules of a mutant unless it has variables, which would keep their values."""
+        if self._last is None or self._last[0] != text or self._last[1].globals:
+            self._last = text, load(text)
+        return self._last[1]
 
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
         """What becomes of each mutant, or of those chosen."""

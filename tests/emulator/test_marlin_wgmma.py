@@ -1,4 +1,4 @@
-"""The wgmma Marlin kernel on the CPU: correct, and free of hazards in 20 schedules, for each division of the work."""
+"""The wgmma Marlin kernel on the CPU: correct, and free of hazards in 8 schedules, for each division of the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.kernels.marlin.wgmma_candidates import _TILES, _fitting, _spec, _Ti
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
-SCHEDULES = 20
+SCHEDULES = 8
 
 
 def spec(**fields: Any) -> WgmmaSpec:

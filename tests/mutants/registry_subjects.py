@@ -57,13 +57,17 @@ _SKINNY: dict[str, dict[str, Any]] = {
     # Two N tiles for three CTAs, whose parts of K are 5, 5 and 6 stages: each ring wraps twice.
     "cluster": {"n_tiles": 2, "slice_k": 2, "cluster_k": 3, "stages": 2},
 }
-#: (M, K) of each kernel. M makes several tiles of the wgmma kernel: a wrong arrival count then adds up to a phase. Its
-#: K is short, or the ring would order the staging of one tile before that of the next. The skinny GEMM's ring has to
-#: wrap within the one tile of a CTA.
-_SIZES: dict[type, tuple[int, int]] = {MmaSyncSpec: (13, 512), WgmmaSpec: (29, 512), SkinnySpec: (13, 1024)}
-_N, _WORK_RANGES = 256, 3
-#: K where the CTAs of a cluster divide it: the ring of each wraps more than once.
-_DIVIDED_K = {WgmmaSpec: 1536, SkinnySpec: 2048}
+#: (M, N, K) of each kernel, small: there are a hundred mutants of each. M makes several tiles of the wgmma kernel: a
+#: wrong arrival count then adds up to a phase. Its K is short, or the ring would order the staging of one tile before
+#: that of the next. The skinny GEMM's ring has to wrap within the one tile of a CTA.
+_SIZES: dict[type, tuple[int, int, int]] = {
+    MmaSyncSpec: (13, 256, 512),
+    WgmmaSpec: (29, 128, 512),
+    SkinnySpec: (13, 64, 1024),
+}
+#: Where the CTAs of a cluster divide K: the ring of each wraps more than once.
+_DIVIDED_SIZES = {WgmmaSpec: (29, 64, 1536), SkinnySpec: (13, 64, 2048)}
+_WORK_RANGES = 3
 
 
 def mma_sync_spec(variant: str) -> MmaSyncSpec:
@@ -117,11 +121,9 @@ def skinny_spec(variant: str) -> SkinnySpec:
 @lru_cache(maxsize=16)
 def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
-    m, k = _SIZES[type(spec)]
-    if spec.cluster_k > 1:
-        k = _DIVIDED_K[type(spec)]
+    m, n, k = (_SIZES if spec.cluster_k == 1 else _DIVIDED_SIZES)[type(spec)]
     random = np.random.default_rng(7)
-    weight = random.normal(size=(k, _N)).astype(np.float32) * 0.05
+    weight = random.normal(size=(k, n)).astype(np.float32) * 0.05
     packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
     return random.normal(size=(m, k)).astype(packed.scales.dtype), packed
 
@@ -129,9 +131,10 @@ def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
 def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
     def make() -> Call:
         x, w = _operands(spec)
-        out = np.zeros((len(x), _N), x.dtype)
+        m, n, k = len(x), w.shape[1], w.shape[0]
+        out = np.zeros((m, n), x.dtype)
         rows = check_input(x, w)
-        work = schedule(spec, len(x), _N, x.shape[1], _WORK_RANGES * spec.cluster, eager=True)
+        work = schedule(spec, m, n, k, _WORK_RANGES * spec.cluster, eager=True)
         checked = check_output(out, rows, w)
         launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
         # As after another kernel of a programmatic chain, which writes the activations.

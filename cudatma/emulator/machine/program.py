@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -100,9 +101,15 @@ class Program:
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
         source = writer.write()
         names = {**RUNTIME, **writer.constants}
-        exec(compile(source, f"<ptx {self.function.name} segment {index}>", "exec"), names)
+        exec(_code(source, f"<ptx {self.function.name} segment {index}>"), names)
         function: SegmentFunction = names["segment"]
         return function
+
+
+@lru_cache(maxsize=4096)
+def _code(source: str, name: str) -> CodeType:
+    """Compiled once: kernels that are loaded again, and mutants of one kernel, have most segments in common."""
+    return compile(source, name, "exec")
 
 
 def _zeros(code: str) -> Array:

@@ -9,7 +9,7 @@ from cudatma.kernels.gemm.gemm import plan_gemm
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.wgmma import WgmmaSpec
 from cudatma.kernels.shortlist import Listed
-from cudatma.kernels.trial import Launch, cold_copies, empty_rows, random_rows
+from cudatma.kernels.trial import Launch, cold_copies, copied_rows, empty_rows, random_rows
 from cudatma.target import detect
 
 
@@ -34,9 +34,8 @@ class GemmTrial:
         self._a = self.out = None
         self._b.clear()
         cupy.get_default_memory_pool().free_all_blocks()
-        copies = cold_copies(2 * n * k)
-        rows = random_rows(copies * n, k, dtype, k)
-        self._b += [rows[i * n : (i + 1) * n] for i in range(copies)]
+        b = random_rows(n, k, dtype, k)
+        self._b += [b, *(copied_rows(b) for _ in range(cold_copies(2 * n * k) - 1))]
         self._a, self.out = random_rows(m, k, dtype, m), empty_rows(m, n, dtype)
 
     def launcher(self, candidate: Listed[WgmmaSpec], copies: int, stream: int) -> Launch:
