@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
     from cudatma.kernels.explain import Explanation
+    from cudatma.kernels.gemm.explain import gemm_explain
+    from cudatma.kernels.gemm.gemm import gemm
     from cudatma.kernels.marlin.dequantize import dequantize
     from cudatma.kernels.marlin.explain import marlin_explain
     from cudatma.kernels.marlin.gemm import marlin_gemm
@@ -135,6 +137,8 @@ __all__ = [
     "from_marlin",
     "gather",
     "gather_rows",
+    "gemm",
+    "gemm_explain",
     "get_target",
     "halo_tiles",
     "im2col",
@@ -187,6 +191,8 @@ _PUBLIC = {
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
     "kernels.explain": "Explanation",
+    "kernels.gemm.explain": "gemm_explain",
+    "kernels.gemm.gemm": "gemm",
     "kernels.marlin.explain": "marlin_explain",
     "kernels.marlin.gemm": "marlin_gemm",
     "kernels.marlin.linear": "MarlinLinear",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from cudatma.errors import ArgumentError, CompileError, CudaTmaError
+from cudatma.errors import ArgumentError, CompileError, CudaTmaError, TuneFileWarning
 
 _formatwarning = warnings.formatwarning
 
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
-    "tune": ("tune", "find the fastest configurations of the GEMM on this GPU, and keep them for marlin_gemm"),
+    "tune": ("tune", "find the fastest configurations of a GEMM on this GPU, and keep them for its calls"),
     "targets": ("targets", "the architectures and their features"),
     "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
     "version": ("version", "versions of cudatma and of what it uses"),
@@ -117,9 +117,11 @@ def _run(argv: Sequence[str]) -> int:
 def _one_line_of_ours(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning about a former name without the line of cudatma's own code that gave it."""
+    """A warning of cudatma's without the line of its own code that gave it."""
     if category is DeprecationWarning and str(message).startswith("cudatma: "):
         return f"{message}\n"
+    if issubclass(category, TuneFileWarning):
+        return f"cudatma: {message}\n"
     return _formatwarning(message, category, filename, lineno, line)
 
 

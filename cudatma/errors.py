@@ -17,6 +17,8 @@ _Error = TypeVar("_Error", bound="FieldError")
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
+#: Characters of a text that an error shows.
+_LONG_TEXT = 200
 
 
 def counted(count: int, noun: str) -> str:
@@ -38,6 +40,14 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= _LONG_INT:
         return f"an int of {value.bit_length()} bits"
     return repr(value)
+
+
+def _given(got: object) -> str:
+    """A value in the first line of an error: text as it is, unless it would break the line or is too long."""
+    if not isinstance(got, str):
+        return shown(got)
+    text = got if got.isprintable() else repr(got)
+    return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(got)} characters)"
 
 
 #: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
@@ -69,9 +79,7 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
-        # What UTF-8 cannot hold could not be printed.
-        given = got.encode(errors="backslashreplace").decode() if isinstance(got, str) else shown(got)
-        text = f"{field}: got {given}{f' ({meant})' if meant else ''}; allowed: {allowed}"
+        text = f"{field}: got {_given(got)}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

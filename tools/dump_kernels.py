@@ -11,6 +11,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
     raise SystemExit(cudatma_main(["dump", *sys.argv[1:]]))
 
+import argparse
 import ast
 import json
 from collections.abc import Sequence
@@ -31,27 +32,30 @@ from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEnt
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
-from .problem_options import add_problem_options, problem_options
+from .problem_options import add_problem_options, given_options, problem_options
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
+_KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its specs for each target
   cudatma dump marlin --target sm_120a --out out            all representative specs of the Marlin kernels
   cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
-  cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes
+  cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
+  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kernel to compile: ``name`` is the stem of the files."""
+    """One kernel to compile: ``name`` is the stem of the files. note: for its report."""
 
     name: str
     entry: KernelEntry
     spec: Any
     target: Target
+    note: str = ""
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
@@ -135,7 +139,7 @@ def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
     path = folder / job.name
     _file(path, "ptx").write_text(made.ptx)
     _file(path, "cubin").write_bytes(made.cubin)
-    sass_text, notes = None, list(made.warnings)
+    sass_text, notes = None, [*([job.note] if job.note else []), *made.warnings]
     if sass:
         result = disassemble(_file(path, "cubin"))
         sass_text = result.text
@@ -168,17 +172,35 @@ def entries_of(name: str) -> list[KernelEntry]:
         templates = [kind.template for kind in family(name).kernels.values()]
         return [entry for entry in REGISTRY.values() if entry.template in templates]
     if name not in REGISTRY and name not in FORMER_NAMES:
-        allowed = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
-        raise ArgumentError("kernel", name, allowed, "`cudatma dump --list` shows them with their specs")
+        raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
 
 
-def job_of_problem(name: str, problem: dict[str, Any], target: Target) -> Job:
-    """The kernel that a family runs for a problem, on a GPU with an H200's SMs. Raises ArgumentError, TargetError."""
+def job_of_problem(name: str, problem: dict[str, Any], target: Target, sm_count: int) -> Job:
+    """The kernel that a family runs for a problem on a GPU of so many SMs. Raises ArgumentError, TargetError."""
     of = family(name)
-    spec = of.launched(decide(of, of.read_problem(problem), imagined_gpu(target, H200.sm_count)).spec)
+    decision = decide(of, of.read_problem(problem), imagined_gpu(target, sm_count))
+    spec = of.launched(decision.spec)
     entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
-    return Job(f"{spec.entry}_{target.name}", entry, spec, target)
+    note = f"chosen for {target.name}, {counted(sm_count, 'SM')}: {decision.source}: {decision.why}"
+    return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)
+
+
+def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The sizes and options of a problem; None where the command line has no sizes. Raises ArgumentError."""
+    sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
+    missing = [f"--{name}" for name, size in sizes.items() if size is None]
+    if len(missing) == len(sizes):
+        if given := given_options(options):
+            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k, which name a problem")
+        return None
+    if missing:
+        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
+    if options.kernel not in FAMILIES:
+        raise ArgumentError("kernel", options.kernel, " or ".join(FAMILIES), "--m, --n and --k name a problem of those")
+    if options.config:
+        raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
+    return sizes | problem_options(options.kernel, options)
 
 
 def _file(path: Path, ending: str) -> Path:
@@ -215,8 +237,7 @@ def _print_summary(report: Report, folder: Path) -> None:
 
 def _parser() -> Parser:
     parser = Parser("cudatma dump", __doc__, EXAMPLES)
-    families = f"{' or '.join(FAMILIES)} (a family's kernels)"
-    parser.add_argument("kernel", nargs="?", help=f"{', '.join(REGISTRY)}, {families}, or all")
+    parser.add_argument("kernel", nargs="?", help=f"{_KERNELS}; {' and '.join(FAMILIES)} are families of kernels")
     add = parser.add_argument
     add(
         "--target",
@@ -230,6 +251,8 @@ def _parser() -> Parser:
     for name, what in (("--m", "rows of the result"), ("--n", "its columns"), ("--k", "elements that are added up")):
         sizes.add_argument(name, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
+    help = f"of the GPU that it would run on (default: {H200.sm_count}, an H200's)"
+    sizes.add_argument("--sm-count", type=int, default=H200.sm_count, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")
@@ -248,18 +271,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        raise ArgumentError("kernel", "none", f"{', '.join(REGISTRY)}, or all", "--list shows them with their specs")
+        raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their specs")
     entries = entries_of(options.kernel)
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     config = parse_config(options.config)
-    sizes = (options.m, options.n, options.k)
-    if any(sizes):
-        if None in sizes or options.kernel not in FAMILIES or config:
-            given = ", ".join(name for name, size in zip(("--m", "--n", "--k"), sizes, strict=True) if size is not None)
-            allowed = f"--m, --n and --k together, for {' or '.join(FAMILIES)}, and no --config"
-            raise ArgumentError("sizes", f"{given} with {options.kernel}", allowed)
-        problem = dict(zip(("m", "n", "k"), sizes, strict=True)) | problem_options(options.kernel, options)
-        jobs = [job_of_problem(options.kernel, problem, target) for target in targets]
+    problem = _problem_of(options)
+    if problem is not None:
+        jobs = [job_of_problem(options.kernel, problem, target, options.sm_count) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:

@@ -12,33 +12,29 @@ from cudatma.kernels.registry import FAMILIES, family
 
 def add_problem_options(add: Any) -> None:
     """Give a parser the options of all families. add: an argument group's ``add_argument``."""
-    for of in _by_flag().values():
-        option = next(iter(of.values()))
-        help = f"{option.help} ({', '.join(of)}"
-        if option.default is False:
-            add(option.flag, dest=option.name, action="store_true", default=None, help=f"{help})")
+    for flag, of in _by_flag().items():
+        first, *_ = of.values()
+        help = "; ".join(f"{name}: {option.help}" for name, option in of.items())
+        if isinstance(first.default, bool):
+            add(flag, dest=first.name, action="store_true", default=None, help=help)
         else:
-            allowed = list(dict.fromkeys(value for one in of.values() for value in one.allowed))
-            add(
-                option.flag,
-                dest=option.name,
-                type=type(option.default),
-                choices=allowed,
-                help=f"{help}; default: {option.default})",
-            )
+            allowed = list(dict.fromkeys(value for option in of.values() for value in option.allowed))
+            help += f" (default: {first.default})"
+            add(flag, dest=first.name, type=type(first.default), choices=allowed, help=help)
+
+
+def given_options(given: argparse.Namespace) -> list[str]:
+    """The flags of problem options that a command line has."""
+    return [flag for flag, of in _by_flag().items() if getattr(given, next(iter(of.values())).name) is not None]
 
 
 def problem_options(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """A family's options by name, as given or by default. Raises ArgumentError for one that it does not have."""
     options = {option.flag: option for option in family(name).options}
-    for flag, of in _by_flag().items():
-        value = getattr(given, next(iter(of.values())).name)
-        if value is None:
-            continue
+    for flag in given_options(given):
         if flag not in options:
-            raise ArgumentError(flag, f"an option of {', '.join(of)}", f"for {name}: {', '.join(options)}")
-        if value not in options[flag].allowed:
-            raise ArgumentError(flag, value, ", ".join(map(str, options[flag].allowed)))
+            own = f"an option of {' or '.join(_by_flag()[flag])}"
+            raise ArgumentError(flag, own, f"options of {name}: {', '.join(options)}")
     found = ((option.name, getattr(given, option.name), option.default) for option in options.values())
     return {name: default if value is None else value for name, value, default in found}
 

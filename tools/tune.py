@@ -227,7 +227,7 @@ def _progress(console: Console, what: str) -> Progress:
 
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: 1 to 10000")
     return int(text)
 
 
@@ -245,7 +245,14 @@ def _parser() -> Parser:
     parser = Parser("cudatma tune", __doc__, EXAMPLES)
     add = parser.add_argument
     add("family", nargs="?", choices=FAMILIES, default="marlin", help=f"{' or '.join(FAMILIES)} (default: marlin)")
-    add("--shape", type=parse_shape, action="append", default=[], metavar="KxN", help="a layer, repeatable")
+    add(
+        "--shape",
+        type=parse_shape,
+        action="append",
+        default=[],
+        metavar="KxN",
+        help="of b, or of a layer's weight; repeatable",
+    )
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (

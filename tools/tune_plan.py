@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.kernels.family import Family
+from cudatma.kernels.family import MAX_EXTENT, Family
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
 
 M_VALUES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,15 @@ def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: in
 def parse_shape(text: str) -> tuple[int, int]:
     """``"8192x28672"`` -> (8192, 28672). Raises ArgumentTypeError of argparse."""
     k, found, n = text.lower().partition("x")
-    if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= _MOST and 0 < int(n) <= _MOST):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672")
+    if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672, each 1 to {MAX_EXTENT}")
     return int(k), int(n)
 
 
 def parse_m_values(text: str) -> list[int]:
     """``"1,16,64"`` -> [1, 16, 64]. Raises ArgumentTypeError of argparse."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= _MOST for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: values of M with commas between, as in 1,16,64")
+    if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
+        allowed = f"values of M, 1 to {MAX_EXTENT}, with commas between, as in 1,16,64"
+        raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
     return [int(part) for part in parts]

@@ -57,8 +57,9 @@ _TEMPLATE_SYNTAX = re.compile(
 #: Files that the running render() has included so far.
 _included: ContextVar[set[str]] = ContextVar("cudatma_included")
 
-#: A section's heading right after a line of code: Jinja removes the blank lines that follow a line statement.
-_SECTION = re.compile(r"(?<!\n)\n(?=// ---- )")
+#: A section's heading right after a line of code, or a comment right after a function: Jinja removes the blank lines
+#: that follow a line statement.
+_SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=// )")
 
 
 class IncludeOnce(Extension):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import counted
-from cudatma.kernels.choosing import Decision
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.choosing import Decision, decide
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import Schedule
+from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.table_text import table_text
+
+#: Candidates that an explanation lists.
+_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +125,33 @@ class Explanation:
         ]
         title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
         return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)
+
+
+def explained(
+    family: Family[Any, Any],
+    problem: Any,
+    gpu: Gpu,
+    *,
+    launched: Callable[[Any], Any] = lambda spec: spec,
+    divide: bool = True,
+) -> Explanation:
+    """What a family runs for a problem with sizes m, n and k. launched: spec as it is chosen -> as it is launched.
+    divide: whether tiles may be divided. Raises what choosing does."""
+    decision = decide(family, problem, gpu)
+    decision = replace(decision, spec=launched(decision.spec))
+    spec, found = decision.spec, family.candidates(problem, gpu)
+    cost = spec.cost(problem, gpu)
+    listed = [Listed(launched(one), its) for one, its in islice(ranked(found), _LISTED)]
+    if all(one.spec != spec for one in listed):
+        listed.append(Listed(spec, cost))
+    resident = gpu.sm_count * spec.blocks_per_sm
+    return Explanation(
+        family=family,
+        problem=problem,
+        gpu=gpu,
+        decision=decision,
+        schedule=schedule(spec, problem.m, problem.n, problem.k, resident, divide=divide),
+        prediction=cost,
+        candidates=tuple(listed),
+        considered=len(found),
+    )

@@ -18,6 +18,9 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target
 
+#: Largest size of a problem.
+MAX_EXTENT = 2**31 - 1
+
 
 @runtime_checkable
 class KernelSpec(Protocol):
@@ -37,12 +40,17 @@ class KernelSpec(Protocol):
 class Problem(Protocol):
     """What a caller computes: a frozen dataclass.
 
-    m: the size that changes from call to call. fixed: everything else. constraint: why only some configurations may
-    serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
+    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything but m. constraint:
+    why only some configurations may serve, in words; empty where all may. description: of the problem, in words.
+    as_json(): as tuning entries keep it.
     """
 
     @property
     def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
     @property
     def fixed(self) -> Hashable: ...
     @property
@@ -84,19 +92,19 @@ S = TypeVar("S", bound=TunedSpec)
 class Option:
     """A field of a problem besides its sizes, as command lines name it.
 
-    name: of the field in as_json(). flag: of the command line. allowed: its values, the default first; False and True
-    make a flag without a value. help: in words.
+    name: of the field in as_json(). default: where the command line says nothing; of a bool, the flag takes no value.
+    allowed: its values. help: in words.
     """
 
     name: str
-    flag: str
+    default: Any
     allowed: tuple[Any, ...]
     help: str
 
     @property
-    def default(self) -> Any:
-        """What holds where the command line says nothing."""
-        return self.allowed[0]
+    def flag(self) -> str:
+        """Of the command line."""
+        return "--" + self.name.removeprefix("has_").replace("_", "-")
 
 
 def imported(place: str) -> Any:
@@ -112,23 +120,23 @@ def _unchanged(spec: Any) -> Any:
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
     """name: of the family. kernels: its specs' classes by the kernels' names. read_problem(raw): a problem from a
-    tuning entry. candidates(problem, gpu): the configurations that may serve. index: fields of a tuning entry that must
-    be a problem's for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured
-    exceptions that ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched:
-    a chosen spec -> the one that is compiled for it. trial: ``"module:class"``, a Trial (trial.py), which the tuner
-    makes of a device's ordinal.
+    tuning entry. candidates(problem, gpu): the configurations that may serve. trial: ``"module:class"``, a Trial
+    (trial.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
+    for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
+    ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
+    the one that is compiled for it.
     """
 
     name: str
     kernels: Mapping[str, type[S]]
     read_problem: Callable[[Mapping[str, Any]], P]
     candidates: Callable[[P, Gpu], Sequence[Candidate[S]]]
+    trial: str
     index: tuple[str, ...] = ()
     spec_fields: tuple[str, ...] = ()
     table: Path | None = None
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
-    trial: str = ""
 
     def kernel_name(self, spec: object) -> str:
         """The name of a spec's kernel."""

@@ -36,11 +36,13 @@ class DivisorStruct(ctypes.Structure):
 class TiledSpec(Protocol):
     """What schedule() must know of a spec.
 
-    block_m, block_n, block_k: of one CTA and one stage. cluster: CTAs side by side in N. cluster_k: CTAs that divide K.
-    launch_cluster: CTAs of a cluster of the launch. partial_bytes: fp32 sums that one CTA may leave in the workspace, 0
-    where tiles are never divided. warp_tiles: parts of a tile that have a flag of their own there. loaded_stage_bytes:
-    what one CTA loads for a stage. division(others): in stages of whole tiles, what dividing tiles costs a CTA once,
-    and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores it.
+    block_m, block_n, block_k: of one CTA and one stage. cluster: CTAs side by side. cluster_m, cluster_n: of their
+    tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a CTA
+    takes several tiles where tiles are never divided. partial_bytes: fp32 sums that one CTA may leave in the workspace,
+    0 where tiles are never divided. warp_tiles: parts of a tile that have a flag of their own there.
+    loaded_stage_bytes: what one CTA loads for a stage. division(others): in stages of whole tiles, what dividing tiles
+    costs a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores
+    it.
     """
 
     @property
@@ -52,7 +54,13 @@ class TiledSpec(Protocol):
     @property
     def cluster(self) -> int: ...
     @property
+    def cluster_m(self) -> int: ...
+    @property
+    def cluster_n(self) -> int: ...
+    @property
     def cluster_k(self) -> int: ...
+    @property
+    def is_persistent(self) -> bool: ...
     @property
     def launch_cluster(self) -> int: ...
     @property
@@ -68,8 +76,9 @@ class TiledSpec(Protocol):
 class Schedule:
     """How many CTAs run, and how tiles become their work ranges.
 
-    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs, side by side in N, computes one at a
-    time. k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are
+    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs, side by side, computes one at a
+    time.
+    k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are
     assigned whole. work_ranges: clusters. stream_units: stages of the divided tiles. partial_ctas: CTAs that need a
     slot in the workspace (0: no tile is divided).
     """
@@ -148,20 +157,15 @@ def schedule(
     divide: False assigns every tile whole, as batch invariance requires. eager: divide as soon as partial sums are
     fewer bytes than the loads that it saves; for small problems that are to show divided tiles.
     """
-    if not spec.partial_bytes:  # a CTA, or a cluster, for each tile
-        if ceil_div(k, spec.block_k) < spec.cluster_k:
-            raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {ceil_div(k, spec.block_k)}, K's stages")
-        return Schedule(
-            ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n) * spec.launch_cluster,
-            ceil_div(m, spec.block_m),
-            ceil_div(n, spec.block_n),
-            ceil_div(k, spec.block_k),
-            0,
-        )
+    tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(n, spec.cluster_n)
+    tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
     cluster = spec.cluster
     resident = max(1, resident_ctas // cluster)
-    tiles_m, tiles_n = ceil_div(m, spec.block_m), ceil_div(n, spec.block_n * cluster)
-    tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
+    if not spec.partial_bytes:
+        if k_iterations < spec.cluster_k:
+            raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {k_iterations}, K's stages")
+        clusters = min(resident, tiles) if spec.is_persistent else tiles
+        return Schedule(clusters * spec.launch_cluster, tiles_m, tiles_n, k_iterations, 0, cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
     longest = longest_range(tiles, resident, k_iterations)

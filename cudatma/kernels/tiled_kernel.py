@@ -19,14 +19,16 @@ PROBLEM = "const __grid_constant__ cudatma::Problem"
 class TiledKernel:
     """Base of these specs. block_m, block_n, block_k: of a CTA's tile and of one stage. stages: of the ring.
 
-    cluster: CTAs side by side in N. cluster_k: CTAs that divide K. blocks_per_sm: CTAs that share an SM. warp_tiles:
-    parts of a tile that have a flag of their own in the workspace.
+    cluster: CTAs side by side, in N unless cluster_m and cluster_n say otherwise. cluster_k: CTAs that divide K.
+    blocks_per_sm: CTAs that share an SM. warp_tiles: parts of a tile that have a flag of their own in the workspace.
     """
 
     __slots__ = ()
 
     #: Launch parameters by name, and their types in CUDA.
     parameter_types: ClassVar[Mapping[str, str]] = {}
+    #: Whether a CTA takes several tiles where tiles are never divided.
+    is_persistent: ClassVar[bool] = False
     #: Arrays of shared memory that some instances of the template do not have.
     optional_arrays: ClassVar[tuple[str, ...]] = ()
 
@@ -92,6 +94,16 @@ class TiledKernel:
     def launch_cluster(self) -> int:
         """CTAs of a cluster of the launch."""
         return self.cluster * self.cluster_k
+
+    @property
+    def cluster_m(self) -> int:
+        """Rows of M of a cluster's tile."""
+        return self.block_m
+
+    @property
+    def cluster_n(self) -> int:
+        """Columns of N of a cluster's tile."""
+        return self.block_n * self.cluster
 
     @property
     def threads(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,9 +44,18 @@ def cold_copies(size_bytes: int) -> int:
     return min(_MOST_COPIES, max(_LEAST_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 
+def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
+    """launch(i) is the i-th of these, round and round."""
+
+    def launch(index: int) -> None:
+        launches[index % len(launches)]()
+
+    return launch
+
+
 def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
     """(rows, columns) of normally distributed fp16 or bf16 on CuPy's current device. Rows begin at multiples of 16
-    bytes, as TMA wants them."""
+    bytes, as TMA wants them. seed: another one for each operand."""
     import cupy
 
     kind = activation_type(dtype).numpy

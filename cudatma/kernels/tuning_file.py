@@ -167,7 +167,9 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict) or "schema" not in content:
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise ValueError("it is no file of tuning entries")
     if content["schema"] == 1:
         raise ValueError("an earlier version of cudatma wrote it, for other kernels; measure again with: cudatma tune")

@@ -1,4 +1,5 @@
-"""A few small Marlin GEMMs for the sanitizers: every load path, shared tiles, tails, clusters, dependent launches.
+"""A few small GEMMs for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
+the dense GEMM's every version and layout.
 
 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --part 3/8      (which is slow: parts, side by side)
@@ -22,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 
-from cudatma import MarlinWorkspace, PackedWeight, marlin_gemm
+from cudatma import MarlinWorkspace, PackedWeight, gemm, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.gemm.problem import LAYOUTS
+from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -112,6 +115,21 @@ def run_chain(space: MarlinWorkspace) -> str:
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 
 
+def run_dense(version: int, layout: str) -> str:
+    """A version of the dense GEMM: several tiles, with tails."""
+    m, n, k = 700, 904, 136
+    a, b = (values(shape, "float16") for shape in ((m, k), (n, k)))
+    left, right = upload(a), upload(b).T
+    if layout[0] == "C":
+        left = upload(np.ascontiguousarray(np.pad(a, ((0, 4), (0, 0))).T)).T[:m]
+    if layout[1] == "R":
+        right = upload(np.ascontiguousarray(b.T))
+    y = gemm(left, right, version=version).get()
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    error = np.linalg.norm(y - wanted) / np.linalg.norm(wanted)
+    return "" if error < 1e-3 else f"off by {error:.1e}"
+
+
 def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
@@ -121,7 +139,8 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         for options in CASES
     }
     named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}
-    return named | {"chain": functools.partial(run_chain, space)}
+    dense = {f"gemm v{v} {layout}": functools.partial(run_dense, v, layout) for v in VERSIONS for layout in LAYOUTS}
+    return named | {"chain": functools.partial(run_chain, space)} | dense
 
 
 def part_of(text: str) -> tuple[int, int]:

@@ -12,10 +12,12 @@ import pytest
 
 from cudatma.errors import DriverError, LaunchError, TargetError
 from cudatma.kernels import tuning
+from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
-from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.choose import GEMM, candidates
 from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.tuning_file import usable_entries
 from cudatma.runtime.launch import Kernel
@@ -36,7 +38,6 @@ cupy = pytest.importorskip("cupy")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-TILES = [(64, 1), (64, 2), (128, 1), (128, 2), (256, 2)]
 
 
 def numbers(rows: int, columns: int, dtype: str, seed: int) -> Any:
@@ -68,15 +69,44 @@ def check(y: Any, a: Any, b: Any) -> None:
 )
 def test_products_are_right(m: int, n: int, k: int, dtype: str) -> None:
     a, b = numbers(m, k, dtype, 0), numbers(n, k, dtype, 1)
-    check(download(gemm(upload(a), upload(b))), a, b)
+    check(download(gemm(upload(a), upload(b).T)), a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("block_m", "warpgroups"), TILES)
-def test_every_tile_is_right(block_m: int, warpgroups: int, dtype: str) -> None:
-    a, b = numbers(700, 1000, dtype, 0), numbers(900, 1000, dtype, 1)
-    with pinned(WgmmaSpec(dtype, block_m, warpgroups, 3)):
-        check(download(gemm(upload(a), upload(b))), a, b)
+def stored(rows: int, columns: int, letter: str, dtype: str, seed: int) -> tuple[Any, Any]:
+    """On the host, and on the GPU row-major or column-major."""
+    if letter == "C":
+        host, device = stored(columns, rows, "R", dtype, seed)
+        return host.T, device.T
+    host = numbers(rows, columns, dtype, seed)
+    return host, upload(host)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("version", ["auto", *VERSIONS])
+@pytest.mark.parametrize("size", [1, 127, 128, 256, 333, 512, 1000, 1024])
+def test_every_version_and_layout_is_right(size: int, version: Any, layout: str) -> None:
+    dtype = "bfloat16" if size == 333 else "float16"
+    (a, left), (b, right) = stored(size, size, layout[0], dtype, 0), stored(size, size, layout[1], dtype, 1)
+    check(download(gemm(left, right, version=version)), a, b.T)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_large_odd_size(layout: str) -> None:
+    (a, left), (b, right) = stored(4097, 4097, layout[0], "float16", 0), stored(4097, 4097, layout[1], "float16", 1)
+    exact = cupy.asarray(a.astype(np.float64)) @ cupy.asarray(b.astype(np.float64))
+    for version in VERSIONS:
+        found = gemm(left, right, version=version).astype(np.float64)
+        assert float(cupy.linalg.norm(found - exact) / cupy.linalg.norm(exact)) <= LIMITS["float16"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_tile_is_right(version: int, layout: str) -> None:
+    dtype = "float16"
+    (a, left), (b, right) = stored(700, 1000, layout[0], dtype, 0), stored(1000, 904, layout[1], dtype, 1)
+    for spec, _ in ranked(candidates(Problem(700, 904, 1000, dtype, layout, version), gpu_of(0))):
+        with pinned(spec):
+            check(download(gemm(left, right)), a, b.T)
 
 
 @pytest.mark.parametrize(("pitch", "offset"), [(272, 8), (272, 1), (261, 0)])
@@ -84,7 +114,7 @@ def test_what_surrounds_the_result_is_left_alone(pitch: int, offset: int) -> Non
     a, b = numbers(200, 128, "float16", 0), numbers(250, 128, "float16", 1)
     whole = cupy.full((200, pitch), 7, np.float16)
     out = whole[:, offset : offset + 250]
-    assert gemm(upload(a), upload(b), out=out) is out
+    assert gemm(upload(a), upload(b).T, out=out) is out
     check(download(out), a, b)
     assert bool((whole[:, :offset] == 7).all())
     assert bool((whole[:, offset + 250 :] == 7).all())
@@ -96,14 +126,14 @@ def test_a_repeated_call_reads_and_writes_the_other_arrays() -> None:
         a, b = numbers(130, 256, "float16", seed), numbers(200, 256, "float16", seed + 10)
         whole = cupy.full((130, 208), 7, np.float16)
         out = whole[:, seed % 2 : seed % 2 + 200]
-        gemm(upload(a), upload(b), out=out)
+        gemm(upload(a), upload(b).T, out=out)
         check(download(out), a, b)
 
 
 def test_on_a_stream_of_the_caller() -> None:
     a, b = numbers(64, 128, "float16", 0), numbers(64, 128, "float16", 1)
     stream = cupy.cuda.Stream(non_blocking=True)
-    left, right = upload(a), upload(b)
+    left, right = upload(a), upload(b).T
     cupy.cuda.Device().synchronize()
     out = gemm(left, right, stream=stream)
     stream.synchronize()
@@ -113,7 +143,7 @@ def test_on_a_stream_of_the_caller() -> None:
 def test_in_a_graph() -> None:
     """After a first call nothing but the launch is recorded."""
     a, b = numbers(100, 512, "float16", 0), numbers(300, 512, "float16", 1)
-    left, right = upload(a), upload(b)
+    left, right = upload(a), upload(b).T
     out = cupy.empty((100, 300), np.float16)
     gemm(left, right, out=out)
     cupy.cuda.Device().synchronize()
@@ -131,7 +161,7 @@ def test_in_a_graph() -> None:
 
 def test_a_first_call_in_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernel, "is_loaded", lambda self, device: False)  # other tests may have loaded it
-    left, right = upload(numbers(33, 64, "float16", 0)), upload(numbers(8, 64, "float16", 1))
+    left, right = upload(numbers(33, 64, "float16", 0)), upload(numbers(8, 64, "float16", 1)).T
     out = cupy.empty((33, 8), np.float16)
     cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -149,7 +179,7 @@ def test_torch_tensors(dtype: str) -> None:
     left, right = (torch.from_numpy(x.view(np.int16)).cuda().view(getattr(torch, dtype)) for x in (a, b))
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
-        y = gemm(left, right)
+        y = gemm(left, right.T)
         torch.cuda.current_stream().synchronize()
     assert y.dtype == left.dtype
     assert y.device == left.device
@@ -171,5 +201,5 @@ def test_the_tuner_measures_it(
     for entry in entries:
         assert decide(GEMM, entry.problem, gpu_of(0)).source == "tuned"
         a, b = (numbers(rows, 1028, "bfloat16", rows) for rows in (entry.problem.m, 1544))
-        check(download(gemm(upload(a), upload(b))), a, b)
+        check(download(gemm(upload(a), upload(b).T)), a, b)
     tuning.forget()

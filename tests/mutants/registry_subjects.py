@@ -18,7 +18,8 @@ from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.gemm.gemm import plan_gemm
-from cudatma.kernels.gemm.wgmma import WgmmaSpec as GemmSpec
+from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -155,19 +156,22 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
 
 
 def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
-    """Two tiles, whose rings of two stages wrap four times: a wrong arrival count has time to add up to a phase."""
+    """Tiles whose rings of two stages wrap four times, in which a wrong arrival count adds up to a phase; two tiles for
+    each persistent CTA or cluster."""
 
     def make() -> Call:
+        m, n, k = 2 * spec.cluster_m - 5, spec.block_n - 8, 640
         random = np.random.default_rng(7)
-        a, b = (random.standard_normal((rows, 640), np.float32).astype(np.float16) for rows in (29, 100))
-        out = np.zeros((29, 100), np.float16)
-        launch = plan_gemm(describe(a), describe(b), describe(out), spec, get_target(_TARGET))
+        a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
+        out = np.zeros((m, n), np.float16)
+        launch = plan_gemm(describe(a), describe(b.T), describe(out), spec, get_target(_TARGET), spec.cluster)
         arrays = tuple(host_bytes(info) for info in launch.touched)
         return Call(
             spec.entry,
             launch.grid,
             spec.threads,
             tuple(launch.values),
+            cluster=spec.cluster if spec.cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
             arrays=arrays,
             keep=launch,
@@ -211,8 +215,9 @@ def registry_subjects() -> list[Subject]:
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
     specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
-    gemm = GemmSpec("float16", 64, 1, 2)
-    subjects.append(Subject("gemm_wgmma/plain", gemm.template, gemm, _gemm_call(gemm), _TARGET))
+    for version, kind in VERSIONS.items():
+        gemm = kind("float16", "RC", 64, 64, stages=2, warpgroups=1)
+        subjects.append(Subject(f"gemm_v{version}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)

@@ -168,15 +168,25 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 
 
-@pytest.mark.parametrize("arguments", [["marlin", "--m", "16"], ["tiny", "--m", "1", "--n", "1", "--k", "1"]])
-def test_sizes_that_name_no_problem(arguments: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="--m, --n and --k together"):
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["marlin", "--m", "16"], "--n: got none"),
+        (["tiny", "--m", "1", "--n", "1", "--k", "1"], "kernel: got tiny; allowed: marlin or gemm"),
+        (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m: got 0; allowed: 1 to 2147483647"),
+        (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m: got an int of 167 bits"),
+        (["gemm", "--dtype", "bfloat16"], "--dtype: got no sizes"),
+        (["marlin", "--m", "1", "--n", "64", "--k", "64", "--config", "stages=3"], "--config: got stages=3"),
+    ],
+)
+def test_sizes_that_name_no_problem(arguments: list[str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"^{why}"):
         dump_kernels.main([*arguments, "--target", "sm_90a", "--out", str(tmp_path)])
 
 
 def test_a_target_that_runs_none_of_a_kernels_specs(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="gemm_wgmma for sm_120a"):
-        dump_kernels.main(["gemm_wgmma", "--target", "sm_120a", "--out", str(tmp_path / "out")])
+    with pytest.raises(ArgumentError, match="gemm_v3 for sm_120a"):
+        dump_kernels.main(["gemm_v3", "--target", "sm_120a", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 

@@ -18,11 +18,15 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetE
 from cudatma.kernels import tuning
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.gemm import version
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
+from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gemm.sample import sample
-from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm.sample import v3_sample
+from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.gemm.version import chosen_version
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.shortlist import shortlist
@@ -34,7 +38,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 SM90A = get_target("sm_90a")
 M, N, K = 4, 24, 64
 ADDRESSES = {"a": 0x7F0000000000, "b": 0x7F1000000000, "out": 0x7F2000000000}
-SHAPES = {"a": (M, K), "b": (N, K), "out": (M, N)}
+SHAPES = {"a": (M, K), "b": (K, N), "out": (M, N)}
 
 
 def on_device(field: str, **changes: Any) -> ArrayInfo:
@@ -53,12 +57,15 @@ WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
     ("out", {"dtype": np.float32}, ArgumentTypeError, "out.dtype"),
     ("a", {"shape": (K,)}, ArgumentError, "a.shape"),
     ("a", {"shape": (M, 0)}, ArgumentError, "a.shape"),
-    ("b", {"shape": (1, N, K)}, ArgumentError, "b.shape"),
-    ("b", {"shape": (N, K + 8)}, ArgumentError, "b.shape"),
+    ("b", {"shape": (1, K, N)}, ArgumentError, "b.shape"),
+    ("b", {"shape": (K + 8, N)}, ArgumentError, "b.shape"),
+    ("b", {"shape": (0, N)}, ArgumentError, "b.shape"),
     ("out", {"shape": (N, M)}, ArgumentError, "out.shape"),
     ("out", {"shape": (M * N,)}, ArgumentError, "out.shape"),
-    ("a", {"strides": (2, 2 * M)}, ArgumentError, "a.strides"),
-    ("b", {"strides": (2 * K + 2, 2)}, ArgumentError, "b.strides"),
+    ("a", {"strides": (2, 2 * M)}, ArgumentError, "a.strides"),  # columns that start at multiples of 8 bytes
+    ("a", {"strides": (4 * K, 4)}, ArgumentError, "a.strides"),
+    ("b", {"strides": (2 * N + 2, 2)}, ArgumentError, "b.strides"),
+    ("b", {"strides": (2, 2 * K - 16)}, ArgumentError, "b.strides"),
     ("b", {"strides": (0, 2)}, ArgumentError, "b.strides"),
     ("b", {"strides": (-2 * K, 2)}, ArgumentError, "b.strides"),
     ("a", {"pointer": ADDRESSES["a"] + 2}, ArgumentError, "a.strides"),
@@ -90,7 +97,7 @@ def test_arrays_and_backend_must_be_in_the_same_place(backend: str) -> None:
         gemm(on_device("a"), on_device("b"), backend=backend)
     host = np.zeros((M, K), np.float16)
     with pytest.raises(ArgumentError, match=r"^a\.device: got the host"):
-        gemm(host, host, backend="cuda")
+        gemm(host, host.T, backend="cuda")
 
 
 def test_other_wrong_arguments() -> None:
@@ -98,24 +105,33 @@ def test_other_wrong_arguments() -> None:
     with pytest.raises(ArgumentTypeError, match=r"^a: got list"):
         gemm([1.0], host, backend="reference")
     with pytest.raises(ArgumentError, match=r"^backend: got cpu"):
-        gemm(host, host, backend="cpu")
+        gemm(host, host.T, backend="cpu")
+    with pytest.raises(ArgumentError, match=r'^version: got 9; allowed: "auto", 1, 2, 3, 4, 5'):
+        gemm(host, host.T, backend="reference", version=9)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", BF16], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 24, 64), (33, 7, 136)])
-def test_the_reference_agrees_with_float64(m: int, n: int, k: int, dtype: Any) -> None:
-    random = np.random.default_rng(m)
-    pitch = -(-k // 8) * 8
-    a, b = (random.standard_normal((rows, pitch), np.float32).astype(dtype)[:, :k] for rows in (m, n))
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 24, 64), (33, 7, 136), (1, 9, 3), (40, 1, 1)])
+def test_the_reference_agrees_with_float64(m: int, n: int, k: int, dtype: Any, layout: str) -> None:
+    a, b = matrix(m, k, layout[0], dtype, 0), matrix(k, n, layout[1], dtype, 1)
     y = gemm(a, b, backend="reference")
     assert (y.shape, y.dtype) == ((m, n), a.dtype)
-    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
     step = float(ml_dtypes.finfo(a.dtype).eps)
     np.testing.assert_allclose(y.astype(np.float64), wanted, rtol=step, atol=step)
 
 
+def matrix(rows: int, columns: int, letter: str, dtype: Any, seed: int) -> Any:
+    """Row- or column-major, with a pitch of whole 16 bytes."""
+    if letter == "C":
+        return matrix(columns, rows, "R", dtype, seed).T
+    random = np.random.default_rng(seed)
+    return random.standard_normal((rows, -(-columns // 8) * 8), np.float32).astype(dtype)[:, :columns]
+
+
 def test_the_callers_out_is_returned_and_its_gaps_are_left_alone() -> None:
-    a, b = np.ones((M, K), np.float16), np.ones((N, K), np.float16)
+    a, b = np.ones((M, K), np.float16), np.ones((K, N), np.float16)
     whole = np.full((M, N + 3), -1, np.float16)
     out = whole[:, 1 : N + 1]
     assert gemm(a, b, out=out, backend="reference") is out
@@ -125,31 +141,78 @@ def test_the_callers_out_is_returned_and_its_gaps_are_left_alone() -> None:
 
 @pytest.mark.parametrize("backend", ["emulator", "reference"])
 def test_no_rows_are_no_work(backend: str) -> None:
-    a, b = np.ones((0, K), np.float16), np.ones((N, K), np.float16)
+    a, b = np.ones((0, K), np.float16), np.ones((K, N), np.float16)
     assert gemm(a, b, backend=backend).shape == (0, N)
-    assert gemm(b, a, backend=backend).shape == (N, 0)
+    assert gemm(b.T, a.T, backend=backend).shape == (N, 0)
+
+
+# ---- Versions
+
+
+def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The call before the environment, and that before the file; each is named where it is wrong."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
+
+    def found() -> tuple[int, str]:
+        version._of_file.cache_clear()
+        return chosen_version("auto")
+
+    assert found() == (0, "")
+    mine, here = tmp_path / "home" / "cudatma" / "cudatma.toml", tmp_path / "cudatma.toml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("[gemm]\nversion = 3\n")
+    assert found() == (3, str(mine))
+    here.write_text("[gemm]\nversion = 2\n")
+    assert found() == (2, str(here))
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
+    assert found() == (4, "$CUDATMA_GEMM_VERSION")
+    assert chosen_version(5) == (5, "the call")
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
+    assert found() == (0, "$CUDATMA_GEMM_VERSION")
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "six")
+    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got six; allowed"):
+        found()
+    monkeypatch.delenv("CUDATMA_GEMM_VERSION")
+    for text, field in (("[gemm]\nversion = '3'\n", "gemm.version"), ("gemm = 3\n", "gemm"), ("[gemm", "TOML")):
+        here.write_text(text)
+        with pytest.raises(ArgumentError, match=field):
+            found()
+    version._of_file.cache_clear()
+
+
+def test_an_explanation_names_who_asked() -> None:
+    a, b = np.zeros((64, 4096), np.float16), np.zeros((4096, 4096), np.float16)
+    said = gemm_explain(a, b, version=2)
+    assert (said.spec.version, said.spec.layout, said.decision.why) == (2, "RR", "version 2 is asked for by the call")
+    free = gemm_explain(a, b.T)
+    assert (free.spec.layout, free.decision.source) == ("RC", "rule")
+    assert f"gemm_v{free.spec.version}" in str(free)
 
 
 # ---- Choosing
 
 
-PROBLEM = Problem(100, 4096, 4096, "float16")
+PROBLEM = Problem(100, 4096, 4096, "float16", "RC")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "layout"), [("float16", "RC"), ("bfloat16", "RR"), ("float16", "CR")])
 @pytest.mark.parametrize("m", [1, 64, 129, 300, 5000])
 @pytest.mark.parametrize(("n", "k"), [(8, 8), (4096, 4096), (28672, 8192)])
-def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str) -> None:
-    problem = Problem(m, n, k, dtype)
+def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str, layout: str) -> None:
+    problem = Problem(m, n, k, dtype, layout)
     found = list(ranked(candidates(problem, H200)))
     assert len({spec.entry for spec, _ in found}) == len(found) > 0
     for spec, cost in found:
         spec.check(problem, SM90A)
-        assert spec.dtype == dtype
+        assert (spec.dtype, spec.layout) == (dtype, layout)
         assert cost == spec.cost(problem, H200)
     assert [cost.us for _, cost in found] == sorted(cost.us for _, cost in found)
     decision = decide(GEMM, problem, H200)
     assert (decision.source, decision.spec) == ("rule", found[0][0])
+    for number, kind in VERSIONS.items():
+        assert isinstance(decide(GEMM, replace(problem, version=number), H200).spec, kind)
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
@@ -157,29 +220,45 @@ def test_a_target_without_wgmma_is_named_as_the_cause(name: str) -> None:
     with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with wgmma \(sm_90a\)"):
         decide(GEMM, PROBLEM, imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
-        sample(get_target(name))
-    assert dump_specs(get_target(name)) == []
+        v3_sample(get_target(name))
+    assert dump_specs(3, get_target(name)) == []
 
 
-def test_the_dumped_instances_are_every_tile_and_both_dtypes() -> None:
-    specs = dump_specs(SM90A)
+@pytest.mark.parametrize("number", VERSIONS)
+def test_the_dumped_instances_are_every_tile_layout_and_both_dtypes(number: int) -> None:
+    specs = dump_specs(number, SM90A)
     assert len(set(specs)) == len(specs)
-    tiles = {(spec.block_m, spec.block_n) for spec, _ in ranked(candidates(PROBLEM, H200))}
-    assert {(spec.block_m, spec.block_n) for spec in specs} == tiles
+    free = replace(PROBLEM, version=number)
+    tiles = {(spec.block_m, spec.block_n, spec.block_k) for spec, _ in ranked(candidates(free, H200))}
+    assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles - {(128, 64, 128)}
     assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
+    assert {spec.layout for spec in specs} == set(LAYOUTS)
+    assert all(spec.entry.startswith(f"gemm_v{number}_") for spec in specs)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("dtype", "float32"), ("block_m", 96), ("block_m", 64.0), ("warpgroups", 3), ("stages", 1), ("stages", True)],
-)
+    [
+        ("dtype", "float32"), ("layout", "rc"), ("block_m", 96), ("block_m", 64.0), ("block_n", 96), ("warpgroups", 4),
+        ("stages", 1), ("stages", True), ("cluster", 3),
+    ],
+)  # fmt: skip
 def test_what_a_spec_refuses(field: str, value: Any) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
-        WgmmaSpec(**{"dtype": "float16", field: value})
+        GemmV5(**{"dtype": "float16", "layout": "RC", field: value})
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("field", "value"), [("m", 0), ("n", 2**31), ("k", 8.0), ("m", True), ("dtype", "int8")])
+def test_a_cluster_loads_whole_spans_of_an_n_major_b() -> None:
+    """Half of 64 columns would be loaded twice, and the wait for their bytes would never end."""
+    with pytest.raises(ArgumentError, match=r"^block_n: got 64; allowed: a multiple of 128 for RR"):
+        GemmV5("float16", "RR", 64, 64, warpgroups=1).check_target(SM90A)
+    GemmV5("float16", "RC", 64, 64, warpgroups=1).check_target(SM90A)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("m", 0), ("n", 2**31), ("k", 8.0), ("m", True), ("dtype", "int8"), ("layout", "")]
+)
 def test_what_a_problem_refuses(field: str, value: Any) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
         Problem(**{**PROBLEM.as_json(), field: value})
@@ -188,11 +267,11 @@ def test_what_a_problem_refuses(field: str, value: Any) -> None:
 
 def test_a_tile_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^stages: got 8"):
-        WgmmaSpec("float16", 256, 2, 8).check_target(SM90A)
+        GemmV3("float16", "RC", 256, 128, stages=8).check_target(SM90A)
 
 
 def test_what_is_pinned_serves_its_own_family_only() -> None:
-    own = WgmmaSpec("float16", 64, 1, 3)
+    own = GemmV4("float16", "RC", 64, 64, warpgroups=1)
     with pinned(own):
         assert decide(GEMM, PROBLEM, H200).spec is own
     with pinned(MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator")):
@@ -201,11 +280,11 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
 
 def test_what_is_pinned_must_fit_the_problem() -> None:
     with (
-        pinned(WgmmaSpec("bfloat16", 64, 1, 3)),
+        pinned(GemmV3("bfloat16", "RC")),
         pytest.raises(ArgumentError, match="pinned spec: dtype: got bfloat16"),
     ):
         decide(GEMM, PROBLEM, H200)
-    with pinned(WgmmaSpec("float16", 256, 2, 8)), pytest.raises(ArgumentError, match="stages: got 8"):
+    with pinned(GemmV3("float16", "RC", 256, 128, stages=8)), pytest.raises(ArgumentError, match="stages: got 8"):
         decide(GEMM, PROBLEM, H200)
     with pytest.raises(ArgumentTypeError, match="spec: got str"), pinned("wgmma"):
         pass
@@ -225,7 +304,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     tuning.forget()
 
 
-MEASURED = WgmmaSpec("float16", 64, 2, 5)
+MEASURED: GemmSpec = GemmV3("float16", "RC", 64, 128, stages=5, warpgroups=1)
 GPU = GpuClass.of(H200)
 
 
@@ -258,7 +337,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
         """A problem of another family with the same fields."""
 
     other = replace(GEMM, name="other", read_problem=Other.from_json)
-    theirs: Entry[Problem, WgmmaSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
+    theirs: Entry[Problem, GemmSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
     ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
@@ -276,7 +355,9 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
     tuning.forget()
     decision = decide(GEMM, bench.prepared[0], H200)
     assert (decision.source, decision.spec) == ("tuned", wanted)
-    with pytest.raises(ArgumentError, match="--zeros: got an option of marlin; allowed: for gemm: --dtype"):
+    with pytest.raises(
+        ArgumentError, match="--zeros: got an option of marlin; allowed: options of gemm: --dtype, --layout"
+    ):
         tune.main([*shape, "--zeros"], bench=bench, gpu=H200)
 
 
@@ -284,7 +365,7 @@ def test_a_changed_kernels_entry_names_the_command_that_measures_it_again() -> N
     raw = Entry(replace(PROBLEM, dtype="bfloat16"), replace(MEASURED, dtype="bfloat16"), 8.0, 10.0).as_json(GEMM)
     command = f"cudatma tune gemm --shape {PROBLEM.k}x{PROBLEM.n} --m {PROBLEM.m} --dtype bfloat16$"
     with pytest.raises(ArgumentError, match=command):
-        parse_entry(raw | {"revision": WgmmaSpec.revision + 1}, GEMM, SM90A)
+        parse_entry(raw | {"revision": GemmSpec.revision + 1}, GEMM, SM90A)
 
 
 def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.gemm.gemm import plan_gemm
 from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gemm.wgmma import WgmmaSpec
+from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.sample import Sample
 from cudatma.target import Target
 
@@ -22,26 +23,35 @@ _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def sample(
+    version: int,
     target: Target,
     *,
     m: int = 72,
     n: int = 136,
     k: int = 320,
     dtype: str = "float16",
+    layout: str = "RC",
     block_m: int = 64,
+    block_n: int = 128,
     stages: int = 3,
+    sm_count: int = 2,
 ) -> Sample:
-    """y = a b^T; k: a multiple of 8. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError,
-    DriverError (no NVRTC)."""
-    Problem(m, n, k, dtype)
-    if k % 8:
-        raise ArgumentError("k", k, "a multiple of 8")
+    """y = a b; m, n, k: multiples of 8. sm_count: of the GPU, whose CTAs take several tiles each. Raises ArgumentError,
+    ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
+    Problem(m, n, k, dtype, layout)
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if size % 8:
+            raise ArgumentError(name, size, "a multiple of 8")
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
-    a, b = (random.standard_normal(shape, np.float32).astype(kind) for shape in ((m, k), (n, k)))
+    a, b = (
+        random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
+        for shape, letter in zip(((m, k), (k, n)), layout, strict=True)
+    )
+    a, b = (array if letter == "R" else array.T for array, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, a.dtype)
-    spec = WgmmaSpec(dtype, block_m, 2, stages)
-    launch = plan_gemm(describe(a), describe(b), describe(out), spec, target)
-    reference = a.astype(np.float64) @ b.astype(np.float64).T
+    spec = VERSIONS[version](dtype, layout, block_m, block_n, 64, stages, block_m // 64)
+    launch = plan_gemm(describe(a), describe(b), describe(out), spec, target, sm_count)
+    reference = a.astype(np.float64) @ b.astype(np.float64)
 
     def run(**options: Any) -> Report:
         return launch.emulate(target, **options)
@@ -50,5 +60,8 @@ def sample(
         return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
 
     ctas = counted(int(np.prod(launch.grid)), "CTA")
-    title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {ctas} of {spec.threads} threads"
+    title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {spec.threads} threads"
     return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+
+
+v1_sample, v2_sample, v3_sample, v4_sample, v5_sample = (partial(sample, version) for version in VERSIONS)

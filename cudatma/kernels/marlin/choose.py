@@ -12,7 +12,7 @@ from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.invariant import choose_invariant
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
-from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
 from cudatma.kernels.marlin.specs import KERNELS, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
@@ -48,9 +48,9 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     spec_fields=("group_size", "has_zeros", "dtype"),
     table=SHIPPED,
     options=(
-        Option("dtype", "--dtype", tuple(ACTIVATION_TYPES), "of activations and scales"),
-        Option("group_size", "--group-size", (128, 64, 32, -1), "elements of K that share a scale; -1: all of K"),
-        Option("has_zeros", "--zeros", (False, True), "weights with zero points"),
+        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "of activations and scales"),
+        Option("group_size", 128, GROUP_SIZES, "elements of K that share a scale; -1: all of K"),
+        Option("has_zeros", False, (False, True), "weights with zero points"),
     ),
     launched=launched,
     trial="cudatma.kernels.marlin.trial:MarlinTrial",

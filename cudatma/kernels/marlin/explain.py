@@ -5,28 +5,19 @@ Launches and compiles nothing, and needs no GPU: a target and a number of SMs wi
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from cudatma import context
 from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
-from cudatma.kernels.candidates import ranked
-from cudatma.kernels.explain import Explanation
+from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.marlin.choose import MARLIN, candidates, decide
+from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.specs import resolve_fused
-from cudatma.kernels.schedule import schedule
-from cudatma.kernels.shortlist import Listed
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target
-
-#: Candidates that an explanation lists.
-_LISTED = 8
-_MAX_M = 2**31 - 1
 
 
 @former_arguments(multiprocessors="sm_count")
@@ -50,32 +41,12 @@ def marlin_explain(
     Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
     """
     layer, packed = _layer_of(w)
-    if type(m) is not int:
-        raise ArgumentTypeError("m", type(m).__name__, "int, rows of x")
-    if not 1 <= m <= _MAX_M:
-        raise ArgumentError("m", m, f"1 to {_MAX_M} rows")
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
     gpu = _gpu(packed, target, sm_count, device)
     problem = Problem(layer, m, batch_invariant)
     form = "none" if packed is None else packed.scale_fit.form
-    decision = decide(problem, gpu)
-    decision = replace(decision, spec=resolve_fused(decision.spec, form))
-    spec, found = decision.spec, candidates(problem, gpu)
-    cost = spec.cost(problem, gpu)
-    listed = [Listed(resolve_fused(one, form), its) for one, its in islice(ranked(found), _LISTED)]
-    if all(one.spec != spec for one in listed):
-        listed.append(Listed(spec, cost))
-    return Explanation(
-        family=MARLIN,
-        problem=problem,
-        gpu=gpu,
-        decision=decision,
-        schedule=schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm, divide=not batch_invariant),
-        prediction=cost,
-        candidates=tuple(listed),
-        considered=len(found),
-    )
+    return explained(MARLIN, problem, gpu, launched=lambda spec: resolve_fused(spec, form), divide=not batch_invariant)
 
 
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.family import MAX_EXTENT
 from cudatma.quantization import PackedWeight
 
 #: Elements of K that share a scale; -1: one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
-_MAX_EXTENT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class LinearShape:
             if type(value) is not kind:
                 raise ArgumentTypeError(name, repr(value), kind.__name__)
         for name in ("k", "n"):
-            if not 1 <= getattr(self, name) <= _MAX_EXTENT:
-                raise ArgumentError(name, getattr(self, name), f"1 to {_MAX_EXTENT}")
+            if not 1 <= getattr(self, name) <= MAX_EXTENT:
+                raise ArgumentError(name, getattr(self, name), f"1 to {MAX_EXTENT}")
         if self.group_size not in GROUP_SIZES:
             raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
         if self.dtype not in ACTIVATION_TYPES:
@@ -54,12 +54,18 @@ class LinearShape:
 class Problem:
     """One GEMM: M rows of x times a layer's weight.
 
-    batch_invariant: the bits of a row must not depend on M (invariant.py).
+    batch_invariant: the bits of a row must not depend on M (invariant.py). Raises ArgumentError, ArgumentTypeError.
     """
 
     layer: LinearShape
     m: int
     batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.m) is not int:
+            raise ArgumentTypeError("m", type(self.m).__name__, "int, rows of x")
+        if not 1 <= self.m <= MAX_EXTENT:
+            raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT} rows")
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, *, batch_invariant: bool = False) -> Problem:
@@ -100,12 +106,7 @@ class Problem:
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
-        m = raw["m"]
-        if type(m) is not int:
-            raise ArgumentTypeError("m", type(m).__name__, "int")
-        if m < 1:
-            raise ArgumentError("m", m, "1 and more")
-        return cls(layer, m)
+        return cls(layer, raw["m"])
 
 
 def weight_policy(m: int, block_m: int) -> str:

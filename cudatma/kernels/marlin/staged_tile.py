@@ -79,8 +79,9 @@ class StagedTile(TiledKernel):
         return self
 
     def adapted(self, problem: Problem) -> Any:
-        """The same tile for weights of another dtype, with other groups or zero points; None where a tile says nothing
-        of those: what is fastest with zero points is about their cost, which depends on dtype and groups."""
+        """The same tile for weights of another dtype, with other groups or zero points. None for a tile that was
+        measured with zero points: its gain comes from their cost, which depends on dtype and groups. A gain without
+        them comes from how the work is divided, which is the same."""
         layer = problem.layer
         if self.has_zeros:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.trial import Launch, cold_copies, empty_rows, random_rows
+from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.quantization import PackedWeight
 
 
@@ -64,10 +65,8 @@ class MarlinTrial:
             raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
         space.require_room(spec, work)
 
-        def launch(index: int) -> None:
-            plans[index % len(plans)].run(x.info.pointer, out.info.pointer, 0, space, stream)
-
-        return launch
+        given = x.info.pointer, out.info.pointer, 0, space, stream
+        return in_turn([partial(plan.run, *given) for plan in plans])
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:

@@ -171,6 +171,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
+
 // The same work stage by stage, for the producer.
 struct StageCursor {
     WorkQueue queue;

@@ -54,6 +54,7 @@ __device__ __forceinline__ void tensormap_cp_fenceproxy_release_gpu(TensorMap* d
                  : "l"(__cvta_generic_to_global(dst)), "r"(src)
                  : "memory");
 }
+
 // [PTX ISA, tensormap.replace] Changes one field of the tensor map at shared address `map`. No load may be using it.
 __device__ __forceinline__ void tensormap_replace_global_address(u32 map, const void* address) {
     asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"

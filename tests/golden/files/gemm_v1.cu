@@ -1,0 +1,272 @@
+// cudatma: kernels/gemm_v1.cu.j2 for sm_90a
+// spec: GemmV1
+//   dtype = 'float16'
+//   layout = 'RR'
+//   block_m = 128
+//   block_n = 256
+//   block_k = 64
+//   stages = 3
+//   warpgroups = 2
+// 8 warps consume, 0 produce; a CTA takes 163840 B.
+// One stage holds
+//    16384 B  a 128 x 64 float16, K-major, 128B swizzle
+//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+// Shared memory, by offset
+//        0  a, 49152 B
+//    49152  b, 98304 B
+//   147456  staging, 16384 B
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 128;     // of a CTA's tile
+constexpr u32 BLOCK_N = 256;
+constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 STAGES = 3;
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 CONSUMER_WARPS = 4 * WARPGROUPS;
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2, B_STAGE_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr u32 A = 0;
+constexpr u32 B = 49152;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2;   // of the 128-byte swizzle, and its elements
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: 64 of M or N, the stage's K
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 k;                          // products that one element of the result adds up
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 output_pitch;               // elements from one row to the next
+    u64 a_pitch;                    // elements from one row of A to the next, or from one column
+    u64 b_pitch;                    // elements from one row of B to the next, or from one column
+};
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+typedef float Accumulators[WARPGROUP_M / 64][BLOCK_N / 8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
+}
+
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, 1, 1, 1, 0, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
+          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
+          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Rows from `row` on, 16 of K from k on, of an operand's slot.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
+    if constexpr (IsKMajor)
+        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + 2 * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+// The products of a slot, as one commit group.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+    wgmma_fence();
+#pragma unroll
+    for (u32 k = 0; k < BLOCK_K; k += 16)
+#pragma unroll
+        for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+            wgmma_m64n256k16_f32_f16_ss_nt(
+                acc[m], descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, warpgroup * WARPGROUP_M + 64 * m, k),
+                descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k));
+    wgmma_commit_group();
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows x 64 columns of a warp
+
+// 64 columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[BLOCK_N / 8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < 8; i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
+    }
+}
+
+// Eight columns of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+    if (row >= problem.m || column >= problem.n) return;
+    u16* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + 8 <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i)
+            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+    }
+}
+
+// A warp's rows, through its staging rows to 16-byte stores. row0: the warpgroup's first row.
+__device__ __forceinline__ void store_rows(const Accumulators& acc, const Problem& problem, u16* output, u32 staging, u32 row0,
+                                           u32 column0, u32 warp, u32 lane) {
+#pragma unroll
+    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+            __syncwarp();   // all lanes have read the columns before
+            stage_fragments(acc[m], staging, n, lane);
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < 16; i += 4) {
+                const u32 row = i + lane / 8, vector = lane % 8;
+                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                             row0 + 64 * m + 16 * warp + row, column0 + 8 * (n + vector));
+            }
+        }
+}
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// ---- Loads: each thread copies some vectors of 16 bytes to where the 128-byte swizzle has them ----------------------------
+constexpr u32 THREADS = 128 * WARPGROUPS;
+
+// A slot of an operand of `rows` x `columns` elements in memory, from (row0, column0) on: Spans parts of 64 columns, Rows rows
+// each. What lies outside is zero.
+template <u32 Rows, u32 Spans>
+__device__ __forceinline__ void load_slot(u32 slot, const u16* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
+#pragma unroll
+    for (u32 i = threadIdx.x; i < Rows * Spans * 8; i += THREADS) {
+        const u32 row = i / 8 % Rows, span = i / 8 / Rows, vector = i % 8;
+        const u32 column = column0 + span * SPAN + vector * 8;
+        const bool is_inside = row0 + row < rows && column < columns;
+        const u32 bytes = is_inside ? min(16u, 2 * (columns - column)) : 0;
+        const u16* source = operand + (is_inside ? (row0 + row) * pitch + column : 0);
+        cp_async_16(slot + (span * Rows + row) * SPAN_BYTES + (vector ^ (row & 7)) * 16, source, bytes);
+    }
+}
+
+// Stage k of a tile, as one group of this thread's copies.
+__device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u16* a, const u16* b, u32 k, u32 row0,
+                                           u32 column0) {
+    if (k < problem.k_iterations) {
+        const u32 a_slot = smem + A + slot * A_STAGE_BYTES, b_slot = smem + B + slot * B_STAGE_BYTES;
+        if constexpr (A_IS_K_MAJOR) load_slot<BLOCK_M, BLOCK_K / SPAN>(a_slot, a, problem.a_pitch, row0, k * BLOCK_K, problem.m, problem.k);
+        else load_slot<BLOCK_K, BLOCK_M / SPAN>(a_slot, a, problem.a_pitch, k * BLOCK_K, row0, problem.k, problem.m);
+        if constexpr (B_IS_K_MAJOR) load_slot<BLOCK_N, BLOCK_K / SPAN>(b_slot, b, problem.b_pitch, column0, k * BLOCK_K, problem.n, problem.k);
+        else load_slot<BLOCK_K, BLOCK_N / SPAN>(b_slot, b, problem.b_pitch, k * BLOCK_K, column0, problem.k, problem.n);
+    }
+    cp_async_commit_group();   // empty ones too: waiting counts groups
+}
+}  // namespace cudatma
+
+// C = A B, version 1: cp.async fills the slots. Each CTA computes one tile. All warps load, STAGES - 1 stages ahead, and multiply.
+extern "C" __global__ void __launch_bounds__(256, 1)
+gemm_v1_f16_rr_128x256x64_w2_s3(
+    const cudatma::u16* a,
+    const cudatma::u16* b,
+    cudatma::u16* output,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4;
+    u32 tile_m, tile_n;
+    tile_position(problem, blockIdx.x, tile_m, tile_n);
+    const u32 row0 = tile_m * BLOCK_M, column0 = tile_n * BLOCK_N;
+
+    for (u32 k = 0; k < STAGES - 1; ++k) load_stage(problem, smem, k, a, b, k, row0, column0);
+    Accumulators acc;
+    clear(acc);
+    u32 slot = 0, free_slot = STAGES - 1;
+    for (u32 k = 0; k < problem.k_iterations; ++k) {
+        cp_async_wait_group<STAGES - 2>();   // this thread's copies of stage k have landed
+        fence_proxy_async_shared_cta();      // wgmma reads them through the async proxy
+        __syncthreads();                     // those of all threads; and all have multiplied the stage before
+        load_stage(problem, smem, free_slot, a, b, k + STAGES - 1, row0, column0);
+        multiply(acc, smem, slot, warpgroup);
+        wgmma_wait_group<0>();
+        free_slot = slot;
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+    }
+    store_rows(acc, problem, output, smem + STAGING + warp_index * WARP_STAGING_BYTES, row0 + warpgroup * WARPGROUP_M, column0,
+               warp_index % 4, laneid());
+}

@@ -1,0 +1,443 @@
+// cudatma: kernels/gemm_v5.cu.j2 for sm_90a
+// spec: GemmV5
+//   dtype = 'float16'
+//   layout = 'RR'
+//   block_m = 128
+//   block_n = 256
+//   block_k = 64
+//   stages = 3
+//   warpgroups = 2
+//   cluster = 2
+// 8 warps consume, 1 produce; a CTA takes 180272 B.
+// One stage holds
+//    16384 B  a 128 x 64 float16, K-major, 128B swizzle
+//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+// Shared memory, by offset
+//        0  a, 49152 B
+//    49152  b, 98304 B
+//   147456  staging, 32768 B
+//   180224  full_barriers, 24 B
+//   180248  empty_barriers, 24 B
+
+// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
+__device__ __forceinline__ u32 cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 128;     // of a CTA's tile
+constexpr u32 BLOCK_N = 256;
+constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 STAGES = 3;
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 CONSUMER_WARPS = 4 * WARPGROUPS;
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2, B_STAGE_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr u32 A = 0;
+constexpr u32 B = 49152;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2;   // of the 128-byte swizzle, and its elements
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: 64 of M or N, the stage's K
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
+    u32 stream_stages;              // stages of them in every work range ...
+    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    Divisor by_k_iterations;        // divides by k_iterations
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 output_pitch;               // elements from one row to the next
+};
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+typedef float Accumulators[WARPGROUP_M / 64][BLOCK_N / 8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
+}
+
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, 1, 1, 1, 0, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
+          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
+          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Rows from `row` on, 16 of K from k on, of an operand's slot.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
+    if constexpr (IsKMajor)
+        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + 2 * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+// The products of a slot, as one commit group.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+    wgmma_fence();
+#pragma unroll
+    for (u32 k = 0; k < BLOCK_K; k += 16)
+#pragma unroll
+        for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+            wgmma_m64n256k16_f32_f16_ss_nt(
+                acc[m], descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, warpgroup * WARPGROUP_M + 64 * m, k),
+                descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k));
+    wgmma_commit_group();
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows x 64 columns of a warp
+
+// 64 columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[BLOCK_N / 8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < 8; i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
+    }
+}
+
+// Eight columns of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+    if (row >= problem.m || column >= problem.n) return;
+    u16* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + 8 <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i)
+            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+    }
+}
+
+// A warp's rows, through its staging rows to 16-byte stores. row0: the warpgroup's first row.
+__device__ __forceinline__ void store_rows(const Accumulators& acc, const Problem& problem, u16* output, u32 staging, u32 row0,
+                                           u32 column0, u32 warp, u32 lane) {
+#pragma unroll
+    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+            __syncwarp();   // all lanes have read the columns before
+            stage_fragments(acc[m], staging, n, lane);
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < 16; i += 4) {
+                const u32 row = i + lane / 8, vector = lane % 8;
+                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                             row0 + 64 * m + 16 * warp + row, column0 + 8 * (n + vector));
+            }
+        }
+}
+constexpr u32 RING_BARRIERS = 180224;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// K-major: boxes of 64 of K, all rows. M-major or N-major: boxes of 64 rows, transposed, all of the stage's K.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row) {
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_2d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_2d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k);
+    }
+}
+
+// ---- Results, by TMA --------------------------------------------------------------------------------------------------
+// A warpgroup stores 64 rows x 64 columns at a time, from one of two buffers in the 128-byte swizzle: TMA reads one while the
+// warps fill the other, and while the next tile is computed.
+constexpr u32 STAGING_BYTES = 4 * WARP_STAGING_BYTES;   // of one buffer
+
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
+
+// stores: how many this warpgroup has issued. What lies outside of the result is not written.
+__device__ __forceinline__ void store_tile(const Accumulators& acc, u32& stores, u32 smem, const TensorMap* map, u32 row0, u32 column0,
+                                           u32 warpgroup, u32 warp, u32 lane) {
+    const bool issues = warp == 0 && lane == 0;
+#pragma unroll
+    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+            const u32 buffer = smem + STAGING + (2 * warpgroup + stores % 2) * STAGING_BYTES;
+            if (issues) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
+            warpgroup_sync(warpgroup);
+            stage_fragments(acc[m], buffer + warp * WARP_STAGING_BYTES, n, lane);
+            fence_proxy_async_shared_cta();
+            warpgroup_sync(warpgroup);
+            if (issues) {
+                cp_async_bulk_tensor_2d_store(map, buffer, column0 + 8 * n, row0 + 64 * m);
+                cp_async_bulk_commit_group();
+            }
+            ++stores;
+        }
+}
+
+// ---- Clusters -----------------------------------------------------------------------------------------------------------
+constexpr u32 CLUSTER = 2;   // CTAs, along M
+constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
+constexpr u32 LOADED_N = BLOCK_N / CLUSTER;   // that each of them loads of a tile of B
+
+__device__ __forceinline__ void load_part_of_b(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 column0, u32 rank) {
+    const u32 first = rank * LOADED_N;
+    if constexpr (B_IS_K_MAJOR) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_2d_load_multicast(slot + (i / SPAN * BLOCK_N + first) * SPAN_BYTES, map, barrier, k + i, column0 + first,
+                                                   CLUSTER_MASK);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < LOADED_N; i += SPAN)
+            cp_async_bulk_tensor_2d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, column0 + first + i, k,
+                                                   CLUSTER_MASK);
+    }
+}
+
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
+    u32 tile, k_begin, k_end;
+};
+
+// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
+// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
+// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
+// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
+// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
+// dispatched before the owner, so that no wait can starve a CTA that has not started.
+
+// The first stage of a range in the sequence.
+__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
+    return range * problem.stream_stages + min(range, problem.stream_extra);
+}
+
+struct WorkQueue {
+    u32 stage, stage_end;   // what is left of this range of the sequence
+    u32 tile, tiles;        // next whole tile
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
+        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
+          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (stage < stage_end) {
+            unit.tile = divide(stage, problem.by_k_iterations);
+            unit.k_begin = stage - unit.tile * problem.k_iterations;
+            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
+            stage += unit.k_end - unit.k_begin;
+            return true;
+        }
+        if (tile >= tiles) return false;
+        unit = WorkUnit{tile, 0, problem.k_iterations};
+        tile += problem.work_ranges;
+        return true;
+    }
+};
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    WorkUnit unit;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Each CTA loads its rows of A, and its part of B's tile into every CTA of the cluster. acquire() waits for the consumers of
+// all of them.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
+                                        u32 rank) {
+    for (StageCursor at(problem, blockIdx.x / CLUSTER); at.next(problem); ring.advance()) {
+        ring.acquire();
+        ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
+        load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), at.k * BLOCK_K,
+                                        (at.tile_m * CLUSTER + rank) * BLOCK_M);
+        load_part_of_b(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), at.k * BLOCK_K, at.tile_n * BLOCK_N, rank);
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const WorkUnit& unit, u32 smem, u32 warpgroup, u32 lane) {
+    u32 previous = 0;
+    for (u32 k = unit.k_begin; k < unit.k_end; ++k, ring.advance()) {
+        ring.wait();
+        multiply(acc, smem, ring.stage, warpgroup);
+        wgmma_wait_group<1>();
+        if (k > unit.k_begin) ring.release_used_to_cluster<CLUSTER>(previous, lane);
+        previous = ring.stage;
+    }
+    wgmma_wait_group<0>();
+    ring.release_used_to_cluster<CLUSTER>(previous, lane);
+}
+
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, u16* output,
+                                        u32 rank, u32 warpgroup, u32 warp, u32 lane) {
+    WorkQueue queue(problem, blockIdx.x / CLUSTER);
+    WorkUnit unit;
+    u32 stores = 0;
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        Accumulators acc;
+        clear(acc);
+        mainloop(acc, ring, unit, smem, warpgroup, lane);
+        const u32 row0 = (tile_m * CLUSTER + rank) * BLOCK_M + warpgroup * WARPGROUP_M, column0 = tile_n * BLOCK_N;
+        if (problem.output_vectors && problem.n % 8 == 0) {
+            store_tile(acc, stores, smem, output_map, row0, column0, warpgroup, warp, lane);
+        } else {   // rows that TMA cannot write
+            store_rows(acc, problem, output, smem + STAGING + (8 * warpgroup + warp) * WARP_STAGING_BYTES, row0, column0, warp, lane);
+        }
+    }
+    if (warp == 0 && lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+}
+}  // namespace cudatma
+
+// C = A B, version 5: CTAs of a cluster, side by side along M, share a tile of B: each loads a part of it for all. Else as
+// version 4.
+extern "C" __global__ void __launch_bounds__(288, 1)
+gemm_v5_f16_rr_128x256x64_w2_s3_c2(
+    const __grid_constant__ cudatma::TensorMap a_map,
+    const __grid_constant__ cudatma::TensorMap b_map,
+    const __grid_constant__ cudatma::TensorMap output_map,
+    cudatma::u16* output,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+
+    Ring ring;
+    ring.attach(smem + RING_BARRIERS);
+    if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
+    barrier_cluster_arrive();
+    barrier_cluster_wait();   // the barriers of all CTAs are initialized
+    const u32 rank = cluster_ctarank();
+    if (warp_index == CONSUMER_WARPS) {
+        if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map, rank);
+        __syncwarp();
+    } else {
+        consume(ring, problem, smem, &output_map, output, rank, warp_index / 4, warp_index % 4, laneid());
+    }
+    // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+}
