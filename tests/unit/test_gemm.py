@@ -374,3 +374,19 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
     assert dump_kernels.main(dump) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).spec.entry}_sm_90a"
+
+
+READINGS = json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gemm.json").read_text())
+
+
+def test_the_choice_loses_little_against_stored_measurements() -> None:
+    """The version that is chosen, with the tile that was measured for it, against the fastest version."""
+    lost = []
+    for cell in READINGS["cells"]:
+        us = {entry: cell["us"][name] for name, entry in cell["entries"].items()}
+        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
+        entry = decide(GEMM, problem, H200).spec.entry
+        assert entry in us, f"{entry} for {problem}: measure again (cudatma bench gemm)"
+        lost.append(us[entry] / min(us.values()))
+    assert max(lost) < 1.12
+    assert sum(lost) / len(lost) < 1.02

@@ -72,7 +72,7 @@ class GemmV5(GemmV4):
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
     launch_us: ClassVar[float] = 2.1
-    stage_gap: ClassVar[int] = 40
+    stage_gap: ClassVar[int] = 250
 
     def check_target(self, target: Target) -> None:
         """As GemmSpec's, and clusters; each CTA loads whole spans of 64 columns of an N-major B."""
