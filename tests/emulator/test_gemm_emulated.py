@@ -66,6 +66,7 @@ def test_products_are_right_and_clean(version: int, m: int, n: int, k: int, fiel
     check(VERSIONS[version](layout=layout, **given), m, n, k)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_layout(version: int, layout: str) -> None:
