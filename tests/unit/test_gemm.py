@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -108,6 +110,19 @@ def test_other_wrong_arguments() -> None:
         gemm(host, host.T, backend="cpu")
     with pytest.raises(ArgumentError, match=r'^version: got 9; allowed: "auto", 1, 2, 3, 4, 5'):
         gemm(host, host.T, backend="reference", version=9)
+
+
+def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(is_grad_enabled=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    weight = on_device("b", kind="torch", owner=SimpleNamespace(requires_grad=True))
+    with pytest.raises(ArgumentError, match=r"^b: got a tensor that requires grad; .*no_grad"):
+        gemm_explain(on_device("a"), weight)
+    for change in ({"is_grad_enabled": lambda: False}, {}):
+        vars(torch).update(change)
+        weight.owner.requires_grad = bool(change)
+        with pytest.raises(ArgumentError, match=r"^a\.device"):
+            gemm(on_device("a"), weight, backend="reference")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,8 @@ def gemm(
     ``__cuda_array_interface__``; NumPy on the emulator. Each is row-major or column-major (a transposed view), and its
     rows or columns start at multiples of 16 bytes. out: (M, N) of their dtype with contiguous rows, made by a's library
     if None. version: ``"auto"``, or 1 to 5, a rung of docs/gemm.md; see version.py for where else it may be set.
-    backend: as in marlin_gemm. stream: None is the current stream of a's library.
+    backend: as in marlin_gemm. stream: None is the current stream of a's library. There is no backward pass: tensors
+    that require grad raise while torch records.
 
     Raises ArgumentError, ArgumentTypeError, TargetError (no wgmma), CompileError, DriverError, LaunchError (a first
     call during a graph capture), HazardError (emulator).
@@ -153,6 +155,9 @@ def _operand(array: Any, field: str) -> ArrayInfo:
     if len(info.shape) != 2 or not info.shape[1 if field == "a" else 0]:
         shape = "(M, K)" if field == "a" else "(K, N)"
         raise ArgumentError(f"{field}.shape", info.shape, f"{shape}, with K of 1 and more")
+    if getattr(info.owner, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        remedy = "gemm has no backward pass: call it under torch.no_grad(), or detach the tensor"
+        raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
     (rows, columns), (down, across) = info.shape, info.strides_bytes
     if rows == 1:
         is_column_major = columns > 1 and across != _ELEMENT_BYTES
