@@ -36,6 +36,8 @@ class Exemptions:
         """The instruction that gives the same order and why, "" where there is none."""
         if mutant.operator == "map_base":
             return self._replaced_address()
+        if mutant.operator == "wgmma_swizzle":
+            return self._tiles_of_no_map()
         rules = _RULES.get(mutant.operator, ())
         if mutant.function not in self.functions:
             return ""
@@ -49,6 +51,13 @@ class Exemptions:
             if instruction.parts[0] == "tensormap" and "global_address" in instruction.parts:
                 return f"`{instruction.opcode}` writes the address anew"
         return ""
+
+    def _tiles_of_no_map(self) -> str:
+        """Where no tensor map brings tiles, nothing names a swizzle that a descriptor could differ from."""
+        copies = [one for one in self.all if one.parts[:2] == ("cp", "async")]
+        if not copies or any("tensor" in one.parts for one in copies):
+            return ""
+        return f"`{copies[0].opcode}` puts elements where its addresses say, and names no swizzle"
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:

@@ -44,7 +44,7 @@ OPERATORS: dict[str, str] = {
     "other_barrier": "a wait names the mbarrier 8 bytes further",
     "barrier_count": "a named barrier expects a warp more",
     "multicast_mask": "a multicast leaves out one CTA",
-    "wgmma_swizzle": "a wgmma descriptor names another swizzle, where TMA loads tiles",
+    "wgmma_swizzle": "a wgmma descriptor names another swizzle",
     "move_base": "a shared array begins where it is not aligned",
     "map_swizzle": "a tensor map has another swizzle",
     "map_box": "a tensor map's box is one row shorter or longer",
@@ -59,13 +59,10 @@ def mutants_of(ptx: str) -> list[Mutant]:
     Those that change the launch are ``mutants_of_call(call)``.
     """
     sites = sites_of(ptx)
-    # Plain stores and cp.async name no swizzle that a descriptor could differ from.
-    left_out = () if "cp.async.bulk.tensor" in ptx else ("wgmma_swizzle",)
     found = [
         _mutant(operator, site, replacement, expected)
         for site in sites
         for operator, replacement, expected in _changes(site)
-        if operator not in left_out
     ]
     return sorted([*found, *_ring_wraps(sites)], key=lambda mutant: (mutant.edits[0][0], mutant.operator))
 
