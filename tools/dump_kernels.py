@@ -198,6 +198,8 @@ def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
     if options.kernel not in FAMILIES:
         raise ArgumentError("kernel", options.kernel, " or ".join(FAMILIES), "--m, --n and --k name a problem of those")
+    if options.sm_count < 1:
+        raise ArgumentError("--sm-count", options.sm_count, "1 and more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
     return sizes | problem_options(options.kernel, options)

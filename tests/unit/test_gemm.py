@@ -391,6 +391,10 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
     assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).spec.entry}_sm_90a"
 
 
+def test_one_sm_is_enough_to_choose() -> None:
+    assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
+
+
 READINGS = json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gemm.json").read_text())
 
 
@@ -404,4 +408,4 @@ def test_the_choice_loses_little_against_stored_measurements() -> None:
         assert entry in us, f"{entry} for {problem}: measure again (cudatma bench gemm)"
         lost.append(us[entry] / min(us.values()))
     assert max(lost) < 1.12
-    assert sum(lost) / len(lost) < 1.02
+    assert sum(lost) / len(lost) < 1.01

@@ -185,7 +185,7 @@ class GemmSpec(TiledKernel):
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: waves of tiles, each stage bound by the tensor cores or by what it loads from L2."""
         tiles = ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
-        waves = ceil_div(tiles, gpu.sm_count // self.cluster)
+        waves = ceil_div(tiles, max(1, gpu.sm_count // self.cluster))
         rate = _MACS * _RATE[self.block_n] * (_ONE_WARPGROUP if self.warpgroups == 1 else 1)
         products = self.block_m * self.block_n * self.block_k / rate
         gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
