@@ -80,7 +80,7 @@ class Cublas:
     def _lt(self, lt: CublasLt, m: int, orientation: str) -> list[Contender]:
         """One contender an algorithm; the first algorithm's result is checked."""
         layer, weights, out = self.layer, self.weights[orientation], self.out[:m]
-        problem = lt.problem(m, layer.n, layer.k, layer.dtype, transposed=orientation == "nk")
+        problem = lt.problem(m, layer.n, layer.k, layer.dtype, "RC" if orientation == "nk" else "RR")
         wanted = ALGORITHMS if m < FEWER_FROM else FEWER_ALGORITHMS
         pointers = [int(weight.data_ptr()) for weight in weights]
         x, to = int(self.x.data_ptr()), int(out.data_ptr())
@@ -88,7 +88,7 @@ class Cublas:
 
         def contender(number: int, algorithm: Any) -> Contender:
             def run(index: int) -> None:
-                problem.run(algorithm, pointers[index % len(pointers)], x, to, space, WORKSPACE_BYTES, current_stream())
+                problem.run(algorithm, x, pointers[index % len(pointers)], to, space, WORKSPACE_BYTES, current_stream())
 
             return self._contender(f"cublaslt {orientation} {number}", run, m)
 

@@ -1,7 +1,7 @@
 """cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and each of them launched.
 
-Row-major y (M, N) = x (M, K) w (K, N) is, in cuBLAS' column-major terms, y^T = w^T x^T: A is the weight, B the
-activations, and the row-major (K, N) weight is a column-major (N, K) matrix that needs no transposition.
+Row-major y (M, N) = a (M, K) b (K, N) is, in cuBLAS' column-major terms, y^T = b^T a^T: cuBLAS' A is b, its B is a. A
+row-major operand is the column-major matrix of its transpose and needs no transposition; a column-major one does.
 Source: cuBLAS library documentation, "Using the cuBLASLt API"; the numbers are those of cublasLt.h and library_types.h.
 """
 
@@ -18,8 +18,10 @@ _TYPES = {"float16": 2, "bfloat16": 14}
 _FLOAT32 = 0
 _COMPUTE_32F = 68
 #: cublasLtMatmulDescAttributes_t, cublasOperation_t, cublasLtMatmulPreferenceAttributes_t.
-_TRANSA, _TRANSPOSE = 3, 1
+_TRANSA, _TRANSB, _TRANSPOSE = 3, 4, 1
 _MAX_WORKSPACE_BYTES = 1
+#: cublasLtMatmulAlgoConfigAttributes_t; all of them are 32 bits wide or narrower.
+_CONFIG = {"id": 0, "tile": 1, "split_k": 2, "stages": 6, "cluster": 8}
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 _MAPS = Path("/proc/self/maps")
 
@@ -53,6 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int, POINTER(HeuristicResult), POINTER(c_int)),
     ),
+    "cublasLtMatmulAlgoConfigGetAttribute": (POINTER(Algorithm), c_int, c_void_p, c_size_t, POINTER(c_size_t)),
     "cublasLtMatmul": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(Algorithm), c_void_p, c_size_t, c_void_p),
@@ -106,25 +109,43 @@ class CublasLt:
         self.call(name, byref(made), *arguments)
         return made
 
-    def problem(self, m: int, n: int, k: int, dtype: str, *, transposed: bool) -> Problem:
-        """y (M, N) = x (M, K) w, all row-major, with w stored as (K, N), or as (N, K) where transposed."""
-        return Problem(self, m, n, k, dtype, transposed)
+    def problem(self, m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
+        """y (M, N) = a (M, K) b (K, N), y row-major. layout: of a and b, R row-major and C column-major; all dense."""
+        return Problem(self, m, n, k, dtype, layout)
+
+    def described(self, algorithm: Algorithm) -> str:
+        """What an algorithm is configured as, by the numbers of cublasLt.h: ``"id 66, tile 20, ..."``."""
+        parts = []
+        for name, attribute in _CONFIG.items():
+            value, written = c_uint64(0), c_size_t()  # filled from its low end, however wide the attribute is
+            size = 2 if name == "cluster" else 4
+            self.call(
+                "cublasLtMatmulAlgoConfigGetAttribute",
+                *(byref(algorithm), attribute, byref(value), size, byref(written)),
+            )
+            parts.append(f"{name} {value.value}")
+        return ", ".join(parts)
 
 
 class Problem:
     """One product: its descriptors, what the heuristic proposes for it, and its launch."""
 
-    def __init__(self, lt: CublasLt, m: int, n: int, k: int, dtype: str, transposed: bool) -> None:
+    def __init__(self, lt: CublasLt, m: int, n: int, k: int, dtype: str, layout: str) -> None:
         self.lt, kind = lt, _TYPES[dtype]
         self.operation = lt.made("cublasLtMatmulDescCreate", _COMPUTE_32F, _FLOAT32)
-        if transposed:
-            flag = c_int(_TRANSPOSE)
-            lt.call("cublasLtMatmulDescSetAttribute", self.operation, _TRANSA, byref(flag), sizeof(flag))
-        rows, columns = (k, n) if transposed else (n, k)
-        self.weight = lt.made("cublasLtMatrixLayoutCreate", kind, rows, columns, rows)
-        self.activation = lt.made("cublasLtMatrixLayoutCreate", kind, k, m, k)
-        self.output = lt.made("cublasLtMatrixLayoutCreate", kind, n, m, n)
+        for attribute, letter in ((_TRANSA, layout[1]), (_TRANSB, layout[0])):
+            if letter == "C":
+                flag = c_int(_TRANSPOSE)
+                lt.call("cublasLtMatmulDescSetAttribute", self.operation, attribute, byref(flag), sizeof(flag))
+        self.a, self.b = self._matrix(kind, m, k, layout[0]), self._matrix(kind, k, n, layout[1])
+        self.output = self._matrix(kind, m, n, "R")
         self._one, self._zero = c_float(1), c_float(0)
+
+    def _matrix(self, kind: int, rows: int, columns: int, letter: str) -> c_void_p:
+        """The layout of a dense matrix, column-major or, transposed, row-major."""
+        if letter == "R":
+            rows, columns = columns, rows
+        return self.lt.made("cublasLtMatrixLayoutCreate", kind, rows, columns, rows)
 
     def algorithms(self, count: int, workspace_bytes: int) -> list[Algorithm]:
         """At most ``count``, the one expected to be fastest first, that need no more workspace."""
@@ -132,7 +153,7 @@ class Problem:
         preference = lt.made("cublasLtMatmulPreferenceCreate")
         lt.call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE_BYTES, byref(limit), sizeof(limit))
         results, returned = (HeuristicResult * count)(), c_int()
-        layouts = (self.weight, self.activation, self.output, self.output)
+        layouts = (self.b, self.a, self.output, self.output)
         lt.call(
             "cublasLtMatmulAlgoGetHeuristic",
             *(lt.handle, self.operation, *layouts, preference, count, results, byref(returned)),
@@ -141,12 +162,12 @@ class Problem:
         return [Algorithm.from_buffer_copy(each.algo) for each in results[: returned.value] if each.state == 0]
 
     def run(
-        self, algorithm: Algorithm, weight: int, x: int, out: int, workspace: int, workspace_bytes: int, stream: int
+        self, algorithm: Algorithm, a: int, b: int, out: int, workspace: int, workspace_bytes: int, stream: int
     ) -> None:
         """Enqueue the product; addresses on the device, sizes in bytes."""
         self.lt.call(
             "cublasLtMatmul",
-            *(self.lt.handle, self.operation, byref(self._one), weight, self.weight, x, self.activation),
+            *(self.lt.handle, self.operation, byref(self._one), b, self.b, a, self.a),
             *(byref(self._zero), out, self.output, out, self.output),
             *(byref(algorithm), workspace, workspace_bytes, stream),
         )

@@ -50,14 +50,16 @@ class NumpyLt:
 
     def _matmul_desc_create(self, out: Any, compute: int, scale: int) -> None:
         assert (compute, scale) == (68, 0), "CUBLAS_COMPUTE_32F, CUDA_R_32F"
-        self._make(out, transposed=False)
+        self._make(out, transposed=set())
 
     def _matmul_desc_set_attribute(self, operation: int, attribute: int, value: int, size: int) -> None:
-        assert (attribute, size) == (3, 4), "CUBLASLT_MATMUL_DESC_TRANSA"
-        self.objects[operation]["transposed"] = cast(value, POINTER(c_int))[0] == 1
+        assert attribute in (3, 4), "CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB"
+        assert (size, cast(value, POINTER(c_int))[0]) == (4, 1), "CUBLAS_OP_T"
+        self.objects[operation]["transposed"].add("ab"[attribute - 3])
 
     def _matrix_layout_create(self, out: Any, kind: int, rows: int, columns: int, leading: int) -> None:
         assert kind == 2, "CUDA_R_16F"
+        assert leading == rows, "dense"
         self._make(out, rows=rows, columns=columns, leading=leading)
 
     def _matmul_preference_create(self, out: Any) -> None:
@@ -73,6 +75,12 @@ class NumpyLt:
             results[index].state = state
             results[index].algo.data[0] = 100 + index
         returned[0] = min(wanted, len(self.states))
+
+    def _matmul_algo_config_get_attribute(
+        self, algorithm: Any, attribute: int, value: int, size: int, written: Any
+    ) -> None:
+        assert size == {0: 4, 1: 4, 2: 4, 6: 4, 8: 2}[attribute]
+        cast(value, POINTER(ctypes.c_uint16))[0] = algorithm[0].data[0] + attribute
 
     def _matmul(
         self,
@@ -94,9 +102,10 @@ class NumpyLt:
         stream: int,
     ) -> None:
         assert (cast(alpha, POINTER(c_float))[0], cast(beta, POINTER(c_float))[0]) == (1.0, 0.0)
-        left = self._matrix(a, a_map)
-        left = left.T if self.objects[operation]["transposed"] else left
-        product = left.astype(np.float64) @ self._matrix(b, b_map).astype(np.float64)
+        transposed = self.objects[operation]["transposed"]
+        left, right = self._matrix(a, a_map), self._matrix(b, b_map)
+        left, right = left.T if "a" in transposed else left, right.T if "b" in transposed else right
+        product = left.astype(np.float64) @ right.astype(np.float64)
         self._matrix(d, d_map)[...] = product
         self.launches.append((algorithm[0].data[0], space, size, stream))
 
@@ -108,31 +117,36 @@ class NumpyLt:
         return memory.reshape(layout["columns"], layout["leading"])[:, : layout["rows"]].T
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("layout", ["RR", "RC", "CR", "CC"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 16), (5, 24, 8), (16, 8, 40)])
-def test_a_row_major_product_is_what_cublaslt_is_asked_for(m: int, n: int, k: int, transposed: bool) -> None:
+def test_a_row_major_product_is_what_cublaslt_is_asked_for(m: int, n: int, k: int, layout: str) -> None:
     values = np.random.default_rng(1)
-    x = values.integers(-4, 5, (m, k)).astype(np.float16)
-    weight = values.integers(-4, 5, (n, k) if transposed else (k, n)).astype(np.float16)
+    a, b = (values.integers(-4, 5, shape).astype(np.float16) for shape in ((m, k), (k, n)))
+    stored = [np.asarray(each, order="F" if letter == "C" else "C") for each, letter in zip((a, b), layout, strict=True)]
     out = np.zeros((m, n), np.float16)
     library = NumpyLt()
-    problem = CublasLt(library).problem(m, n, k, "float16", transposed=transposed)
+    problem = CublasLt(library).problem(m, n, k, "float16", layout)
     algorithms = problem.algorithms(16, WORKSPACE)
-    problem.run(algorithms[1], weight.ctypes.data, x.ctypes.data, out.ctypes.data, 4096, WORKSPACE, 77)
-    expected = x.astype(np.float64) @ (weight.T if transposed else weight).astype(np.float64)
-    np.testing.assert_array_equal(out, expected)
+    problem.run(algorithms[1], stored[0].ctypes.data, stored[1].ctypes.data, out.ctypes.data, 4096, WORKSPACE, 77)
+    np.testing.assert_array_equal(out, a.astype(np.float64) @ b.astype(np.float64))
     assert library.launches == [(101, 4096, WORKSPACE, 77)]
 
 
+def test_an_algorithm_is_described_by_its_configuration() -> None:
+    lt = CublasLt(NumpyLt())
+    (algorithm, _) = lt.problem(1, 8, 8, "float16", "RR").algorithms(2, WORKSPACE)
+    assert lt.described(algorithm) == "id 100, tile 101, split_k 102, stages 106, cluster 108"
+
+
 def test_only_algorithms_that_can_run_are_kept() -> None:
-    problem = CublasLt(NumpyLt(states=(0, 15, 0))).problem(1, 8, 8, "float16", transposed=False)
+    problem = CublasLt(NumpyLt(states=(0, 15, 0))).problem(1, 8, 8, "float16", "RR")
     assert [each.data[0] for each in problem.algorithms(16, WORKSPACE)] == [100, 102]
     assert [each.data[0] for each in problem.algorithms(1, WORKSPACE)] == [100]
 
 
 def test_a_call_that_fails_names_itself() -> None:
     with pytest.raises(CublasLtError, match="cublasLtMatrixLayoutCreate returned 7"):
-        CublasLt(NumpyLt(failing="cublasLtMatrixLayoutCreate")).problem(1, 8, 8, "float16", transposed=False)
+        CublasLt(NumpyLt(failing="cublasLtMatrixLayoutCreate")).problem(1, 8, 8, "float16", "RR")
 
 
 def test_the_structures_have_the_sizes_of_the_header() -> None:
