@@ -42,13 +42,38 @@ BLOCK_S, GRAPH_S = 0.04, 0.01
 class Contender:
     """Something to be timed. ``run(i)`` enqueues one launch on the current stream, reading buffer i % copies.
 
-    copies: buffers it rotates over. launches: launches in its graph, a multiple of copies.
+    copies: buffers it rotates over. launches: launches in its graph, a multiple of copies. delay: enqueues a wait of so
+    many microseconds; given where a library refuses to be captured: its launches are then calls behind such a wait.
     """
 
     name: str
     run: Callable[[int], object]
     copies: int
     launches: int
+    delay: Callable[[float], object] | None = None
+
+
+class Calls:
+    """What stands for a graph where a library cannot be captured: its launches, enqueued while the GPU waits."""
+
+    def __init__(self, stream: Any, contender: Contender) -> None:
+        self.contender = contender
+        for index in range(contender.copies):
+            contender.run(index)
+        stream.synchronize()
+        began = time.perf_counter()
+        self.launch(stream)
+        self.host_us = (time.perf_counter() - began) * 1e6
+        stream.synchronize()
+
+    def launch(self, stream: Any) -> None:
+        for index in range(self.contender.launches):
+            self.contender.run(index)
+
+    def wait(self, turns: int) -> None:
+        """Keep the GPU busy for longer than the host needs for so many launch()."""
+        if self.contender.delay is not None:
+            self.contender.delay(1.5 * turns * self.host_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +168,8 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
     graphs = {}
     for contender in contenders:
         try:
-            graphs[contender.name] = (capture(stream, contender), contender.launches)
+            graph = capture(stream, contender) if contender.delay is None else Calls(stream, contender)
+            graphs[contender.name] = (graph, contender.launches)
         except Exception as error:
             into.errors[contender.name] = failure(error)
     return graphs
@@ -216,6 +242,8 @@ def _turn(
         if rest_s:
             stream.synchronize()
             time.sleep(rest_s)
+        if isinstance(graph, Calls):
+            graph.wait(WARM_REPLAYS + repeats.get(name, 1))
         for _ in range(WARM_REPLAYS):
             graph.launch(stream)
         begin.record(stream)

@@ -63,6 +63,20 @@ def test_cold_takes_turns_and_gives_the_time_of_one_launch(gpu: FakeGpu) -> None
     assert gpu.log == ["upload", "upload", *a, *b, *b, *a, *a, *b], "each replays once untimed, and begins in turn"
 
 
+def test_a_library_that_refuses_capture_is_called_behind_a_delay(gpu: FakeGpu) -> None:
+    delays: list[float] = []
+
+    def delay(us: float) -> None:
+        delays.append(us)
+        gpu.launch(1000.0)
+
+    way = Contender("calls", lambda index: gpu.launch(5.0), 2, 4, delay)
+    measured = harness.cold(gpu, [way, steady(gpu, "a", 7.0)], replays=3)
+    assert measured.timings == {"calls": Timing(5.0, 5.0, 5.0, 3), "a": Timing(7.0, 7.0, 7.0, 3)}
+    assert len(delays) == 3, "before each turn"
+    assert min(delays) > 0
+
+
 def test_cold_does_not_time_the_first_replay_of_a_turn(gpu: FakeGpu) -> None:
     # Whatever follows a switch takes three times as long.
     def slowdown(now_us: float) -> float:
