@@ -1,7 +1,8 @@
-"""The dense GEMM: each version of the ladder and what `gemm` chooses, beside torch.mm (cuBLAS), in one run.
+"""The dense GEMM: each version of the ladder and what `gemm` chooses, and cuBLAS, in one run, taking turns.
 
-Operands are normally distributed and the same bits for all; they are as warm in L2 as a launch leaves them. Every
-result is compared with torch.mm's.
+Operands are normally distributed and the same bits for all; they are as warm in L2 as a launch leaves them, with --cold
+they come from memory. cuBLAS takes part through torch.mm, through CuPy and as the fastest of the algorithms that
+cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled fp8 products instead.
 """
 
 from __future__ import annotations
@@ -13,128 +14,210 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
-from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
-from benchmarks.report import Cell, Result, Table, failure, print_table, ratio
+from benchmarks.gemm_measure import chosen, entered, judged, timed
+from benchmarks.gemm_plot import write_picture
+from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, squares, transformer
+from benchmarks.gemm_table import AUTO, COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line, summary_line
+from benchmarks.harness import measuring_stream, require_gpu
+from benchmarks.report import Cell, Result, failure, print_table
+from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH, Entrant, Rival
+from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import counted
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.target import detect
 
-SIZES = (256, 512, 1024, 2048, 4096, 8192)
-#: M, N, K of products of a decoder with 8192 rows of activations, and with few.
-TRANSFORMER = ((8192, 6144, 4096), (8192, 4096, 14336), (2048, 28672, 8192), (128, 28672, 8192), (64, 4096, 4096))
-CUBLAS, AUTO = "torch.mm", "auto"
-ASKED: tuple[str | int, ...] = (AUTO, *VERSIONS)
-#: Part of a result's norm that it may differ from torch.mm's: both round once.
-_ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
-#: A graph takes about this long.
-_GRAPH_US = 4000.0
-#: TFLOP/s by which the length of a graph is guessed.
-_GUESS = 600e6
+#: What `gemm` is asked for, by the name of the contender.
+ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
+#: Part of the product's root mean square by which a result may be off; it is rounded once.
+ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
+
+EXAMPLES = """examples:
+  cudatma bench gemm --transformer --dtype float16 --dtype bfloat16 --json gemm.json --plot gemm.svg
+  cudatma bench gemm --size 4096 --size 16384 --layout RC --rivals triton deepgemm quack
+  cudatma bench gemm --fp8 --rivals deepgemm
+"""
 
 
-def measure(stream: Any, sizes: tuple[int, int, int], layout: str, dtype: str, replays: int) -> Cell:
-    """One product, by all contenders."""
-    import torch
-
-    m, n, k = sizes
-    a, b = _operand(m, k, layout[0], dtype), _operand(k, n, layout[1], dtype)
-    ways: dict[str, Callable[[Any], object]] = {CUBLAS: lambda out: torch.mm(a, b, out=out)}
-    for version in ASKED:
-        ways[_name(version)] = lambda out, version=version: gemm(a, b, out=out, version=version)  # type: ignore[misc]
-    outs = {name: torch.full((m, n), math.nan, dtype=a.dtype, device="cuda") for name in ways}
-    launches = max(2, min(400, round(_GRAPH_US / (2 + 2 * m * n * k / _GUESS))))
-    made = [Contender(name, lambda _, name=name: ways[name](outs[name]), 1, launches) for name in ways]  # type: ignore[misc]
-    found = cold(stream, made, replays)
-    cell: Cell = {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype, "us": {}, "entries": {}}
-    wanted = outs[CUBLAS].float()
-    for name, timing in found.timings.items():
-        off = float(torch.linalg.norm(outs[name].float() - wanted) / torch.linalg.norm(wanted))
-        if not off <= _ALLOWED[dtype]:
-            found.errors[name] = f"wrong: {off:.2e} off"
-        else:
-            cell["us"][name] = timing.us
-    cell["entries"] = {_name(v): gemm_explain(a, b, version=v).spec.entry for v in ASKED}
-    if found.errors:
-        cell["error"] = "; ".join(f"{name}: {why}" for name, why in found.errors.items())
+def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: int, is_cold: bool) -> Cell:
+    """One product, by all contenders. Who cannot run it is named with the reason."""
+    operands = Operands(product, is_cold)
+    entrants, refused = entered(stream, operands, field)
+    entrants += [_ours(operands, name) for name in ASKED]
+    cell: Cell = {**_facts(product), "us": {}, "entries": {}}
+    timed(stream, product, entrants, replays, cell, refused, (TORCH, *ASKED))
+    judged(cell, chosen(cell, entrants), ALLOWED[product.dtype], operands.a[0], operands.b[0])
+    a, b = operands.pair(0)
+    cell["entries"] = {name: gemm_explain(a, b, version=ASKED[name]).spec.entry for name in ASKED if name in cell["us"]}
     return cell
 
 
-def _name(version: str | int) -> str:
-    return AUTO if version == AUTO else f"v{version}"
+def _facts(product: Product) -> Cell:
+    facts = {"m": product.m, "n": product.n, "k": product.k, "layout": product.layout, "dtype": product.dtype}
+    return {**facts, "layer": product.name} if product.name else facts
 
 
-def _operand(rows: int, columns: int, letter: str, dtype: str) -> Any:
+def _ours(operands: Operands, name: str) -> Entrant:
+    out, asked = operands.out(), ASKED[name]
+
+    def run(index: int) -> None:
+        a, b = operands.pair(index)
+        gemm(a, b, out=out, version=asked)
+
+    return Entrant(name, operands.contender(name, run), out)
+
+
+def compile_before(products: Sequence[Product]) -> str:
+    """Have the kernels of all products in the cache, compiled on all cores; says how that went."""
     import torch
 
-    shape = (rows, columns) if letter == "R" else (columns, rows)
-    made = torch.randn(shape, device="cuda", dtype=torch.float32).to(getattr(torch, dtype))
-    return made if letter == "R" else made.T
+    began, orders = time.monotonic(), dict[tuple[str, Any], None]()
+    for product in products:
+        a, b = (
+            torch.empty(shape, dtype=getattr(torch, product.dtype), device="cuda")
+            if letter == "R"
+            else torch.empty(shape[::-1], dtype=getattr(torch, product.dtype), device="cuda").T
+            for letter, shape in zip(product.layout, ((product.m, product.k), (product.k, product.n)), strict=True)
+        )
+        for asked in ASKED.values():
+            found = gemm_explain(a, b, version=asked)
+            spec = found.family.launched(found.spec)
+            orders[spec.template, spec] = None
+    refused: list[Any] = []
+    compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
+    told = f"{counted(len(orders), 'kernel')} compiled or found in {time.monotonic() - began:.1f} s"
+    return f"{told}, {len(refused)} refused by the compiler" if refused else told
 
 
-def _tflops(cell: Cell, name: str) -> float | None:
-    us = cell["us"].get(name)
-    return None if us is None else 2e-6 * cell["m"] * cell["n"] * cell["k"] / us
+def rivals_of(names: Sequence[str]) -> tuple[dict[str, Rival], dict[str, str]]:
+    """(who takes part besides ours, by name; of those that were asked for, the version, or why they are absent).
+
+    Who is absent stays in the field: every product then says so.
+    """
+    field, told = dict(ALWAYS), {}
+    for asked in names:
+        name, package, rival = OPTIONAL[asked]
+        field[name] = rival
+        try:
+            importlib.import_module(package)
+            told[name] = _version(package)
+        except Exception as error:
+            told[name] = f"absent: {failure(error)}"
+    return field, told
 
 
-def gemm_table(cells: Sequence[Cell]) -> Table:
-    """TFLOP/s of each contender, and how many times as fast as torch.mm the choice is."""
-    names = (CUBLAS, *(_name(version) for version in VERSIONS), AUTO)
-    rows = []
-    for cell in cells:
-        if not cell.get("us"):
-            continue
-        rates = [_tflops(cell, name) for name in names]
-        told = ["failed" if rate is None else f"{rate:.0f}" for rate in rates]
-        times = ratio(rates[-1], rates[0]) if rates[-1] and rates[0] else None
-        size = f"{cell['m']} x {cell['n']} x {cell['k']}"
-        rows.append((size, cell["layout"], cell["dtype"], *told, "" if times is None else f"{times:.3f}"))
-    return Table(("M x N x K", "layout", "dtype", *names, "auto / torch.mm"), tuple(rows), "TFLOP/s")
+def _version(package: str) -> str:
+    try:
+        return version(packages_distributions().get(package, [package])[0])
+    except PackageNotFoundError:
+        return "unknown version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench gemm``; returns the exit status: 1 if a contender failed or was wrong."""
-    parser = argparse.ArgumentParser(prog="cudatma bench gemm", description=__doc__)
-    add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="also write the results there")
-    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
-    add("--size", type=int, action="append", metavar="N", help=f"N cubed, repeatable (default: {SIZES})")
-    add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
-    add("--transformer", action="store_true", help="also products of a decoder")
+    """``cudatma bench gemm``; returns the exit status: 1 if ours or torch.mm failed, or a result was wrong."""
+    parser = _parser()
     options = parser.parse_args(argv)
+    if options.fp8 and (options.size or options.layout or options.dtype or options.transformer or options.plot):
+        parser.error("--fp8 has its own shapes, and neither --size, --layout, --dtype, --transformer nor --plot")
     require_gpu(parser)
-    import torch  # noqa: F401  (before measuring_stream(), which makes its stream current for torch too)
+    try:
+        import torch  # before measuring_stream(), which makes its stream current for torch too
 
-    products = [(size, size, size) for size in options.size or SIZES]
-    products += TRANSFORMER if options.transformer else ()
-    result = Result({"replays": options.replays}, gemm_table, options.json)
+        torch.cuda.init()
+    except Exception as error:
+        parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
+    if options.fp8:
+        from benchmarks import gemm_fp8
+
+        return gemm_fp8.run(options, rivals_of(options.rivals)[1])
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    field, told = rivals_of(options.rivals)
+    operands = COLD if options.cold else WARM
+    settings = {"replays": options.replays, "operands": operands, "rivals": told}
+    table = partial(gemm_table, operands=operands)
+    result = Result(settings, table, options.json, lambda cells: {"summary": gemm_summary(cells)})
+    for name, what in told.items():
+        result.say(f"{name}: {what}")
+    began, products = time.monotonic(), _products(options)
     with measuring_stream() as stream:
-        for sizes in products:
-            for layout in options.layout or LAYOUTS:
-                for dtype in options.dtype or ("float16",):
-                    result.add(*_cell(stream, sizes, layout, dtype, options.replays))
-    print_table(result.console, gemm_table(result.cells), "Dense GEMM")
+        try:
+            result.say(compile_before(products))
+        except Exception as error:  # each product compiles its own then
+            result.say(f"nothing compiled beforehand: {failure(error)}")
+        for number, product in enumerate(products, 1):
+            cell = _cell(stream, product, field, options)
+            result.add(cell, rates_line(cell, f"[{number}/{len(products)}] {product}"))
+    result.say(f"{time.monotonic() - began:.0f} s")
+    print_table(result.console, table(result.cells), f"Dense GEMM, {operands}")
+    for entry in gemm_summary(result.cells):
+        result.say(summary_line(entry))
+    if options.plot:
+        try:
+            write_picture(result.as_json(), options.plot)
+        except ValueError as error:
+            result.say(f"no picture: {error}")
     return int(any(cell.get("error") for cell in result.cells))
 
 
-def _cell(stream: Any, sizes: tuple[int, int, int], layout: str, dtype: str, replays: int) -> tuple[Cell, str]:
+def _products(options: argparse.Namespace) -> list[Product]:
+    """By type: the squares, then the transformer layers. --transformer without --size measures both as well."""
+    found = []
+    for dtype in options.dtype or ("float16",):
+        found += squares(options.size or SIZES, options.layout or LAYOUTS, dtype)
+        found += transformer(options.layout or LAYOUTS, dtype) if options.transformer else []
+    return found
+
+
+def _cell(stream: Any, product: Product, field: Mapping[str, Rival], options: argparse.Namespace) -> Cell:
     import torch
 
     try:
-        cell = measure(stream, sizes, layout, dtype, replays)
+        return measure(stream, product, field, options.replays, options.cold)
     except Exception as error:
-        m, n, k = sizes
-        cell = {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype, "us": {}, "error": failure(error)}
-    torch.cuda.empty_cache()
-    rates = {name: _tflops(cell, name) for name in cell["us"]}
-    told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items() if rate is not None)
-    return cell, f"{' x '.join(map(str, sizes))} {layout} {dtype}: {told} TFLOP/s"
+        return {**_facts(product), "us": {}, "error": failure(error)}
+    finally:
+        torch.cuda.empty_cache()
+
+
+def _size(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {LARGEST}")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudatma bench gemm",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    sizes = ", ".join(map(str, SIZES))
+    add("--json", type=Path, metavar="FILE", help="also write the results there, anew after every product")
+    add("--plot", type=Path, metavar="FILE.svg", help="draw TFLOP/s over the size of the squares")
+    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+    add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
+    add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
+    add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")
+    add("--cold", action="store_true", help="launches rotate over copies of the operands that L2 cannot hold")
+    add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
+    add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")
+    return parser
 
 
 if __name__ == "__main__":

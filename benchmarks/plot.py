@@ -25,9 +25,9 @@ from tools.model_layers import Shape
 
 #: Whose times the second panel shows: the first of these that was measured, else the first layer of the result.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
-_WIDTH, _PANEL_HEIGHT = 800, 260
-_LEFT, _RIGHT, _GAP_Y = 66, 24, 96
-_PANEL_WIDTH = _WIDTH - _LEFT - _RIGHT
+WIDTH, PANEL_HEIGHT = 800, 260
+LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
+_PANEL_WIDTH = WIDTH - LEFT - _RIGHT
 _SIZE, _LABEL_SIZE = 12.5, 13.0
 _NAMES = {
     "cublas": "cuBLAS",
@@ -61,6 +61,7 @@ class Line:
 class Panel:
     title: str
     lines: tuple[Line, ...]
+    x_label: str = "M, rows of activations"
 
 
 def points_of(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> tuple[Point, ...]:
@@ -183,7 +184,7 @@ class _Axes:
         return self.x + 14 + (_PANEL_WIDTH - 28) * fraction
 
     def at_value(self, value: float) -> float:
-        return self.y + _PANEL_HEIGHT * (1 - math.log(value / self.least) / math.log(self.most / self.least))
+        return self.y + PANEL_HEIGHT * (1 - math.log(value / self.least) / math.log(self.most / self.least))
 
     def places(self, line: Line) -> list[tuple[float, float]]:
         return [(self.at_m(m), self.at_value(value)) for m, value in line.points]
@@ -213,7 +214,7 @@ def label_place(
                     for top in (y - distance - _LABEL_SIZE, y + distance):
                         box = (left, top, left + wide, top + _LABEL_SIZE)
                         is_inside = axes.x <= box[0] and box[2] <= axes.x + _PANEL_WIDTH
-                        is_inside &= axes.y <= box[1] and box[3] <= axes.y + _PANEL_HEIGHT
+                        is_inside &= axes.y <= box[1] and box[3] <= axes.y + PANEL_HEIGHT
                         if not is_inside or any(_overlap(box, other) for other in taken):
                             continue
                         if any(crosses(box, *segment) for segment in own):
@@ -235,7 +236,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
     for value in log_ticks(axes.least, axes.most):
         out.line(x, axes.at_value(value), x + _PANEL_WIDTH, axes.at_value(value), GRID)
         out.text(x - 8, axes.at_value(value) + 4, f"{value:g}", size=_SIZE, fill=FAINT_INK, anchor="end")
-    bottom, right = y + _PANEL_HEIGHT, -math.inf
+    bottom, right = y + PANEL_HEIGHT, -math.inf
     for m in axes.ms:
         out.line(axes.at_m(m), bottom, axes.at_m(m), bottom + 4, FAINT_INK)
     for m in (m for m in axes.ms if m & (m - 1) == 0 or len(axes.ms) < 4):
@@ -243,7 +244,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
         if axes.at_m(m) - half > right + 4:
             right = axes.at_m(m) + half
             out.text(axes.at_m(m), bottom + 19, str(m), size=_SIZE, fill=FAINT_INK, anchor="middle")
-    out.text(x + _PANEL_WIDTH / 2, bottom + 38, "M, rows of activations", size=_SIZE, fill=FAINT_INK, anchor="middle")
+    out.text(x + _PANEL_WIDTH / 2, bottom + 38, panel.x_label, size=_SIZE, fill=FAINT_INK, anchor="middle")
     for line in panel.lines:
         if line.band:
             upper = [(axes.at_m(m), axes.at_value(most)) for m, _, most in line.band]
@@ -276,7 +277,7 @@ def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
     """The colors and names of lines that have no label of their own, from ``y`` on; where the legend ends."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
-        if x + 34 + text_width(line.name, _SIZE) > _WIDTH - 20:
+        if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:
             x, y = 18.0, y + 20
         out.line(x, y - 4, x + 22, y - 4, line.colour, width=line.width + 1)
         out.text(x + 28, y, line.name, size=_SIZE)
@@ -323,10 +324,10 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     y += 46
     unlabelled: list[Line] = []
     for panel in panels:
-        unlabelled += draw_panel(out, panel, _LEFT, y)
-        y += _PANEL_HEIGHT + _GAP_Y
+        unlabelled += draw_panel(out, panel, LEFT, y)
+        y += PANEL_HEIGHT + PANEL_GAP
     end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
-    return out.document(_WIDTH, end + 20, title)
+    return out.document(WIDTH, end + 20, title)
 
 
 def write_picture(result: Mapping[str, Any], path: Path, *more: Mapping[str, Any]) -> None:

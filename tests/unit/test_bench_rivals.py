@@ -122,7 +122,9 @@ class NumpyLt:
 def test_a_row_major_product_is_what_cublaslt_is_asked_for(m: int, n: int, k: int, layout: str) -> None:
     values = np.random.default_rng(1)
     a, b = (values.integers(-4, 5, shape).astype(np.float16) for shape in ((m, k), (k, n)))
-    stored = [np.asarray(each, order="F" if letter == "C" else "C") for each, letter in zip((a, b), layout, strict=True)]
+    stored = [
+        np.asarray(each, order="F" if letter == "C" else "C") for each, letter in zip((a, b), layout, strict=True)
+    ]
     out = np.zeros((m, n), np.float16)
     library = NumpyLt()
     problem = CublasLt(library).problem(m, n, k, "float16", layout)

@@ -1,0 +1,246 @@
+"""Scaled fp8 products: `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale a tensor and with blocks.
+
+A (M, K) is row-major and B (K, N) column-major, float8_e4m3fn, the result bf16. Blocks are 1 x 128 of A and 128 x 128
+of B, as DeepSeek-V3 has them. Within one scaling all contenders get the same bits; each gets scales in the layout that
+it asks for, made beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gemm_measure import chosen, entered, judged, timed
+from benchmarks.gemm_products import Product
+from benchmarks.gemm_table import AUTO, COLD, WARM, compared, present, rates_line, size_of, summary_line, tflops
+from benchmarks.gemm_table import times_as_fast as times
+from benchmarks.harness import Contender, measuring_stream
+from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.rivals.dense import Entrant
+from cudatma.kernels.gemm.gemm import gemm
+
+FP8 = "float8_e4m3fn"
+#: (M, N, K): layers of DeepSeek-V3, as DeepGEMM's README has them, and one with few rows.
+SHAPES = ((4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168), (64, 7168, 16384))
+TENSOR, BLOCK = "tensor", "1x128, 128x128"
+SCALINGS = (TENSOR, BLOCK)
+FAST, EXACT, TORCH_BLOCK, DEEPGEMM = "scaled_mm fast", "scaled_mm", "scaled_mm blocks", "DeepGEMM"
+RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
+#: Part of the product's root mean square by which a result may be off: tensor cores add fp8 products inexactly.
+ALLOWED = 2e-2
+_BLOCK, _LARGEST = 128, 448.0
+#: TFLOP/s of fp8 over those of fp16, by which times are guessed.
+_TWICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Product(Product):
+    """A product and how its operands are scaled."""
+
+    scaling: str = TENSOR
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k} {self.dtype}, scales: {self.scaling}"
+
+    @property
+    def expected_us(self) -> float:
+        return super(Fp8Product, self).expected_us / _TWICE
+
+
+def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
+    """(float8_e4m3fn, float32 scales): matrix (R, C), a multiple of the blocks, is about values x scales by blocks of
+    rows x columns; the scales are (R / rows, C / columns)."""
+    import torch
+
+    blocks = matrix.float().view(matrix.shape[0] // rows, rows, matrix.shape[1] // columns, columns)
+    scales = blocks.abs().amax((1, 3)).clamp(1e-4) / _LARGEST
+    values = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    return values.view(matrix.shape), scales
+
+
+def widened(values: Any, scales: Any) -> Any:
+    """values x scales in float32, by blocks of whatever size the scales' shape implies."""
+    rows, columns = (values.shape[axis] // scales.shape[axis] for axis in (0, 1))
+    return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+class Fp8Operands:
+    """One product's operands and scales; b is (K, N), column-major, b_scale (K / 128, N / 128) or, as a_scale, of one
+    element. wide: what the operands stand for, in float32."""
+
+    def __init__(self, product: Fp8Product, is_cold: bool) -> None:
+        import torch
+
+        self.product, self.copies = product, product.copies(is_cold)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        m, n, k = product.m, product.n, product.k
+        rows, weight = torch.randn((m, k), device=device), torch.randn((n, k), device=device)
+        whole = product.scaling == TENSOR
+        a, self.a_scale = quantized(rows, m if whole else 1, k if whole else _BLOCK)
+        b, b_scale = quantized(weight, n if whole else _BLOCK, k if whole else _BLOCK)
+        self.b_scale = b_scale.T.contiguous()
+        self.a = [a, *(a.clone() for _ in range(self.copies - 1))]
+        self.b = [each.T for each in (b, *(b.clone() for _ in range(self.copies - 1)))]
+
+    @property
+    def wide(self) -> tuple[Any, Any]:
+        return widened(self.a[0], self.a_scale), widened(self.b[0], self.b_scale)
+
+    def pair(self, index: int) -> tuple[Any, Any]:
+        return self.a[index % self.copies], self.b[index % self.copies]
+
+    def entrant(self, name: str, call: Callable[[Any, Any, Any], object]) -> Entrant:
+        """An entrant that is called with a, b and its own array for the result, in which NaN is what is not written."""
+        import torch
+
+        shape = self.product.m, self.product.n
+        out = torch.full(shape, math.nan, dtype=torch.bfloat16, device=self.a[0].device)
+
+        def run(index: int) -> None:
+            call(*self.pair(index), out)
+
+        return Entrant(name, Contender(name, run, self.copies, self.product.launches(self.copies)), out)
+
+
+def ours(operands: Fp8Operands) -> Entrant:
+    scales = {"a_scale": operands.a_scale, "b_scale": operands.b_scale}
+    if operands.product.scaling == TENSOR:
+        scales = {name: scale.reshape(()) for name, scale in scales.items()}
+    options: dict[str, Any] = {**scales, "out_dtype": "bfloat16"}
+
+    def call(a: Any, b: Any, out: Any) -> object:
+        return gemm(a, b, out=out, **options)
+
+    return operands.entrant(AUTO, call)
+
+
+def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
+    """torch._scaled_mm with one scale a tensor; fast: sums stay in the tensor cores' own precision."""
+    import torch
+
+    a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())
+
+    def call(a: Any, b: Any, out: Any) -> object:
+        return torch._scaled_mm(
+            a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16, use_fast_accum=fast, out=out
+        )
+
+    return [operands.entrant(FAST if fast else EXACT, call)]
+
+
+def scaled_mm_blocks(operands: Fp8Operands) -> list[Entrant]:
+    """cuBLASLt's block scaling through torch: scales of A in columns, of B in columns of a multiple of four scales."""
+    import torch
+    from torch.nn.functional import ScalingType
+
+    recipes = [[int(kind.value)] for kind in (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)]
+    a_scale = operands.a_scale.T.contiguous().T
+    along_k, along_n = operands.b_scale.shape
+    padded = torch.zeros((along_n, -(-along_k // 4) * 4), dtype=torch.float32, device=a_scale.device)
+    padded[:, :along_k] = operands.b_scale.T
+
+    # Scales, recipes and swizzles of a, then of b; no bias.
+    options: tuple[Any, ...] = ([a_scale], recipes[0], [], [padded.T], recipes[1], [], None, torch.bfloat16)
+
+    def call(a: Any, b: Any, out: Any) -> object:
+        return torch.ops.aten._scaled_mm_v2.out(a, b, *options, out=out)
+
+    return [operands.entrant(TORCH_BLOCK, call)]
+
+
+def deepgemm(operands: Fp8Operands) -> list[Entrant]:
+    import deep_gemm
+
+    a_scale = deep_gemm.get_mn_major_tma_aligned_tensor(operands.a_scale)
+    b_scale = operands.b_scale.T.contiguous()
+
+    def call(a: Any, b: Any, out: Any) -> object:
+        return deep_gemm.fp8_gemm_nt((a, a_scale), (b.T, b_scale), out)
+
+    return [operands.entrant(DEEPGEMM, call)]
+
+
+def field_of(scaling: str, told: Mapping[str, str]) -> dict[str, Callable[[Any, Any], list[Entrant]]]:
+    """Who takes part with this scaling, besides ours. told: of the rivals that were asked for."""
+    if scaling == TENSOR:
+        return {
+            EXACT: lambda _, operands: scaled_mm(operands, fast=False),
+            FAST: lambda _, operands: scaled_mm(operands, fast=True),
+        }
+    asked = {DEEPGEMM: lambda _, operands: deepgemm(operands)} if DEEPGEMM in told else {}
+    return {TORCH_BLOCK: lambda _, operands: scaled_mm_blocks(operands), **asked}
+
+
+def measure(stream: Any, product: Fp8Product, told: Mapping[str, str], replays: int, is_cold: bool) -> Cell:
+    """One product, by all contenders."""
+    operands = Fp8Operands(product, is_cold)
+    entrants, refused = entered(stream, operands, field_of(product.scaling, told))
+    entrants.append(ours(operands))
+    cell = _facts(product)
+    timed(stream, product, entrants, replays, cell, refused, (AUTO,))
+    judged(cell, chosen(cell, entrants), ALLOWED, *operands.wide)
+    return cell
+
+
+def _facts(product: Fp8Product) -> Cell:
+    facts = {"m": product.m, "n": product.n, "k": product.k, "layout": product.layout, "dtype": product.dtype}
+    return {**facts, "scaling": product.scaling, "us": {}}
+
+
+def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
+    """TFLOP/s of each contender, and how many times as fast as the fastest of the others ours is."""
+    names = [*present(cells, RIVALS), AUTO]
+    rows = []
+    for cell in cells:
+        rates = [shown(tflops(cell, name), 0) for name in names]
+        over = [found for name in names if name != AUTO and (found := times(cell, name)) is not None]
+        rows.append((size_of(cell), cell["scaling"], *rates, shown(min(over, default=None), 3)))
+    columns = ("M x N x K", "scales", *names, "auto / best")
+    return Table(columns, tuple(rows), f"TFLOP/s; {operands}" if operands else "TFLOP/s")
+
+
+def fp8_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """``auto`` over each rival, by scaling."""
+    groups = {scaling: [cell for cell in cells if cell["scaling"] == scaling] for scaling in SCALINGS}
+    return [
+        {"group": f"fp8, scales: {scaling}", **found}
+        for scaling, its in groups.items()
+        for rival in present(its, RIVALS)
+        if (found := compared(its, rival)) is not None
+    ]
+
+
+def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
+    """The benchmark with ``--fp8``; returns its exit status."""
+    import torch
+
+    operands = COLD if options.cold else WARM
+    settings = {"replays": options.replays, "operands": operands, "rivals": dict(told)}
+    result = Result(
+        settings,
+        lambda cells: fp8_table(cells, operands),
+        options.json,
+        lambda cells: {"summary": fp8_summary(cells)},
+    )
+    for name, what in told.items():
+        takes_part = "" if name == DEEPGEMM else ", which has no fp8 product here"
+        result.say(f"{name}: {what}{takes_part}")
+    began = time.monotonic()
+    products = [Fp8Product(*shape, "RC", FP8, scaling=scaling) for shape in SHAPES for scaling in SCALINGS]
+    with measuring_stream() as stream:
+        for number, product in enumerate(products, 1):
+            try:
+                cell = measure(stream, product, told, options.replays, options.cold)
+            except Exception as error:
+                cell = {**_facts(product), "error": failure(error)}
+            torch.cuda.empty_cache()
+            result.add(cell, rates_line(cell, f"[{number}/{len(products)}] {product}"))
+    result.say(f"{time.monotonic() - began:.0f} s")
+    print_table(result.console, fp8_table(result.cells, operands), f"Scaled fp8 GEMM, {operands}")
+    for entry in fp8_summary(result.cells):
+        result.say(summary_line(entry))
+    return int(any(cell.get("error") for cell in result.cells))

@@ -1,0 +1,350 @@
+"""The dense GEMM's benchmark without a GPU: its products, turns on a scripted clock, tables, summary and picture of
+cells written by hand, its arguments; with torch alone, operands, errors and the rivals' choices."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGpu
+from test_bench_rivals import WORKSPACE, NumpyLt
+
+from benchmarks import gemm, gemm_fp8, gemm_measure, gemm_plot, gemm_table, harness
+from benchmarks.gemm_products import SIZES, Operands, Product, errors, squares, transformer
+from benchmarks.harness import Contender, Measured, Timing
+from benchmarks.rivals import dense
+from benchmarks.rivals.cublaslt import CublasLt
+from benchmarks.rivals.dense import Entrant
+from cudatma.errors import DriverError
+from cudatma.kernels.gemm.problem import LAYOUTS
+from tools.bench import benchmarks as scripts
+
+STORED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gemm.json"
+
+
+def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
+    """A square that torch.mm computes in 10 us, cuBLASLt in 8 and ours in 5."""
+    us = {"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 5.0}
+    off = {"torch.mm": 2e-4, "cuBLASLt": 2e-4, "auto": 2.2e-4}
+    made = {"m": size, "n": size, "k": size, "layout": layout, "dtype": "float16", "us": us}
+    return {**made, "rms_error": off, "largest_error": {name: 5 * each for name, each in off.items()}, **more}
+
+
+# ---- What is measured -----------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_is_found() -> None:
+    assert "ladder" in scripts()["gemm"]
+    assert not {"gemm_fp8", "gemm_table", "gemm_plot"} & set(scripts()), "modules, not scripts"
+
+
+def test_twelve_transformer_layers_in_every_layout() -> None:
+    found = transformer(LAYOUTS, "float16")
+    assert len({each.name + str(each.m) for each in found}) == 12
+    assert len(found) == 12 * len(LAYOUTS)
+    assert {each.m for each in found} == {8192, 2048, 128, 64, 16}, "prefill and decode"
+    assert (2048, 57344, 8192, "llama3-70b gate_up") in {(each.m, each.n, each.k, each.name) for each in found}
+
+
+def test_short_products_have_short_turns() -> None:
+    small, large = (Product(size, size, size, "RC", "float16") for size in (256, 8192))
+    for each in (small, large):
+        assert each.launches() * each.expected_us < 5000
+    assert small.launches() == 400
+    assert large.launches() in (1, 2)
+    assert small.rest_s < large.rest_s
+    assert Product(16, 28672, 4096, "RC", "float16").expected_us > 70, "memory bounds few rows"
+
+
+def test_cold_launches_rotate_over_more_than_l2_holds() -> None:
+    for size in SIZES:
+        product = Product(size, size, size, "RC", "float16")
+        copies = product.copies(True)
+        assert copies * product.operand_bytes > harness.ROTATION_BYTES
+        assert product.launches(copies) % copies == 0
+        assert product.copies(False) == 1
+
+
+# ---- Turns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+    return fake
+
+
+def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Entrant:
+    def run(index: int) -> None:
+        if us is None:
+            raise RuntimeError("refused")
+        gpu.launch(us)
+
+    return Entrant(rival, Contender(f"{rival} {detail}".strip(), run, 1, 10), f"result {detail}", detail)
+
+
+def turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str]) -> dict[str, Any]:
+    cell: dict[str, Any] = {}
+    product = Product(64, 64, 64, "RC", "float16")
+    gemm_measure.timed(gpu, product, entrants, 3, cell, refused, ("torch.mm", "auto"))
+    return cell
+
+
+def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
+    entrants = [entrant(gpu, "torch.mm", 7.0), *(entrant(gpu, "cuBLASLt", us, f"way {us}") for us in (6.0, 4.0))]
+    cell = turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"CuPy": "TypeError: no bf16"})
+    assert cell["us"] == {"torch.mm": 7.0, "cuBLASLt": 4.0, "auto": 5.0}
+    assert list(cell["us"]) == ["torch.mm", "cuBLASLt", "auto"]
+    assert cell["chosen"] == {"cuBLASLt": "way 4.0"}
+    assert cell["refused"] == {"CuPy": "TypeError: no bf16"}
+    assert "error" not in cell
+
+
+def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
+    entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "Triton", None), entrant(gpu, "auto", None)]
+    cell = turns(gpu, entrants, {})
+    assert cell["error"] == "auto: RuntimeError: refused"
+    assert cell["refused"] == {"Triton": "RuntimeError: refused"}
+    assert cell["us"] == {"torch.mm": 7.0}
+
+
+def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("triton", "deep_gemm", "quack"):
+        monkeypatch.setitem(sys.modules, package, None)
+    field, told = gemm.rivals_of(["deepgemm", "quack"])
+    assert list(field) == ["torch.mm", "cuBLASLt", "CuPy", "DeepGEMM", "QuACK"]
+    assert all(what.startswith("absent: ModuleNotFoundError: ") for what in told.values())
+
+    def good(stream: Any, operands: Any) -> list[Entrant]:
+        return [Entrant("good", Contender("good", print, 1, 1), None)]
+
+    entrants, refused = gemm_measure.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
+    assert [each.rival for each in entrants] == ["good"]
+    assert list(refused) == ["QuACK"]
+    assert "quack" in refused["QuACK"]
+
+
+# ---- What is said ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_has_a_column_for_each_contender_and_the_ratios() -> None:
+    absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
+    table = gemm_table.gemm_table([cell(), absent], gemm_table.COLD)
+    assert table.columns == (
+        *("M x N x K", "layout", "dtype", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
+        *("auto / cuBLASLt", "auto / torch.mm"),
+    )
+    assert table.rows[0] == (
+        *("1024 x 1024 x 1024", "RC", "float16", "215", "268", "-", "107", "429", "1.600", "2.000"),
+    )
+    assert table.rows[1] == ("512 x 512 x 512", "RC", "float16", "27", "-", "-", "-", "-", "-", "-")
+    assert table.note == "TFLOP/s; operands cold in L2"
+
+
+def test_stored_results_are_still_told() -> None:
+    stored = json.loads(STORED.read_text())
+    table = gemm_table.gemm_table(stored["cells"], stored["settings"].get("operands", ""))
+    assert table.as_json()["columns"] == stored["table"]["columns"]
+    assert table.as_json()["rows"] == stored["table"]["rows"]
+    assert gemm_table.gemm_summary(stored["cells"])
+    assert "<svg" in gemm_plot.picture(stored)
+
+
+def test_a_summary_has_means_and_the_least_by_group() -> None:
+    slow = cell(2048, "CC", us={"torch.mm": 10.0, "cuBLASLt": 9.0, "auto": 10.0})
+    layer = {**cell(), "m": 16, "layer": "llama3-8b o"}
+    unmeasured = cell(4096, us={"torch.mm": 10.0}, error="auto: failed")
+    found = gemm_table.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
+    by = {(each["group"], each["rival"]): each for each in found}
+    assert list(by) == [
+        (group, rival)
+        for group in ("float16, squares from 512 on", "float16, transformer layers")
+        for rival in ("cuBLASLt", "torch.mm")
+    ]
+    first = found[0]
+    assert first["geometric_mean"] == pytest.approx(math.sqrt(1.6 * 0.9))
+    assert (first["least"], first["least_at"]) == (0.9, "2048 x 2048 x 2048 CC")
+    assert (first["cells"], first["not_measured"]) == (2, 1)
+    assert first["most_rms_error_ratio"] == pytest.approx(1.1)
+    line = gemm_table.summary_line(first)
+    assert line.startswith("float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048")
+    assert "2 cells (1 more not measured); errors at most 1.10 times as large" in line
+
+
+def test_a_line_names_choices_and_reasons() -> None:
+    line = gemm_table.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"CuPy": "no bf16"}), "[1/2] here")
+    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s")
+    assert line.endswith("; cuBLASLt: algorithm 2; no CuPy: no bf16")
+    assert gemm_table.rates_line({"us": {}}, "here") == "here: nothing measured"
+
+
+def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
+    cells = [cell(size, layout) for size in (512, 1024) for layout in ("RC", "CR")]
+    result = {"cells": [*cells, {**cell(), "layer": "llama3-8b o"}], "machine": {"card": "H200"}, "settings": {}}
+    panels = gemm_plot.panels_of(result)
+    assert [panel.title for panel in panels] == [
+        *("TFLOP/s, float16, RC", "TFLOP/s, float16, CR", "Speed relative to cuBLASLt, float16, RC, CR"),
+    ]
+    lines = {line.name: line.points for line in panels[2].lines}
+    assert lines["auto"] == ((512, pytest.approx(1.6)), (1024, pytest.approx(1.6)))
+    assert "H200" in gemm_plot.picture(result)
+    with pytest.raises(ValueError, match="no measured square"):
+        gemm_plot.picture({"cells": []})
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--size", "0"], "1 to 16384"),
+        (["--size", "16385"], "1 to 16384"),
+        (["--layout", "XX"], "invalid choice"),
+        (["--rivals", "nobody"], "invalid choice"),
+        (["--rivals"], "expected at least one argument"),
+        (["--fp8", "--size", "512"], "--fp8 has its own shapes"),
+        (["--fp8", "--transformer"], "--fp8 has its own shapes"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gemm.main(arguments)
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_gpu() -> None:
+        raise DriverError("cuInit", None, "no CUDA driver on this machine")
+
+    monkeypatch.setattr(harness, "detect", no_gpu)
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    with pytest.raises(SystemExit) as ended:
+        gemm.main([])
+    assert ended.value.code == 2
+    assert "no CUDA driver" in capsys.readouterr().err
+
+
+def test_transformer_layers_come_after_the_squares_of_each_type() -> None:
+    options = gemm._parser().parse_args(["--transformer", "--size", "512", "--layout", "RC", "--dtype", "bfloat16"])
+    found = gemm._products(options)
+    assert found[0] == squares([512], ["RC"], "bfloat16")[0]
+    assert len(found) == 13
+
+
+# ---- fp8 ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
+    tensor = {"scaled_mm": 12.0, "scaled_mm fast": 10.0, "auto": 9.0}
+    blocks = {"scaled_mm blocks": 12.0, "auto": 10.0}
+    cells = [cell(us=tensor, scaling="tensor"), cell(us=blocks, scaling=gemm_fp8.BLOCK, refused={"DeepGEMM": "absent"})]
+    table = gemm_fp8.fp8_table(cells)
+    assert table.columns[2:] == ("scaled_mm", "scaled_mm fast", "scaled_mm blocks", "DeepGEMM", "auto", "auto / best")
+    assert [row[-1] for row in table.rows] == ["1.111", "1.200"]
+    assert [(each["group"], each["rival"], round(each["least"], 2)) for each in gemm_fp8.fp8_summary(cells)] == [
+        ("fp8, scales: tensor", "scaled_mm", 1.33),
+        ("fp8, scales: tensor", "scaled_mm fast", 1.11),
+        ("fp8, scales: 1x128, 128x128", "scaled_mm blocks", 1.2),
+    ]
+    assert "DeepGEMM" in gemm_fp8.field_of(gemm_fp8.BLOCK, {"DeepGEMM": "2.5"})
+    assert list(gemm_fp8.field_of(gemm_fp8.BLOCK, {})) == ["scaled_mm blocks"]
+
+
+# ---- With torch alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operands_lie_as_the_layout_says(layout: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(Product(48, 32, 2048, layout, "bfloat16"), True)
+    assert operands.copies == len(operands.a) == len({a.data_ptr() for a in operands.a}) > 1
+    for part, shape, letter in zip(operands.pair(1), ((48, 2048), (2048, 32)), layout, strict=True):
+        assert part.shape == shape
+        assert part.stride() == ((shape[1], 1) if letter == "R" else (1, shape[0]))
+    assert torch.equal(operands.b[0], operands.b[1])
+    assert operands.out().isnan().all()
+
+
+def test_results_are_compared_with_float64() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
+    a, b = operands.pair(0)
+    right = (a.float() @ b.float()).half()
+    wrong, broken = right.clone(), right.clone()
+    wrong[39, 23] += 64
+    broken[0, 0] = math.nan
+    found = errors(a, b, {"right": right, "wrong": wrong, "broken": broken})
+    assert 1e-5 < found["right"][0] < 4e-4
+    assert found["wrong"][0] > 0.1
+    assert found["wrong"][1] > 5
+    assert all(math.isnan(each) for each in found["broken"])
+    made: dict[str, Any] = {"us": {"right": 1.0, "broken": 1.0}}
+    gemm_measure.judged(made, {"right": right, "broken": broken}, 1e-3, a, b)
+    assert list(made["us"]) == list(made["rms_error"]) == ["right"]
+    assert made["error"] == "broken: wrong, nan off"
+    assert torch.isfinite(right).all()
+
+
+def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    library = NumpyLt(states=(0, 0, 15, 0))
+    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(library))
+    monkeypatch.setattr(dense, "_workspace", lambda: torch.empty(16, dtype=torch.uint8))
+    monkeypatch.setattr(dense, "WORKSPACE_BYTES", WORKSPACE)
+    monkeypatch.setattr(dense, "current_stream", lambda: 77)
+    speed = dict(zip((f"algorithm {number} of 3" for number in (1, 2, 3)), (9.0, 4.0, 5.0), strict=True))
+
+    def quick(stream: Any, way: Contender, launches: int) -> Measured:
+        way.run(0)
+        return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})
+
+    monkeypatch.setattr(dense, "quick", quick)
+    operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
+    found = dense.cublaslt(None, operands)
+    assert [each.detail for each in found] == [
+        "algorithm 2 of 3: id 101, tile 102, split_k 103, stages 107, cluster 109",
+        "algorithm 3 of 3: id 103, tile 104, split_k 105, stages 109, cluster 111",
+    ]
+    assert {each.rival for each in found} == {"cuBLASLt"}
+    assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
+    cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
+    library.launches.clear()
+    assert not gemm_measure.chosen(cell, found)["cuBLASLt"].isnan().any()
+    assert [launch[0] for launch in library.launches] == [103]
+    with pytest.raises(RuntimeError, match="nothing that runs"):
+        dense.fastest(None, operands, "cuBLASLt", {}, None)
+
+
+@pytest.mark.parametrize("scaling", gemm_fp8.SCALINGS)
+def test_fp8_operands_stand_for_normal_numbers(scaling: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = gemm_fp8.Fp8Operands(gemm_fp8.Fp8Product(64, 256, 384, "RC", gemm_fp8.FP8, scaling=scaling), False)
+    a, b = operands.pair(0)
+    assert (a.shape, b.shape, b.stride()) == ((64, 384), (384, 256), (1, 384))
+    whole = scaling == gemm_fp8.TENSOR
+    assert operands.a_scale.shape == ((1, 1) if whole else (64, 3))
+    assert operands.b_scale.shape == ((1, 1) if whole else (3, 2))
+    wide = operands.wide
+    assert all(0.9 < float(each.std()) < 1.1 for each in wide)
+    calls: dict[str, Any] = {}
+
+    def fake(left: Any, right: Any, *, out: Any, **options: Any) -> None:
+        calls.update(options)
+        out.copy_(wide[0] @ wide[1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm_fp8, "gemm", fake)
+        mine = gemm_fp8.ours(operands)
+        mine.contender.run(0)
+    assert errors(*wide, {"auto": mine.out})["auto"][0] < 6e-3
+    assert calls["out_dtype"] == "bfloat16"
+    assert calls["b_scale"].shape == (() if whole else (3, 2))
+    assert calls["b_scale"].dtype == torch.float32
