@@ -26,7 +26,7 @@ def tflops(cell: Cell, name: str) -> float | None:
 def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
     """How many times as fast as a rival ours is; None where one of them was not measured."""
     us = cell.get("us", {})
-    return ratio(us.get(rival), us.get(ours))
+    return ratio(us.get(rival) or None, us.get(ours))
 
 
 def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
@@ -54,8 +54,10 @@ def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
 
 def rates_line(cell: Cell, what: str) -> str:
     """A cell for people: TFLOP/s, what rivals have chosen, and who was not measured, with the reason."""
-    rates = ", ".join(f"{name} {tflops(cell, name):.0f}" for name in cell.get("us", {}))
+    rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{what}: {rates} TFLOP/s" if rates else f"{what}: nothing measured"
+    if (over := times_as_fast(cell, CUBLASLT)) is not None:
+        line += f", {AUTO} / {CUBLASLT} {over:.3f}"
     line += "".join(f"; {name}: {detail}" for name, detail in cell.get("chosen", {}).items())
     return line + "".join(f"; no {name}: {why}" for name, why in cell.get("refused", {}).items())
 

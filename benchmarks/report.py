@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
 #: A pipe has no width, and a table that is folded to 80 columns cannot be read.
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 200
 
 Cell = dict[str, Any]
 

@@ -21,8 +21,8 @@ ALGORITHMS, WORKSPACE_BYTES = 16, 64 << 20
 FINALISTS = 2
 #: A graph of the first pass takes about this long.
 _FIRST_PASS_US = 1000.0
-#: Launches by calls: what the driver queues without waiting.
-_CALLS = 200
+#: Launches by calls: so many at most, and two turns of no more than the driver queues without waiting.
+_CALLS, _QUEUED_CALLS = 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,10 @@ def cupy_matmul(stream: Any, operands: Operands) -> list[Entrant]:
     def delay(us: float) -> None:
         torch.cuda._sleep(int(2000 * us))  # clocks, at 2 GHz
 
-    run(0)  # raises where CuPy has no product of this type
     contender = operands.contender(CUPY, run, delay, _CALLS)
+    if 2 * contender.launches > _QUEUED_CALLS:
+        raise RuntimeError(f"{contender.launches} calls, which cannot be captured, do not fit into the driver's queue")
+    run(0)  # raises where CuPy has no product of this type
     return [Entrant(CUPY, contender, out)]
 
 

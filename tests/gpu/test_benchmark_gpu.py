@@ -1,13 +1,14 @@
-"""The Marlin benchmark on a GPU: one layer, short runs, every part of a cell there."""
+"""The benchmarks of the GEMMs on a GPU: short runs, every part of a cell there."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import marlin, ncu, read_floor, subjects
+from benchmarks import gemm, gemm_fp8, marlin, ncu, read_floor, subjects
 from benchmarks.harness import measuring_stream
 from benchmarks.layer import make_layer
 from benchmarks.operands import packed_bytes
@@ -62,6 +63,34 @@ def test_every_algorithm_of_cublaslt_computes_the_product(dtype: str) -> None:
                 rival.out.zero_()
                 way.run(1)
                 check(rival.out, rival.x, rival.weights[orientation][1])
+
+
+@pytest.mark.parametrize("options", [["--layout", "RC", "--layout", "CR"], ["--cold", "--layout", "CC"]])
+def test_the_dense_gemm_and_cublas_take_turns(options: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch.mm is what the dense GEMM is measured against")
+    path = tmp_path / "gemm.json"
+    short = ["--size", "512", "--replays", "3", "--json", str(path), "--plot", str(path.with_suffix(".svg"))]
+    assert gemm.main([*short, *options, "--rivals", "triton"]) == 0
+    assert path.with_suffix(".svg").is_file()
+    stored = json.loads(path.read_text())
+    for cell in stored["cells"]:
+        assert {"torch.mm", "cuBLASLt", "auto", "v1", "v5"} <= set(cell["us"]), cell
+        assert {"CuPy", "Triton"} <= {*cell["us"], *cell.get("refused", {})}
+        assert all(1 < us < 1000 for us in cell["us"].values())
+        assert cell["rms_error"]["auto"] < 1.2 * cell["rms_error"]["cuBLASLt"]
+        assert cell["chosen"]["cuBLASLt"].startswith("algorithm ")
+        assert set(cell["entries"]) == {"auto", "v1", "v2", "v3", "v4", "v5"}
+    assert {"cuBLASLt", "torch.mm"} <= {entry["rival"] for entry in stored["summary"]}
+
+
+def test_scaled_fp8_products_are_what_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="scaled_mm is torch's")
+    monkeypatch.setattr(gemm_fp8, "SHAPES", ((256, 512, 1024),))
+    path = tmp_path / "fp8.json"
+    gemm.main(["--fp8", "--replays", "3", "--json", str(path)])
+    tensor, blocks = json.loads(path.read_text())["cells"]
+    assert {"scaled_mm", "scaled_mm fast"} <= set(tensor["us"])
+    assert "scaled_mm blocks" in {*blocks["us"], *blocks.get("refused", {})}
 
 
 def test_a_chain_of_reads_is_faster_than_plain_launches() -> None:

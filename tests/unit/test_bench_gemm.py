@@ -179,7 +179,7 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
 
 def test_a_line_names_choices_and_reasons() -> None:
     line = gemm_table.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"CuPy": "no bf16"}), "[1/2] here")
-    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s")
+    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s, auto / cuBLASLt 1.600;")
     assert line.endswith("; cuBLASLt: algorithm 2; no CuPy: no bf16")
     assert gemm_table.rates_line({"us": {}}, "here") == "here: nothing measured"
 
