@@ -14,6 +14,7 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
+import contextlib
 import importlib
 import time
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ EXAMPLES = """examples:
 
 
 def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: int, is_cold: bool) -> Cell:
-    """One product, by all contenders. Who cannot run it is named with the reason."""
+    """One product, by all contenders. A rival that cannot run it is named with the reason."""
     operands = Operands(product, is_cold)
     entrants, refused = entered(stream, operands, field)
     entrants += [_ours(operands, name) for name in ASKED]
@@ -100,9 +101,9 @@ def compile_before(products: Sequence[Product]) -> str:
 
 
 def rivals_of(names: Sequence[str]) -> tuple[dict[str, Rival], dict[str, str]]:
-    """(who takes part besides ours, by name; of those that were asked for, the version, or why they are absent).
+    """(the rivals, by name; of those that were asked for, the version, or why they are absent).
 
-    Who is absent stays in the field: every product then says so.
+    An absent rival stays in the field: every product then names it with the reason.
     """
     field, told = dict(ALWAYS), {}
     for asked in names:
@@ -189,7 +190,8 @@ def _cell(stream: Any, product: Product, field: Mapping[str, Rival], options: ar
     except Exception as error:
         return {**_facts(product), "us": {}, "error": failure(error)}
     finally:
-        torch.cuda.empty_cache()
+        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
+            torch.cuda.empty_cache()
 
 
 def _size(text: str) -> int:

@@ -8,6 +8,7 @@ it asks for, made beforehand.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +166,7 @@ def deepgemm(operands: Fp8Operands) -> list[Entrant]:
 
 
 def field_of(scaling: str, told: Mapping[str, str]) -> dict[str, Callable[[Any, Any], list[Entrant]]]:
-    """Who takes part with this scaling, besides ours. told: of the rivals that were asked for."""
+    """The rivals with this scaling. told: those that were asked for, with their versions."""
     if scaling == TENSOR:
         return {
             EXACT: lambda _, operands: scaled_mm(operands, fast=False),
@@ -237,7 +238,8 @@ def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
                 cell = measure(stream, product, told, options.replays, options.cold)
             except Exception as error:
                 cell = {**_facts(product), "error": failure(error)}
-            torch.cuda.empty_cache()
+            with contextlib.suppress(Exception):  # after a trap not even memory can be given back
+                torch.cuda.empty_cache()
             result.add(cell, rates_line(cell, f"[{number}/{len(products)}] {product}"))
     result.say(f"{time.monotonic() - began:.0f} s")
     print_table(result.console, fp8_table(result.cells, operands), f"Scaled fp8 GEMM, {operands}")

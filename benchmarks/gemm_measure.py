@@ -1,4 +1,4 @@
-"""One product of the dense GEMM's benchmark: who takes part, the turns, and whose results are right."""
+"""One product of the dense GEMM's benchmark: its contenders, their turns, and the check of their results."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _over_cublaslt(cell: Cell, name: str) -> float | None:
 
 
 def _panel(title: str, cells: list[Cell], value: Callable[[str], Callable[[Cell], float | None]]) -> Panel:
-    names = present(cells, (AUTO, *RIVALS, *LADDER))
+    names = present(cells, (*LADDER, *RIVALS, AUTO))  # the last one is drawn on top
     lines = [
         Line(name, _COLOURS.get(name, _LADDER), points_of(cells, value(name)), 3.5 if name == AUTO else _width(name))
         for name in names

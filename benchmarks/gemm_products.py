@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness import Contender, copies_for
 from tools.model_layers import MODELS
 
-#: M = N = K, measured unless others are named; all that are worth measuring go up to LARGEST.
+#: M = N = K, measured unless --size names others, which go up to LARGEST.
 SIZES, LARGEST = (256, 512, 1024, 2048, 4096, 8192), 16384
 #: Layers of decoders with M rows of activations: prefill, then decode.
 _LAYERS = (
@@ -19,7 +19,7 @@ _LAYERS = (
     *((2048, "llama3-70b", "down"), (2048, "qwen2.5-7b", "gate_up")),
     *((128, "llama3-70b", "down"), (64, "llama3-8b", "o"), (16, "llama3-8b", "gate_up"), (16, "qwen2.5-7b", "down")),
 )
-#: TFLOP/s and bytes per microsecond by which times are guessed, and what a launch takes beside.
+#: TFLOP/s and bytes per microsecond by which times are guessed, and the least time of a launch.
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
 #: A graph takes about this long, and has no more launches.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400

@@ -53,7 +53,7 @@ def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
 
 
 def rates_line(cell: Cell, what: str) -> str:
-    """A cell for people: TFLOP/s, what rivals have chosen, and who was not measured, with the reason."""
+    """A cell for people: TFLOP/s, what rivals have chosen, and which were not measured, with the reason."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{what}: {rates} TFLOP/s" if rates else f"{what}: nothing measured"
     if (over := times_as_fast(cell, CUBLASLT)) is not None:

@@ -1,5 +1,7 @@
-"""Whom the dense GEMM is measured against: torch.mm, the best of cuBLASLt's algorithms, CuPy; on request Triton,
-DeepGEMM and QuACK. Each writes into an array of its own; who is absent or refuses a product raises the reason."""
+"""Rivals of the dense GEMM: torch.mm, the best of cuBLASLt's algorithms, CuPy; on request Triton, DeepGEMM and QuACK.
+
+Each writes into an array of its own. A rival that is not installed, or does not take a product, raises the reason.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def torch_mm(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def cupy_matmul(stream: Any, operands: Operands) -> list[Entrant]:
-    """CuPy lets nobody capture its calls of cuBLAS: they wait behind a delay."""
+    """CuPy refuses to capture its cuBLAS calls: they are enqueued behind a delay."""
     import cupy
     import torch
 
