@@ -13,7 +13,7 @@ import re
 _FUNCTION = re.compile(
     r"^(?P<indent>(?:    )?)(?P<comment>(?:(?!// ----)//.*\n(?P=indent))*)(?:template <.*>\s(?P=indent))?"
     r"__device__ __forceinline__ [^;{}]*?(?P<name>\w+)\([^{}]*\{"
-    r"(?:.*\}\n|.*\n(?:(?!(?P=indent)\}).*\n)*(?P=indent)\}\n)\n?",
+    r"(?:.*\}(?: *//.*)?\n|.*\n(?:(?!(?P=indent)\}).*\n)*(?P=indent)\}\n)\n?",
     re.MULTILINE,
 )
 _NO_CODE = re.compile(r'//.*|"(?:[^"\\\n]|\\.)*"')  # comments and strings: `asm` names instructions, not functions

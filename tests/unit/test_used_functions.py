@@ -95,6 +95,12 @@ def test_pasted_names_keep_all() -> None:
     assert without_unused(pasted) == pasted
 
 
+def test_a_comment_after_a_function_of_one_line_belongs_to_it() -> None:
+    unused = "__device__ __forceinline__ int one() { return 1; }   // never called\n"
+    used = "__device__ __forceinline__ void used() {\n}\nvoid kernel() { used(); }\n"
+    assert without_unused(unused + used) == used
+
+
 def test_namespaces_become_one_and_empty_ones_go() -> None:
     opened, closed = "namespace cudatma {\n", "}  // namespace cudatma\n"
     unused = "\n__device__ __forceinline__ int unused() { return 0; }\n\n"
