@@ -31,7 +31,7 @@ from benchmarks.report import Cell, Result, failure, print_table
 from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH, Entrant, Rival
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import counted
+from cudatma.errors import ArgumentError, TargetError, counted
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
@@ -54,13 +54,27 @@ def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: 
     """One product, by all contenders. A rival that cannot run it is named with the reason."""
     operands = Operands(product, is_cold)
     entrants, refused = entered(stream, operands, field)
-    entrants += [_ours(operands, name) for name in ASKED]
+    specs = _specs(*operands.pair(0), refused)
+    entrants += [_ours(operands, name) for name in specs]
     cell: Cell = {**_facts(product), "us": {}, "entries": {}}
-    timed(stream, product, entrants, replays, cell, refused, (TORCH, *ASKED))
+    timed(stream, product, entrants, replays, cell, refused, (TORCH, *specs))
     judged(cell, chosen(cell, entrants), ALLOWED[product.dtype], operands.a[0], operands.b[0])
-    a, b = operands.pair(0)
-    cell["entries"] = {name: gemm_explain(a, b, version=ASKED[name]).spec.entry for name in ASKED if name in cell["us"]}
+    cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
+
+
+def _specs(a: Any, b: Any, refused: dict[str, str]) -> dict[str, Any]:
+    """What gemm runs by the name of the contender. A version that has no kernel for the GPU or the product goes to
+    ``refused``."""
+    found = {}
+    for name, asked in ASKED.items():
+        try:
+            said = gemm_explain(a, b, version=asked)
+        except (ArgumentError, TargetError) as error:
+            refused[name] = failure(error)
+        else:
+            found[name] = said.spec
+    return found
 
 
 def _facts(product: Product) -> Cell:
@@ -90,9 +104,7 @@ def compile_before(products: Sequence[Product]) -> str:
             else torch.empty(shape[::-1], dtype=getattr(torch, product.dtype), device="cuda").T
             for letter, shape in zip(product.layout, ((product.m, product.k), (product.k, product.n)), strict=True)
         )
-        for asked in ASKED.values():
-            found = gemm_explain(a, b, version=asked)
-            spec = found.family.launched(found.spec)
+        for spec in _specs(a, b, {}).values():
             orders[spec.template, spec] = None
     refused: list[Any] = []
     compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)

@@ -28,6 +28,7 @@ FEATURES: dict[str, tuple[tuple[int, int], str]] = {
     "multicast": ((8, 0), "cp.async.bulk*.multicast::cluster"),
     "wgmma": ((8, 0), "wgmma.mma_async"),
     "setmaxnreg": ((8, 0), "setmaxnreg.inc/dec"),
+    "mma_sync_fp8": ((8, 4), "mma.sync of fp8 as one instruction"),
     "tensormap_replace": ((8, 3), "tensormap.replace"),
     "gather4": ((8, 6), "cp.async.bulk.tensor.2d.tile::gather4"),
     "scatter4": ((8, 6), "cp.async.bulk.tensor.2d.tile::scatter4"),
@@ -109,6 +110,7 @@ class Target:
 _TMA = frozenset({"tma", "mbarrier_expect_tx", "shared_cta_destination", "mma_sync", "stmatrix", "griddepcontrol"})
 _BLACKWELL = _TMA | {"setmaxnreg", "tensormap_replace", "gather4", "im2col_w", "swizzle_atoms", "packed_types"}
 _HOPPER_A = _TMA | {"cluster", "multicast", "wgmma", "setmaxnreg", "tensormap_replace"}
+_GEFORCE = _BLACKWELL | {"mma_sync_fp8"}
 _SMEM_BIG, _SMEM_SMALL = (227 * KIB, 228 * KIB), (99 * KIB, 100 * KIB)
 
 TARGETS: dict[str, Target] = {
@@ -122,9 +124,9 @@ TARGETS: dict[str, Target] = {
         Target(
             "sm_100f", (10, 0), (8, 8), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False, True
         ),
-        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
-        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
-        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _BLACKWELL, True, True),
+        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _GEFORCE, True, True),
+        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True),
+        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True),
     )
 }
 

@@ -18,7 +18,7 @@ from .sass_flow import Code, Step, parse_encoded, states_before
 #: Reads of shared memory whose results come back in the order in which a warp issued them.
 _READS = ("LDS", "LDSM")
 #: The wait for a stage, and what its slots' values go into.
-_WAIT, _PRODUCT = "SYNCS.PHASECHK", "HGMMA"
+_WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _of_function(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
 def _is_amid_products(code: Code, index: int) -> bool:
     """Whether products follow before another stage is waited for, or the code goes elsewhere for good."""
     for step in code.steps[index + 1 :]:
-        if step.mnemonic == _PRODUCT:
+        if step.mnemonic in _PRODUCTS:
             return True
         if step.opcode.startswith(_WAIT) or (step.mnemonic in ("BRA", "EXIT") and not step.predicate):
             return False

@@ -29,8 +29,8 @@ _CALLS, _QUEUED_CALLS = 200, 1000
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One way of a rival. contender: named as its rival; several of one rival differ in ``detail``, their algorithm.
-    out: where its result is."""
+    """One candidate of a rival. contender: named as its rival; several of one rival differ in ``detail``, their
+    algorithm. out: where its result is."""
 
     rival: str
     contender: Contender
@@ -108,11 +108,11 @@ def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
 
     algorithms = problem.algorithms(ALGORITHMS, WORKSPACE_BYTES)
     count = len(algorithms)
-    ways = {f"algorithm {number} of {count}": partial(run, each) for number, each in enumerate(algorithms, 1)}
+    candidates = {f"algorithm {number} of {count}": partial(run, each) for number, each in enumerate(algorithms, 1)}
     configurations = {}
     with contextlib.suppress(Exception):  # an older library names fewer attributes
-        configurations = {name: lt.described(each) for name, each in zip(ways, algorithms, strict=True)}
-    found = fastest(stream, operands, CUBLASLT, ways, out)
+        configurations = {name: lt.described(each) for name, each in zip(candidates, algorithms, strict=True)}
+    found = fastest(stream, operands, CUBLASLT, candidates, out)
     return [
         Entrant(each.rival, each.contender, out, f"{each.detail}: {configurations.get(each.detail, 'unknown')}")
         for each in found
@@ -169,20 +169,20 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def fastest(
-    stream: Any, operands: Operands, rival: str, ways: Mapping[str, Callable[[int], object]], out: Any
+    stream: Any, operands: Operands, rival: str, candidates: Mapping[str, Callable[[int], object]], out: Any
 ) -> list[Entrant]:
-    """The fastest of a rival's ways in a short run of each. Raises RuntimeError where none runs."""
+    """The fastest of a rival's candidates in a short run of each. Raises RuntimeError where none runs."""
     launches = operands.product.launches(operands.copies, graph_us=_FIRST_PASS_US)
     took: dict[str, float] = {}
     reasons: list[str] = []
-    for detail, run in ways.items():
+    for detail, run in candidates.items():
         measured = quick(stream, operands.contender(detail, run), launches)
         if (us := measured.us(detail)) is not None:
             took[detail] = us
         reasons += measured.errors.values()
     if not took:
         raise RuntimeError(reasons[0] if reasons else "nothing that runs was proposed")
-    return [_entrant(operands, rival, detail, ways[detail], out) for detail in best(took)]
+    return [_entrant(operands, rival, detail, candidates[detail], out) for detail in best(took)]
 
 
 def best(took: dict[str, float], count: int = FINALISTS) -> Sequence[str]:

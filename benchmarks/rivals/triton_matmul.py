@@ -56,15 +56,15 @@ def persistent_matmul(  # type: ignore[no-untyped-def]
         column = (place // height) * BLOCK_N
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(k_steps):
-            depth = step * BLOCK_K
-            left = a_tiles.load([row, depth]) if A_IS_ROW_MAJOR else a_tiles.load([depth, row]).T
-            right = b_tiles.load([depth, column]) if B_IS_ROW_MAJOR else b_tiles.load([column, depth]).T
+            k0 = step * BLOCK_K
+            left = a_tiles.load([row, k0]) if A_IS_ROW_MAJOR else a_tiles.load([k0, row]).T
+            right = b_tiles.load([k0, column]) if B_IS_ROW_MAJOR else b_tiles.load([column, k0]).T
             sums = tl.dot(left, right, sums)
         out_tiles.store([row, column], sums.to(out_tiles.dtype))
 
 
 def variants(operands: Operands, out: Any) -> dict[str, Callable[[int], object]]:
-    """One way a configuration, without tiles that are twice as high as the result."""
+    """One candidate a configuration, without tiles that are twice as high as the result."""
     import torch
 
     found: dict[str, Callable[[int], object]] = {}

@@ -134,9 +134,11 @@ def explained(
     *,
     launched: Callable[[Any], Any] = lambda spec: spec,
     divide: bool = True,
+    cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
     """What a family runs for a problem with sizes m, n and k. launched: spec as it is chosen -> as it is launched.
-    divide: whether tiles may be divided. Raises what choosing does."""
+    divide: whether tiles may be divided. cut: the schedule of a spec, where it does not follow from the three sizes.
+    Raises what choosing does."""
     decision = decide(family, problem, gpu)
     decision = replace(decision, spec=launched(decision.spec))
     spec, found = decision.spec, family.candidates(problem, gpu)
@@ -145,12 +147,13 @@ def explained(
     if all(one.spec != spec for one in listed):
         listed.append(Listed(spec, cost))
     resident = gpu.sm_count * spec.blocks_per_sm
+    work = cut(spec) if cut else schedule(spec, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
         family=family,
         problem=problem,
         gpu=gpu,
         decision=decision,
-        schedule=schedule(spec, problem.m, problem.n, problem.k, resident, divide=divide),
+        schedule=work,
         prediction=cost,
         candidates=tuple(listed),
         considered=len(found),

@@ -97,6 +97,20 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.gemm.sample:v5_sample",
         ),
         KernelEntry(
+            "gemm_v6",
+            "kernels/gemm_v6.cu.j2",
+            "cudatma.kernels.gemm.choose:v6_specs",
+            "dense GEMM, wgmma, version 6: clusters that divide K",
+            "cudatma.kernels.gemm.sample:v6_sample",
+        ),
+        KernelEntry(
+            "gemm_p1",
+            "kernels/gemm_p1.cu.j2",
+            "cudatma.kernels.gemm.choose:p1_specs",
+            "dense GEMM, mma.sync, version p1: for SM120, a producer warp, persistent",
+            "cudatma.kernels.gemm.sample:p1_sample",
+        ),
+        KernelEntry(
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_specs",

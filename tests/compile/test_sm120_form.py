@@ -13,14 +13,29 @@ import pytest
 
 from cudatma.build.kernel import compile
 from cudatma.build.render import render
+from cudatma.errors import TargetError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, without_encodings
 
+
+def runs_on_sm90(spec: Any) -> bool:
+    """Whether SM90 has the instructions: not the mma.sync of fp8."""
+    try:
+        spec.check_target(get_target("sm_90a"))
+    except TargetError:
+        return False
+    return True
+
+
 #: What dumps show for SM120, and SM90 has room for: all of it.
 #: Kernels of instructions that SM90 lacks (gather4) have no SM90 form.
 JOBS = [
-    (entry.template, spec) for entry in REGISTRY.values() if entry.specs("sm_90a") for spec in entry.specs("sm_120a")
+    (entry.template, spec)
+    for entry in REGISTRY.values()
+    if entry.specs("sm_90a")
+    for spec in entry.specs("sm_120a")
+    if runs_on_sm90(spec)
 ]
 
 
@@ -38,7 +53,6 @@ def machine_code(source: str, entry: str, folder: Path) -> list[str]:
 def test_same_machine_code(template: str, spec: Any, tmp_path: Path) -> None:
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
-    spec.check_target(get_target("sm_90a"))
     first, second = (render(template, spec, target) for target in ("sm_90a", "sm_120a"))
     assert first != second
     code = machine_code(first, spec.entry, tmp_path)

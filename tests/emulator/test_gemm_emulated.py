@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatma.arrays import describe
+from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.choosing import pinned
-from cudatma.kernels.gemm.gemm import gemm, plan_gemm
-from cudatma.kernels.gemm.problem import LAYOUTS
+from cudatma.kernels.gemm.arrange import arranged
+from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.p1 import GemmP1
+from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
+from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4
-from cudatma.target import get_target
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV6
+from cudatma.target import Target, get_target
 
-SM90A = get_target("sm_90a")
+SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 SMALL = {"block_m": 64, "block_n": 64, "stages": 2, "warpgroups": 1}
@@ -35,10 +40,13 @@ def matrix(rows: int, columns: int, letter: str, dtype: str, seed: int) -> Any:
     return whole[:, :columns]
 
 
-def check(spec: GemmSpec, m: int, n: int, k: int, out: Any = None, *, schedules: int = 3) -> None:
+def check(
+    spec: GemmSpec, m: int, n: int, k: int, out: Any = None, *, schedules: int = 3, target: Target = SM90A
+) -> None:
     a, b = matrix(m, k, spec.layout[0], spec.dtype, 0), matrix(k, n, spec.layout[1], spec.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
-    report = plan_gemm(describe(a), describe(b), describe(y), spec, SM90A, SMS).emulate(SM90A, schedules=schedules)
+    request, result = check_call_into(a, b, y)
+    report = plan_gemm(request, result, spec, target, SMS).emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
@@ -58,10 +66,12 @@ def check(spec: GemmSpec, m: int, n: int, k: int, out: Any = None, *, schedules:
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 @pytest.mark.parametrize("version", VERSIONS)
-def test_products_are_right_and_clean(version: int, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
-    layout = LAYOUTS[(m + version) % 4]
+def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
+    layout = LAYOUTS[(m + list(VERSIONS).index(version)) % 4]
     given = {"dtype": "float16", **SMALL, **fields}
-    if version == 5 and layout[1] == "R":
+    if version == 6:  # two CTAs for each tile
+        m, n = min(m, 130), min(n, 136)
+    if version in (5, 6):
         given["block_n"] = max(128, given["block_n"])
     check(VERSIONS[version](layout=layout, **given), m, n, k)
 
@@ -69,14 +79,15 @@ def test_products_are_right_and_clean(version: int, m: int, n: int, k: int, fiel
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_layout(version: int, layout: str) -> None:
+def test_every_layout(version: int | str, layout: str) -> None:
     check(VERSIONS[version]("float16", layout, 64, 128, stages=2, warpgroups=1), 130, 136, 72, schedules=2)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_twenty_schedules_are_clean(version: int) -> None:
-    check(VERSIONS[version]("float16", "CR", 64, 128, stages=2, warpgroups=1), 180, 264, 200, schedules=20)
+def test_twenty_schedules_are_clean(version: int | str) -> None:
+    sizes = (64, 136, 200) if version == 6 else (130, 136, 200)
+    check(VERSIONS[version]("float16", "CR", 64, 128, stages=2, warpgroups=1), *sizes, schedules=20)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +95,159 @@ def test_twenty_schedules_are_clean(version: int) -> None:
     [(72, 0), (72, 8), (72, 1), (73, 0), (67, 0)],
     ids=["pitched", "aligned_window", "unaligned_window", "odd_pitch", "dense_odd"],
 )
-@pytest.mark.parametrize("version", [3, 4])
-def test_what_surrounds_the_result_is_left_alone(version: int, pitch: int, offset: int) -> None:
+@pytest.mark.parametrize("version", [3, 4, 6, "p1"])
+def test_what_surrounds_the_result_is_left_alone(version: int | str, pitch: int, offset: int) -> None:
     """Whole rows leave by TMA or vectors, others by elements; the last columns are a part of a vector."""
     m, n = 66, 64 if offset else 67
     whole = np.full((m, pitch), 7, np.float16)
-    check(VERSIONS[version]("float16", "RC", **SMALL), m, n, 72, whole[:, offset : offset + n])
+    k = 136 if version == 6 else 72
+    check(VERSIONS[version]("float16", "RC", **SMALL), m, n, k, whole[:, offset : offset + n])
     assert (np.delete(whole, np.s_[offset : offset + n], axis=1) == 7).all()
+
+
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def numbers(*shape: int, dtype: Any = np.float16) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape, np.float32).astype(dtype)
+
+
+#: Operands and options of calls that versions share; a and b may not lie as the kernels read them.
+CALLS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "bias_gelu": (numbers(70, 136), numbers(136, 72), {"bias": numbers(72), "alpha": 0.5, "activation": "gelu"}),
+    "beta_fp32": (
+        numbers(70, 72),
+        numbers(136, 72).T,
+        {"beta": 2, "bias": numbers(136, dtype=np.float32), "out_dtype": "float32"},
+    ),
+    "tanh_fp32": (numbers(72, 70).T, numbers(72, 40), {"activation": "gelu_tanh", "out_dtype": "float32"}),
+    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}),
+    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}),
+    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}),
+    "batch_of_b": (numbers(70, 72, dtype=BF16), numbers(3, 136, 72, dtype=BF16).swapaxes(1, 2), {"alpha": -1}),
+    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}),
+    "odd_batch_fp32": (numbers(2, 70, 131), numbers(73, 131).T, {"out_dtype": "float32"}),
+    "fp8_rows": (
+        numbers(70, 272, dtype=E4M3),
+        numbers(72, 272, dtype=E4M3).T,
+        {"a_scale": abs(numbers(70, dtype=np.float32)), "b_scale": numbers(1, 72, dtype=np.float32)},
+    ),
+    "fp8_rr": (numbers(70, 250, dtype=E5M2), numbers(250, 72, dtype=E5M2), {"a_scale": 2.0, "out_dtype": "float16"}),
+}
+
+
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("turn", [0, 3])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_versions_share(call: str, turn: int) -> None:
+    """Two versions in turn for each call, against the reference; both leave what surrounds the result alone."""
+    a, b, options = CALLS[call]
+    version = list(VERSIONS)[(list(CALLS).index(call) + turn) % len(VERSIONS)]
+    wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
+    whole = np.ones((*wanted.shape[:-1], wanted.shape[-1] + 8), wanted.dtype)
+    gemm(a, b, out=wanted, backend="reference", **options)
+    request, result = check_call_into(a, b, whole[..., : wanted.shape[-1]], **options)
+    run_small(version, request, result)
+    found, exact = whole[..., : wanted.shape[-1]].astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= (6e-3 if wanted.dtype == BF16 else 1e-3) * np.linalg.norm(exact)
+    assert (whole[..., wanted.shape[-1] :] == 1).all()
+
+
+def run_small(version: int | str, request: Request, result: ArrayInfo, target: Target = SM90A) -> None:
+    ready = arranged(request, "emulator", None)
+    problem = ready.problem()
+    if version == "p1" and is_fp8(problem.dtype):
+        target = SM120A
+    block_k = 128 // element_bytes(problem.dtype)
+    spec = VERSIONS[version](problem.dtype, problem.layout, 64, 128 if version in (5, 6) else 64, block_k, 2, 1)
+    report = plan_gemm(ready, result, spec.adapted(problem), target, SMS).emulate(target, schedules=2)
+    assert report.is_clean, str(report)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("version", [4, 5])
+def test_scales_of_blocks(version: int, batch: int) -> None:
+    """Those of A as a matrix's columns, as DeepGEMM has them; in a batch with a bias and an activation."""
+    a, b = numbers(batch, 70, 400, dtype=E4M3), numbers(batch, 200, 400, dtype=E4M3).swapaxes(1, 2)
+    a_scale = abs(numbers(batch, 4, 70, dtype=np.float32)).swapaxes(1, 2)
+    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(4, 2, dtype=np.float32)}
+    if batch > 1:
+        options |= {"bias": numbers(200, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small(version, *check_call_into(a, b, out, **options))
+    found, exact = out.astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_rows"])
+def test_p1_for_sm_120a(call: str) -> None:
+    a, b, options = CALLS[call]
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small("p1", *check_call_into(a, b, out, **options), target=SM120A)
+    np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=6e-3, atol=6e-3)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_four_ctas_divide_k(block_n: int, out_dtype: str) -> None:
+    a, b = numbers(70, 328), numbers(136, 328).T
+    wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
+    out = np.full_like(wanted, np.nan)
+    request, result = check_call_into(a, b, out, activation="relu")
+    spec = GemmV6("float16", "RC", 64, block_n, 64, 2, 1, request.problem().out_dtype, "relu", cluster_k=4)
+    report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
+    assert report.is_clean, str(report)
+    np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=1e-3, atol=1e-3)
+
+
+def test_a_batch_whose_matrices_are_interleaved() -> None:
+    """Strides of no array without gaps in C or Fortran order."""
+    a, b = numbers(2, 70, 72), np.stack([numbers(40, 72).T] * 2)
+    out = np.full((70, 2, 40), np.nan, np.float16).swapaxes(0, 1)
+    assert gemm(a, b, out=out, version=3, backend="emulator") is out
+    np.testing.assert_allclose(out.astype(np.float64), (a.astype(np.float64) @ b), rtol=1e-3, atol=1e-2)
+
+
+def test_the_tile_does_not_change_the_bits() -> None:
+    """The emulator adds as the hardware's documentation lets it; what batch_invariant promises, a GPU has to show."""
+    a, b, seen = numbers(130, 264), numbers(264, 136), set()
+    for version, block_m, block_n in ((1, 64, 64), (2, 64, 128), (3, 128, 128), (4, 128, 64), (5, 64, 128)):
+        out = np.empty((130, 136), np.float16)
+        request, result = check_call_into(a, b, out, batch_invariant=True)
+        spec = VERSIONS[version]("float16", "RR", block_m, block_n, 64, 2, block_m // 64)
+        plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=1)
+        seen.add(out.tobytes())
+    assert len(seen) == 1
+
+
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "fields"),
+    [
+        (130, 264, 72, {"block_m": 128, "block_n": 256, "block_k": 32, "stages": 4, "warpgroups": 2}),  # setmaxnreg
+        (257, 130, 40, {"block_m": 256, "block_n": 128, "block_k": 32, "warpgroups": 2, "dtype": "bfloat16"}),
+        (70, 69, 200, {"block_k": 32, "stages": 3}),  # rows of 64 bytes; the ring wraps
+        (130, 140, 33, {"block_m": 128, "block_n": 128, "block_k": 32, "stages": 6}),  # K shorter than the ring
+        (200, 136, 1, {"block_m": 128, "block_n": 128, "blocks_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_p1_on_both_targets(layout: str, m: int, n: int, k: int, fields: dict[str, Any], target: Target) -> None:
+    check(GemmP1(**{"dtype": "float16", "layout": layout, **SMALL, **fields}), m, n, k, schedules=2, target=target)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("layout", ["RC", "CR"])
+def test_twenty_schedules_of_p1_are_clean_for_sm_120a(layout: str) -> None:
+    spec = GemmP1("bfloat16", layout, 64, 64, 32, stages=3, warpgroups=1)
+    check(spec, 130, 72, 200, schedules=20, target=SM120A)
 
 
 def test_one_row_off_16_bytes() -> None:

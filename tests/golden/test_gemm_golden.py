@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from cudatma.kernels.gemm.problem import LAYOUTS
+from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_source(
-    version: int, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
+    version: int | str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    spec = VERSIONS[version]("float16", LAYOUTS[version % len(LAYOUTS)])
-    golden(f"gemm_v{version}.cu", kernel_source(spec.template, spec, "sm_90a"))
+    layout, target = (LAYOUTS[version % len(LAYOUTS)], "sm_90a") if isinstance(version, int) else ("CC", "sm_120a")
+    spec = VERSIONS[version]("float16", layout)
+    golden(f"gemm_{kernel_name(version)}.cu", kernel_source(spec.template, spec, target))

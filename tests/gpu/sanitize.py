@@ -14,9 +14,11 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,14 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 
 from cudatma import MarlinWorkspace, PackedWeight, gemm, marlin_gemm
+from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.choosing import pinned
-from cudatma.kernels.gemm.problem import LAYOUTS
+from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import pack
+from cudatma.target import detect
 
 #: (K, N): tails in every dimension; tiles that several CTAs share, both small.
 SHAPES = ((333, 77), (1000, 192))
@@ -115,7 +119,7 @@ def run_chain(space: MarlinWorkspace) -> str:
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 
 
-def run_dense(version: int, layout: str) -> str:
+def run_dense(version: int | str, layout: str) -> str:
     """A version of the dense GEMM: several tiles, with tails."""
     m, n, k = 700, 904, 136
     a, b = (values(shape, "float16") for shape in ((m, k), (n, k)))
@@ -130,6 +134,23 @@ def run_dense(version: int, layout: str) -> str:
     return "" if error < 1e-3 else f"off by {error:.1e}"
 
 
+def run_fp8(has_blocks: bool, version: int | str) -> str:
+    """The dense GEMM of fp8 with scales and a bias: several tiles, with tails."""
+    import cupy
+
+    m, n, k = 300, 392, 400
+    a, b = (values(shape, "float16").astype(ml_dtypes.float8_e4m3fn) for shape in ((m, k), (n, k)))
+    left, right = (replace(describe(cupy.asarray(one.view(np.uint8))), dtype=one.dtype) for one in (a, b))
+    right = replace(right, shape=right.shape[::-1], strides_bytes=right.strides_bytes[::-1])
+    scales = cupy.ones((m, 4) if has_blocks else m, np.float32), cupy.ones((4, 4) if has_blocks else n, np.float32)
+    bias = cupy.ones(n, np.float32)
+    given = {"a_scale": scales[0], "b_scale": scales[1], "bias": bias, "out_dtype": "float32", "version": version}
+    y = gemm(left, right, **given).get()
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T + 1
+    error = np.linalg.norm(y - wanted) / np.linalg.norm(wanted)
+    return "" if error < 2e-3 else f"off by {error:.1e}"
+
+
 def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
@@ -139,7 +160,16 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         for options in CASES
     }
     named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}
-    dense = {f"gemm v{v} {layout}": functools.partial(run_dense, v, layout) for v in VERSIONS for layout in LAYOUTS}
+    versions = [version for version in VERSIONS if version == "p1" or detect().has_wgmma]
+    dense = {
+        f"gemm {kernel_name(version)} {layout}": functools.partial(run_dense, version, layout)
+        for version in versions
+        for layout in LAYOUTS
+    }
+    of_fp8 = [one for one in versions if one != "p1" or detect().has("mma_sync_fp8")]
+    dense |= {f"gemm fp8 {kernel_name(one)}": functools.partial(run_fp8, False, one) for one in of_fp8}
+    if detect().has_wgmma:
+        dense |= {f"gemm fp8 blocks v{one}": functools.partial(run_fp8, True, one) for one in (4, 5)}
     return named | {"chain": functools.partial(run_chain, space)} | dense
 
 

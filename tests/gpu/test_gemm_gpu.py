@@ -30,14 +30,14 @@ try:
     TARGET = detect()
 except (DriverError, TargetError, ImportError) as reason:
     pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-if not TARGET.has_wgmma:
-    pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
 
 cupy = pytest.importorskip("cupy")
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+#: What the GPU runs: the ladder is wgmma's, p1 is mma.sync's.
+USABLE = [version for version in VERSIONS if version == "p1" or TARGET.has_wgmma]
 
 
 def numbers(rows: int, columns: int, dtype: str, seed: int) -> Any:
@@ -82,9 +82,11 @@ def stored(rows: int, columns: int, letter: str, dtype: str, seed: int) -> tuple
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("version", ["auto", *VERSIONS])
+@pytest.mark.parametrize("version", ["auto", *USABLE])
 @pytest.mark.parametrize("size", [1, 127, 128, 256, 333, 512, 1000, 1024])
 def test_every_version_and_layout_is_right(size: int, version: Any, layout: str) -> None:
+    if version == 6 and size < 128:
+        pytest.skip("version 6 divides K, which has to have two stages")
     dtype = "bfloat16" if size == 333 else "float16"
     (a, left), (b, right) = stored(size, size, layout[0], dtype, 0), stored(size, size, layout[1], dtype, 1)
     check(download(gemm(left, right, version=version)), a, b.T)
@@ -94,14 +96,14 @@ def test_every_version_and_layout_is_right(size: int, version: Any, layout: str)
 def test_a_large_odd_size(layout: str) -> None:
     (a, left), (b, right) = stored(4097, 4097, layout[0], "float16", 0), stored(4097, 4097, layout[1], "float16", 1)
     exact = cupy.asarray(a.astype(np.float64)) @ cupy.asarray(b.astype(np.float64))
-    for version in VERSIONS:
+    for version in USABLE:
         found = gemm(left, right, version=version).astype(np.float64)
         assert float(cupy.linalg.norm(found - exact) / cupy.linalg.norm(exact)) <= LIMITS["float16"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_tile_is_right(version: int, layout: str) -> None:
+@pytest.mark.parametrize("version", USABLE)
+def test_every_tile_is_right(version: int | str, layout: str) -> None:
     dtype = "float16"
     (a, left), (b, right) = stored(700, 1000, layout[0], dtype, 0), stored(1000, 904, layout[1], dtype, 1)
     for spec, _ in ranked(candidates(Problem(700, 904, 1000, dtype, layout, version), gpu_of(0))):
@@ -110,11 +112,12 @@ def test_every_tile_is_right(version: int, layout: str) -> None:
 
 
 @pytest.mark.parametrize(("pitch", "offset"), [(272, 8), (272, 1), (261, 0)])
-def test_what_surrounds_the_result_is_left_alone(pitch: int, offset: int) -> None:
+@pytest.mark.parametrize("version", ["auto", "p1"])
+def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
     a, b = numbers(200, 128, "float16", 0), numbers(250, 128, "float16", 1)
     whole = cupy.full((200, pitch), 7, np.float16)
     out = whole[:, offset : offset + 250]
-    assert gemm(upload(a), upload(b).T, out=out) is out
+    assert gemm(upload(a), upload(b).T, out=out, version=version) is out
     check(download(out), a, b)
     assert bool((whole[:, :offset] == 7).all())
     assert bool((whole[:, offset + 250 :] == 7).all())

@@ -11,13 +11,14 @@ from data_movement_subjects import data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
-from cudatma.arrays import describe
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
-from cudatma.kernels.gemm.gemm import plan_gemm
+from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.gemm.problem import kernel_name
+from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.host import host_bytes
@@ -164,14 +165,15 @@ def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
         out = np.zeros((m, n), np.float16)
-        launch = plan_gemm(describe(a), describe(b.T), describe(out), spec, get_target(_TARGET), spec.cluster)
+        request, result = check_call_into(a, b.T, out)
+        launch = plan_gemm(request, result, spec, get_target(_TARGET), spec.launch_cluster)
         arrays = tuple(host_bytes(info) for info in launch.touched)
         return Call(
             spec.entry,
             launch.grid,
             spec.threads,
             tuple(launch.values),
-            cluster=spec.cluster if spec.cluster > 1 else None,
+            cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
             arrays=arrays,
             keep=launch,
@@ -217,7 +219,7 @@ def registry_subjects() -> list[Subject]:
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
     for version, kind in VERSIONS.items():
         gemm = kind("float16", "RC", 64, 64, stages=2, warpgroups=1)
-        subjects.append(Subject(f"gemm_v{version}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
+        subjects.append(Subject(f"gemm_{kernel_name(version)}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)

@@ -16,10 +16,9 @@ import pytest
 
 from cudatma import PackedWeight, context, target
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels import stream_workspaces
+from cudatma.kernels import stream_workspaces, tensor_library
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import plan as marlin_plan
-from cudatma.kernels.marlin import repeated
 from cudatma.runtime import streams
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -208,7 +207,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
     monkeypatch.setattr(Kernel, "launch", launch)
-    monkeypatch.setitem(repeated._libraries, Array, "cupy")
+    monkeypatch.setitem(tensor_library._libraries, Array, "cupy")
     from cudatma.kernels.marlin import operands
 
     monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))

@@ -1,34 +1,30 @@
-"""The dense GEMM: wrong calls and their errors, the reference, and what choosing and tuning do with a family."""
+"""The dense GEMM: versions, what choosing and tuning do with a family."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from fake_bench import FakeBench
 
-from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
+from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import tuning
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
 from cudatma.kernels.gemm import version
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
 from cudatma.kernels.gemm.explain import gemm_explain
-from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm.p1 import TILES, GemmP1
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.shortlist import shortlist
@@ -36,130 +32,7 @@ from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entr
 from cudatma.target import get_target
 from tools import dump_kernels, tune
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
 SM90A = get_target("sm_90a")
-M, N, K = 4, 24, 64
-ADDRESSES = {"a": 0x7F0000000000, "b": 0x7F1000000000, "out": 0x7F2000000000}
-SHAPES = {"a": (M, K), "b": (K, N), "out": (M, N)}
-
-
-def on_device(field: str, **changes: Any) -> ArrayInfo:
-    """An operand on device 0 that is right but for ``changes``: what is wrong is found before the driver is asked."""
-    shape, dtype = changes.pop("shape", SHAPES[field]), np.dtype(changes.pop("dtype", np.float16))
-    strides = changes.pop("strides", dense_strides(shape, dtype))
-    return replace(ArrayInfo(ADDRESSES[field], shape, strides, dtype, 0, None, "cai"), **changes)
-
-
-WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
-    # What is wrong of which operand; the error, and the field that it names.
-    ("a", {"dtype": np.float32}, ArgumentTypeError, "a.dtype"),
-    ("a", {"dtype": ">f2"}, ArgumentTypeError, "a.dtype"),
-    ("b", {"dtype": np.int16}, ArgumentTypeError, "b.dtype"),
-    ("b", {"dtype": BF16}, ArgumentTypeError, "b.dtype"),
-    ("out", {"dtype": np.float32}, ArgumentTypeError, "out.dtype"),
-    ("a", {"shape": (K,)}, ArgumentError, "a.shape"),
-    ("a", {"shape": (M, 0)}, ArgumentError, "a.shape"),
-    ("b", {"shape": (1, K, N)}, ArgumentError, "b.shape"),
-    ("b", {"shape": (K + 8, N)}, ArgumentError, "b.shape"),
-    ("b", {"shape": (0, N)}, ArgumentError, "b.shape"),
-    ("out", {"shape": (N, M)}, ArgumentError, "out.shape"),
-    ("out", {"shape": (M * N,)}, ArgumentError, "out.shape"),
-    ("a", {"strides": (2, 2 * M)}, ArgumentError, "a.strides"),  # columns that start at multiples of 8 bytes
-    ("a", {"strides": (4 * K, 4)}, ArgumentError, "a.strides"),
-    ("b", {"strides": (2 * N + 2, 2)}, ArgumentError, "b.strides"),
-    ("b", {"strides": (2, 2 * K - 16)}, ArgumentError, "b.strides"),
-    ("b", {"strides": (0, 2)}, ArgumentError, "b.strides"),
-    ("b", {"strides": (-2 * K, 2)}, ArgumentError, "b.strides"),
-    ("a", {"pointer": ADDRESSES["a"] + 2}, ArgumentError, "a.strides"),
-    ("out", {"strides": (2, 2 * M)}, ArgumentError, "out.strides"),
-    ("out", {"strides": (2 * N - 2, 2)}, ArgumentError, "out.strides"),
-    ("out", {"strides": (2 * N + 1, 2)}, ArgumentError, "out.strides"),
-    ("out", {"pointer": ADDRESSES["out"] + 1}, ArgumentError, "out.strides"),
-    ("b", {"device": 1}, ArgumentError, "b.device"),
-    ("out", {"device": None}, ArgumentError, "out.device"),
-    ("out", {"pointer": ADDRESSES["b"] + 16}, ArgumentError, "out"),
-    ("out", {"readonly": True}, ArgumentError, "out"),
-]
-
-
-@pytest.mark.parametrize(("operand", "changes", "error", "field"), WRONG, ids=str)
-def test_a_wrong_call_names_its_field(
-    operand: str, changes: dict[str, Any], error: type[FieldError], field: str
-) -> None:
-    arrays = {name: on_device(name) for name in SHAPES} | {operand: on_device(operand, **changes)}
-    with pytest.raises(error) as caught:
-        gemm(**arrays, backend="cuda", stream=0)
-    assert caught.value.field == field
-    assert str(caught.value).startswith(f"{field}: ")
-
-
-@pytest.mark.parametrize("backend", ["emulator", "reference"])
-def test_arrays_and_backend_must_be_in_the_same_place(backend: str) -> None:
-    with pytest.raises(ArgumentError, match=r"^a\.device: got device 0"):
-        gemm(on_device("a"), on_device("b"), backend=backend)
-    host = np.zeros((M, K), np.float16)
-    with pytest.raises(ArgumentError, match=r"^a\.device: got the host"):
-        gemm(host, host.T, backend="cuda")
-
-
-def test_other_wrong_arguments() -> None:
-    host = np.zeros((M, K), np.float16)
-    with pytest.raises(ArgumentTypeError, match=r"^a: got list"):
-        gemm([1.0], host, backend="reference")
-    with pytest.raises(ArgumentError, match=r"^backend: got cpu"):
-        gemm(host, host.T, backend="cpu")
-    with pytest.raises(ArgumentError, match=r'^version: got 9; allowed: "auto", 1, 2, 3, 4, 5'):
-        gemm(host, host.T, backend="reference", version=9)
-
-
-def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = SimpleNamespace(is_grad_enabled=lambda: True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    weight = on_device("b", kind="torch", owner=SimpleNamespace(requires_grad=True))
-    with pytest.raises(ArgumentError, match=r"^b: got a tensor that requires grad; .*no_grad"):
-        gemm_explain(on_device("a"), weight)
-    for change in ({"is_grad_enabled": lambda: False}, {}):
-        vars(torch).update(change)
-        weight.owner.requires_grad = bool(change)
-        with pytest.raises(ArgumentError, match=r"^a\.device"):
-            gemm(on_device("a"), weight, backend="reference")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float16", BF16], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 24, 64), (33, 7, 136), (1, 9, 3), (40, 1, 1)])
-def test_the_reference_agrees_with_float64(m: int, n: int, k: int, dtype: Any, layout: str) -> None:
-    a, b = matrix(m, k, layout[0], dtype, 0), matrix(k, n, layout[1], dtype, 1)
-    y = gemm(a, b, backend="reference")
-    assert (y.shape, y.dtype) == ((m, n), a.dtype)
-    wanted = a.astype(np.float64) @ b.astype(np.float64)
-    step = float(ml_dtypes.finfo(a.dtype).eps)
-    np.testing.assert_allclose(y.astype(np.float64), wanted, rtol=step, atol=step)
-
-
-def matrix(rows: int, columns: int, letter: str, dtype: Any, seed: int) -> Any:
-    """Row- or column-major, with a pitch of whole 16 bytes."""
-    if letter == "C":
-        return matrix(columns, rows, "R", dtype, seed).T
-    random = np.random.default_rng(seed)
-    return random.standard_normal((rows, -(-columns // 8) * 8), np.float32).astype(dtype)[:, :columns]
-
-
-def test_the_callers_out_is_returned_and_its_gaps_are_left_alone() -> None:
-    a, b = np.ones((M, K), np.float16), np.ones((K, N), np.float16)
-    whole = np.full((M, N + 3), -1, np.float16)
-    out = whole[:, 1 : N + 1]
-    assert gemm(a, b, out=out, backend="reference") is out
-    assert (out == K).all()
-    assert (whole[:, [0, N + 1, N + 2]] == -1).all()
-
-
-@pytest.mark.parametrize("backend", ["emulator", "reference"])
-def test_no_rows_are_no_work(backend: str) -> None:
-    a, b = np.ones((0, K), np.float16), np.ones((K, N), np.float16)
-    assert gemm(a, b, backend=backend).shape == (0, N)
-    assert gemm(b.T, a.T, backend=backend).shape == (N, 0)
-
 
 # ---- Versions
 
@@ -170,7 +43,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
 
-    def found() -> tuple[int, str]:
+    def found() -> tuple[int | str, str]:
         version._of_file.cache_clear()
         return chosen_version("auto")
 
@@ -181,9 +54,14 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found() == (3, str(mine))
     here.write_text("[gemm]\nversion = 2\n")
     assert found() == (2, str(here))
+    here.write_text('[gemm]\nversion = "p1"\n')
+    assert found() == ("p1", str(here))
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
     assert found() == (4, "$CUDATMA_GEMM_VERSION")
     assert chosen_version(5) == (5, "the call")
+    assert chosen_version("p1") == ("p1", "the call")
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "p1")
+    assert found() == ("p1", "$CUDATMA_GEMM_VERSION")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
     assert found() == (0, "$CUDATMA_GEMM_VERSION")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "six")
@@ -223,32 +101,85 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
         spec.check(problem, SM90A)
         assert (spec.dtype, spec.layout) == (dtype, layout)
         assert cost == spec.cost(problem, H200)
-    assert [cost.us for _, cost in found] == sorted(cost.us for _, cost in found)
+    costs = [cost.us for spec, cost in found if spec.stages > 2]  # rings of two are ranked last
+    assert costs == sorted(costs)
     decision = decide(GEMM, problem, H200)
     assert (decision.source, decision.spec) == ("rule", found[0][0])
     for number, kind in VERSIONS.items():
+        if number == 6 and k < 128:  # a stage cannot be divided
+            continue
         assert isinstance(decide(GEMM, replace(problem, version=number), H200).spec, kind)
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
-def test_a_target_without_wgmma_is_named_as_the_cause(name: str) -> None:
-    with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with wgmma \(sm_90a\)"):
-        decide(GEMM, PROBLEM, imagined_gpu(name, 132))
+def test_a_version_of_the_ladder_names_a_target_without_wgmma_as_the_cause(name: str) -> None:
+    allowed = r"a target with wgmma \(sm_90a\)\. version 3 of gemm needs it"
+    with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: {allowed}"):
+        decide(GEMM, replace(PROBLEM, version=3), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
         v3_sample(get_target(name))
     assert dump_specs(3, get_target(name)) == []
 
 
+@pytest.mark.parametrize("name", ["sm_90", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("m", [1, 300, 8192])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_wgmma_p1_is_chosen(layout: str, m: int, name: str) -> None:
+    problem, gpu, target = replace(PROBLEM, m=m, layout=layout), imagined_gpu(name, 48), get_target(name)
+    found = list(ranked(candidates(problem, gpu)))
+    assert found
+    for spec, _ in found:
+        assert isinstance(spec, GemmP1)
+        spec.check(problem, target)
+    assert decide(GEMM, problem, gpu).spec == found[0][0]
+
+
+def test_with_wgmma_p1_is_chosen_on_request_only() -> None:
+    for m in (1, 128, 8192):
+        problem = replace(PROBLEM, m=m)
+        assert not any(isinstance(spec, GemmP1) for spec, _ in ranked(candidates(problem, H200)))
+        asked = decide(GEMM, replace(problem, version="p1"), H200)
+        assert isinstance(asked.spec, GemmP1)
+        assert asked.why == "version p1 is asked for"
+
+
+def test_a_p1_tile_of_more_than_64_x_64_for_a_warp_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^warpgroups: got 1; allowed: 2, 64 x 64"):
+        GemmP1("float16", "RC", 128, 256, warpgroups=1)
+
+
+def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
+    spec = GemmP1("float16", "RC", 128, 128, 64, 4, 1, blocks_per_sm=2)
+    with pytest.raises(ArgumentError, match=r"^stages: got 4; allowed: stages of at most"):
+        spec.check_target(SM90A)
+    replace(spec, stages=3).check_target(SM90A)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_the_warps_of_p1_divide_its_tile(tile: tuple[int, ...]) -> None:
+    block_m, block_n, block_k, warpgroups, blocks_per_sm = tile
+    spec = GemmP1("float16", "RC", block_m, block_n, block_k, 2, warpgroups, blocks_per_sm=blocks_per_sm)
+    assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.block_m, spec.block_n)
+    assert spec.warps_m * spec.warps_n == spec.consumer_warps
+    assert spec.warp_m % 16 == spec.warp_n % 32 == 0
+
+
 @pytest.mark.parametrize("number", VERSIONS)
-def test_the_dumped_instances_are_every_tile_layout_and_both_dtypes(number: int) -> None:
+def test_the_dumped_instances_are_every_tile_layout_and_dtype(number: int | str) -> None:
     specs = dump_specs(number, SM90A)
     assert len(set(specs)) == len(specs)
     free = replace(PROBLEM, version=number)
     tiles = {(spec.block_m, spec.block_n, spec.block_k) for spec, _ in ranked(candidates(free, H200))}
     assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles - {(128, 64, 128)}
-    assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
+    assert {spec.dtype for spec in dump_specs(number, get_target("sm_120a")) + specs} >= {
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+    }
+    assert {spec.out_dtype for spec in specs} >= {"", "float32"}
+    assert any(spec.block_scales for spec in specs) == VERSIONS[number].scales_blocks
     assert {spec.layout for spec in specs} == set(LAYOUTS)
-    assert all(spec.entry.startswith(f"gemm_v{number}_") for spec in specs)
+    assert all(spec.entry.startswith(f"gemm_{kernel_name(number)}_") for spec in specs)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +193,35 @@ def test_what_a_spec_refuses(field: str, value: Any) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
         GemmV5(**{"dtype": "float16", "layout": "RC", field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("field", "value"), [("block_n", 192), ("cluster_k", 1), ("cluster_k", 8)])
+def test_what_version_6_refuses(field: str, value: int) -> None:
+    """Columns that the CTAs of a cluster could not share evenly."""
+    with pytest.raises(ArgumentError) as caught:
+        GemmV6(**{"dtype": "float16", "layout": "RC", "block_m": 64, "warpgroups": 1, field: value})
+    assert caught.value.field == field
+
+
+def test_version_6_is_not_batch_invariant() -> None:
+    problem = replace(PROBLEM, batch_invariant=True)
+    with pytest.raises(ArgumentError, match=r"^version: got 6; allowed: one with a kernel for .*batch-invariant"):
+        decide(GEMM, replace(problem, version=6), H200)
+    with (
+        pinned(GemmV6("float16", "RC", 64, 128, 64, 4, 1)),
+        pytest.raises(ArgumentError, match="batch_invariant: got True"),
+    ):
+        decide(GEMM, problem, H200)
+
+
+def test_fp8_needs_tensor_cores_for_it() -> None:
+    problem = Problem(64, 64, 256, "float8_e4m3fn")
+    assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).spec.version == "p1"
+    for name in ("sm_90", "sm_100a"):
+        with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with mma_sync_fp8"):
+            decide(GEMM, problem, imagined_gpu(name, 48))
+    with pytest.raises(TargetError, match="mma_sync_fp8"):
+        decide(GEMM, replace(problem, version="p1"), H200)
 
 
 def test_a_cluster_loads_whole_spans_of_an_n_major_b() -> None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.family import Family, Option
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm import p1
+from cudatma.kernels.gemm.problem import (
+    EPILOGUES,
+    LAYOUTS,
+    OPERAND_TYPES,
+    RESULT_TYPES,
+    SCALE_BLOCK,
+    Problem,
+    element_bytes,
+    is_fp8,
+    kernel_name,
+)
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV6
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
 #: (block_m, block_n, block_k, warpgroups)
@@ -24,67 +35,111 @@ _TILES = (
 _MOST_STAGES = 8
 
 
-def _tiles(problem: Problem) -> Iterator[GemmSpec]:
-    """Every tile of every version that may serve, with the shortest ring; of equal ones the later version first."""
-    for kind in [VERSIONS[problem.version]] if problem.version else reversed(VERSIONS.values()):
-        for block_m, block_n, block_k, warpgroups in _TILES:
-            yield kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups)
+#: What "auto" chooses from where there is wgmma, the later version first, and where there is none. Version 6 is not one
+#: of them until it has been measured.
+_LADDER, _MMA_SYNC = (5, 4, 3, 2, 1), ("p1",)
+
+
+def _tiles(problem: Problem, versions: Iterable[int | str]) -> Iterator[GemmSpec]:
+    """Every tile of these versions that can serve the problem, with the shortest ring."""
+    for version in versions:
+        for block_m, block_n, block_k, *others in p1.TILES if version in _MMA_SYNC else _TILES:
+            yield from _of_tile(VERSIONS[version], problem, block_m, block_n, block_k, others)
+
+
+def _of_tile(
+    kind: type[GemmSpec], problem: Problem, block_m: int, block_n: int, block_k: int, others: Sequence[int]
+) -> Iterator[GemmSpec]:
+    """A version's instance of a tile, whose block_k is for elements of two bytes; none where it cannot serve."""
+    block_k = block_k * 2 // element_bytes(problem.dtype)
+    if problem.block_scales and (block_k != SCALE_BLOCK or block_n > SCALE_BLOCK or not kind.scales_blocks):
+        return
+    warpgroups, *rest = others
+    given = problem.out_dtype, problem.epilogue, problem.block_scales
+    spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
+    if not isinstance(spec, GemmV6):
+        yield spec
+    else:
+        yield from (replace(spec, cluster_k=parts) for parts in (2, 4) if ceil_div(problem.k, block_k) >= parts)
 
 
 def _deepest(spec: GemmSpec, target: Target, least_stages: int) -> GemmSpec | None:
     """With as many stages as shared memory holds."""
     for stages in range(_MOST_STAGES, least_stages - 1, -1):
-        if (longer := replace(spec, stages=stages)).smem_bytes <= target.smem_per_block_bytes:
+        if (longer := replace(spec, stages=stages)).smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
             return longer
     return None
 
 
-def _runs(spec: GemmSpec, target: Target) -> bool:
+def _runs(spec: GemmSpec, problem: Problem, target: Target) -> bool:
     try:
-        spec.check_target(target)
-    except ArgumentError:
+        spec.check(problem, target)
+    except (ArgumentError, TargetError):
         return False
     return True
 
 
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
-    """Each tile of each version with as deep a ring as shared memory holds. TargetError where there is no wgmma."""
+    """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for; else of
+    the ladder, or of p1 where there is no wgmma. TargetError for a version of the ladder, or scales of blocks, where
+    there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
     target = get_target(gpu.target)
-    target.require("wgmma", "gemm")
-    return [
+    if (problem.version and problem.version not in _MMA_SYNC) or problem.block_scales:
+        target.require(
+            "wgmma", "gemm with scales of blocks" if problem.block_scales else f"version {problem.version} of gemm"
+        )
+    if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
+        target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
+    versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
+    found = [
         Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
-        for spec in _tiles(problem)
-        if _runs(spec, target)
+        for spec in _tiles(problem, versions)
+        if _runs(spec, problem, target)
     ]
+    if not found:
+        raise ArgumentError(
+            "version", problem.version, f"one with a kernel for {problem.description}", 'version="auto"'
+        )
+    return found
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
     name="gemm",
-    kernels={f"v{version}": kind for version, kind in VERSIONS.items()},
+    kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
     read_problem=Problem.from_json,
     candidates=candidates,
-    index=("n", "k"),
-    spec_fields=("dtype", "layout"),
+    index=("n", "k", "batch"),
+    spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales"),
     options=(
-        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "of operands and result"),
+        Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
+        Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
+        Option("epilogue", "none", EPILOGUES, "what is applied to the sums: alpha, beta, bias, scales, an activation"),
+        Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
     ),
     trial="cudatma.kernels.gemm.trial:GemmTrial",
 )
 
 
-def dump_specs(version: int, target: Target) -> list[GemmSpec]:
-    """The instances of a version that stand for all in dumps and compile checks: each tile once, each layout and both
-    dtypes."""
-    if not target.has_wgmma:
-        return []
-    found = []
-    for index, spec in enumerate(_tiles(Problem(1, 1, 1, "float16", version=version))):
+def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
+    """The instances of a version that stand for all in dumps and compile checks: each tile once, each layout, dtype and
+    epilogue; fp8 with scales of blocks where the version has them."""
+    found: list[GemmSpec] = []
+    tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
+    for spec in _tiles(Problem(1, 1, 1024, "float16"), [version]):
+        tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
+    for index, same in enumerate(tiles.values()):
         dtype, layout = ("float16", "bfloat16")[index % 2], LAYOUTS[index // 2 % len(LAYOUTS)]
-        deepest = _deepest(replace(spec, dtype=dtype, layout=layout), target, 2)
-        if deepest is not None and _runs(deepest, target):
-            found.append(deepest)
-    return found
+        out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
+        spec = same[index % len(same)]
+        found.append(replace(spec, dtype=dtype, layout=layout, out_dtype=out_dtype, epilogue=epilogue))
+    for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
+        problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
+        found += [spec for spec in _tiles(problem, [version]) if spec.block_m == spec.block_n == SCALE_BLOCK]
+    longest = (_deepest(spec, target, 2) for spec in found)
+    return list(dict.fromkeys(spec for spec in longest if spec is not None and _runs(spec, problem, target)))
 
 
-v1_specs, v2_specs, v3_specs, v4_specs, v5_specs = (partial(dump_specs, version) for version in VERSIONS)
+v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, p1_specs = (
+    partial(dump_specs, version) for version in VERSIONS
+)

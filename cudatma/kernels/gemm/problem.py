@@ -6,18 +6,63 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cudatma.dtypes import ACTIVATION_TYPES
+import numpy as np
+
+from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.family import MAX_EXTENT
 
 #: Of A and B: R is row-major, C column-major. RC, where elements along K lie side by side in both, is torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
+#: Types of A and B, and their names in wgmma; the types of C.
+OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+#: What happens to the products before they are rounded: nothing; alpha, beta, bias, scales; the same and an activation.
+EPILOGUES = ("none", "linear", *ACTIVATIONS)
+#: Blocks of K, and of N, that have a scale of their own.
+SCALE_BLOCK = 128
+
+
+#: The result's, in NumPy.
+NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RESULT_TYPES}
+
+
+def is_fp8(dtype: str) -> bool:
+    return dtype.startswith("float8")
+
+
+def kernel_name(version: int | str) -> str:
+    """Of a version's kernel, without the family's: ``"v3"``, ``"p1"``."""
+    return f"v{version}" if isinstance(version, int) else version
+
+
+def element_bytes(dtype: str) -> int:
+    """Of A and B."""
+    return 1 if is_fp8(dtype) else 2
+
+
+def default_result(dtype: str) -> str:
+    """The type of C where the caller does not say: the operands', for fp8 bf16."""
+    return "bfloat16" if is_fp8(dtype) else dtype
+
+
+def check_result(fields: Any) -> None:
+    """Make ``fields.out_dtype``, of a frozen dataclass with a ``dtype``, "" where it is the default. ArgumentTypeError
+    unless it is that or one of RESULT_TYPES."""
+    if fields.out_dtype == default_result(fields.dtype):
+        object.__setattr__(fields, "out_dtype", "")
+    elif fields.out_dtype not in ("", *RESULT_TYPES):
+        raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """y (m, n) = a (m, k) b (k, n). dtype: ``"float16"`` or ``"bfloat16"``. layout: one of LAYOUTS. version: of the
-    kernel that has to run; 0: any. Raises ArgumentError, ArgumentTypeError.
+    """c (m, n) = a (m, k) b (k, n), ``batch`` times.
+
+    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
+    of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
+    of b has a scale. batch_invariant: a row's bits must not depend on m. Raises ArgumentError, ArgumentTypeError.
     """
 
     m: int
@@ -25,24 +70,39 @@ class Problem:
     k: int
     dtype: str
     layout: str = "RC"
-    version: int = 0
+    version: int | str = 0
+    batch: int = 1
+    out_dtype: str = ""
+    epilogue: str = "none"
+    block_scales: bool = False
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k"):
+        for name in ("m", "n", "k", "batch"):
             value = getattr(self, name)
             if type(value) is not int:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
             if not 1 <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"1 to {MAX_EXTENT}")
-        if not isinstance(self.dtype, str) or self.dtype not in ACTIVATION_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
-        if self.layout not in LAYOUTS:
-            raise ArgumentError("layout", self.layout, ", ".join(LAYOUTS))
+        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
+            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+        check_result(self)
+        allowed = {"layout": LAYOUTS, "epilogue": EPILOGUES}
+        if is_fp8(self.dtype):
+            allowed["layout"] = LAYOUTS[:1]
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ArgumentError(name, getattr(self, name), ", ".join(values))
 
     @property
-    def fixed(self) -> tuple[int, int, str, str, int]:
+    def result_dtype(self) -> str:
+        """Of c."""
+        return self.out_dtype or default_result(self.dtype)
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
         """All but m."""
-        return self.n, self.k, self.dtype, self.layout, self.version
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name != "m")
 
     @property
     def constraint(self) -> str:
@@ -52,7 +112,13 @@ class Problem:
     @property
     def description(self) -> str:
         """In words, for people."""
-        return f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"
+        told = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
+        told += [f"batch of {self.batch}"] if self.batch > 1 else []
+        told += [f"to {self.out_dtype}"] if self.out_dtype else []
+        told += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
+        told += ["block scales"] if self.block_scales else []
+        told += ["batch-invariant"] if self.batch_invariant else []
+        return ", ".join(told)
 
     def as_json(self) -> dict[str, Any]:
         """As a tuning entry keeps it."""
@@ -61,4 +127,5 @@ class Problem:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
-        return cls(raw["m"], raw["n"], raw["k"], raw["dtype"], raw["layout"])
+        known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.gemm.gemm import plan_gemm
+from cudatma.kernels.gemm.plan import plan_gemm
 from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.sample import Sample
 from cudatma.target import Target
@@ -23,7 +23,7 @@ _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def sample(
-    version: int,
+    version: int | str,
     target: Target,
     *,
     m: int = 72,
@@ -50,7 +50,8 @@ def sample(
     a, b = (array if letter == "R" else array.T for array, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, a.dtype)
     spec = VERSIONS[version](dtype, layout, block_m, block_n, 64, stages, block_m // 64)
-    launch = plan_gemm(describe(a), describe(b), describe(out), spec, target, sm_count)
+    request, result = check_call_into(a, b, out)
+    launch = plan_gemm(request, result, spec, target, sm_count)
     reference = a.astype(np.float64) @ b.astype(np.float64)
 
     def run(**options: Any) -> Report:
@@ -64,4 +65,6 @@ def sample(
     return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
 
 
-v1_sample, v2_sample, v3_sample, v4_sample, v5_sample = (partial(sample, version) for version in VERSIONS)
+v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, p1_sample = (
+    partial(sample, version) for version in VERSIONS
+)

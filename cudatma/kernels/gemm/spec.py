@@ -6,46 +6,87 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from cudatma.dtypes import ActivationType, activation_type
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm.problem import (
+    EPILOGUES,
+    LAYOUTS,
+    OPERAND_TYPES,
+    SCALE_BLOCK,
+    Problem,
+    check_result,
+    default_result,
+    element_bytes,
+    is_fp8,
+    kernel_name,
+)
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.kernels.work_struct import MEMBERS, RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target
 
-#: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
-_MACS = 2048
+#: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
+_MAC_BYTES = 4096
 #: The part of them that wgmmas of so many columns reach, and that one warpgroup alone reaches of it. [H200]
 _RATE = {64: 0.8, 128: 0.93, 192: 0.97, 256: 1.0}
 _ONE_WARPGROUP = 0.8
 #: Clocks until the first stage is there; bytes a clock that an SM reads from L2, and writes. [H200]
-_FIRST_STAGE, _L2_BYTES, _STORED_BYTES = 1000, 56, 32
+FIRST_STAGE, L2_BYTES, STORED_BYTES = 1000, 56, 32
+#: Clocks until the CTAs of a cluster have exchanged their first sums; bytes of them a clock. [inferred]
+_MEETING, _SUMS_BYTES = 1000, 32
 _SPAN_BYTES = 128
 _MEMBERS = MEMBERS | {
-    name: Member(name, "u64", f"elements from one row of {letter} to the next, or from one column")
-    for name, letter in (("a_pitch", "A"), ("b_pitch", "B"))
+    member.name: member
+    for member in (
+        Member("output_by_tma", "u32", "1: TMA can write the result"),
+        Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
+        Member("alpha", "float", "factor of the products"),
+        Member("beta", "float", "factor of what the result held before"),
+        Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
+        Member("output_batch", "u64", "elements from one matrix of the result to the next"),
+        Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
+        Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
+        Member("a_batch", "u64", "elements from one matrix of A to the next"),
+        Member("b_batch", "u64", "elements from one matrix of B to the next"),
+        Member("a_scale_row", "u64", "elements from one row's scale to the next; 0: one for all"),
+        Member(
+            "b_scale_column",
+            "u64",
+            "elements from the scale of one column, or block of them, to the next; 0: one for all",
+        ),
+        Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
+        Member("b_scale_k", "u64", "the same of B"),
+        Member("a_scale_batch", "u64", "elements from the scales of one matrix to the next"),
+        Member("b_scale_batch", "u64", "the same of B"),
+    )
 }
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+_EPILOGUE = ("alpha", "beta")
+_VECTOR_SCALES = ("a_scale_row", "b_scale_column")
+_BLOCK_SCALES = (*_VECTOR_SCALES, "a_scale_k", "b_scale_k", "a_scale_batch", "b_scale_batch")
+PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "layout": LAYOUTS,
     "block_m": (64, 128, 192, 256),
     "block_n": tuple(_RATE),
-    "block_k": (64, 128),
+    "block_k": (64, 128, 256),
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
     "cluster": (1, 2),
+    "cluster_k": (1, 2, 4),
+    "epilogue": EPILOGUES,
+    "block_scales": (False, True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSpec(TiledKernel):
-    """One instance of a version's template. layout: of A and B, as Problem has it. block_m, block_n: of a CTA's tile.
-    stages: of the ring, block_k of K each. warpgroups: that multiply, side by side along M. Raises ArgumentError,
-    ArgumentTypeError."""
+    """One instance of a version's template. dtype, out_dtype, layout, epilogue, block_scales: as Problem has them.
+    block_m, block_n: of a CTA's tile. stages: of the ring, block_k elements of K each. warpgroups: that multiply, side
+    by side along M. Raises ArgumentError, ArgumentTypeError."""
 
     dtype: str
     layout: str
@@ -54,59 +95,156 @@ class GemmSpec(TiledKernel):
     block_k: int = 64
     stages: int = 3
     warpgroups: int = 2
+    out_dtype: str = ""
+    epilogue: str = "none"
+    block_scales: bool = False
 
-    version: ClassVar[int]
+    version: ClassVar[int | str]
     template: ClassVar[str]
-    revision: ClassVar[int] = 1
-    #: CTAs side by side along M that load a tile of B together.
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
+    revision: ClassVar[int] = 2
+    #: CTAs side by side along M that load a tile of B together; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
     producer_warps: ClassVar[int] = 1
+    #: What block_k of an operand must be a multiple of.
+    least_k_bytes: ClassVar[int] = _SPAN_BYTES
+    #: Whether the template has the main loop for scales of blocks.
+    scales_blocks: ClassVar[bool] = False
     partial_bytes: ClassVar[int] = 0
-    #: Of 16 rows x 64 columns, for each consumer warp.
+    #: Of 16 rows x 128 bytes, for each consumer warp.
     staging_buffers: ClassVar[int] = 1
     #: Microseconds of a launch, and clocks between two stages of one warpgroup in which it does not multiply. [H200]
     launch_us: ClassVar[float] = 1.2
     stage_gap: ClassVar[int] = 0
-    parameter_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output", "problem")
-    parameter_types: ClassVar[Mapping[str, str]] = {
-        "a": "const cudatma::u16*",
-        "b": "const cudatma::u16*",
-        "a_map": TENSOR_MAP,
-        "b_map": TENSOR_MAP,
-        "output_map": TENSOR_MAP,
-        "output": "cudatma::u16*",
-        "problem": PROBLEM,
-    }
-    problem_names: ClassVar[tuple[str, ...]] = ("k_iterations", *RASTER, *RESULT)
+    operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations",)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
+            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+        check_result(self)
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), self.allowed.get(field.name)
+            if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
+                raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
+        if self.block_m % (64 * self.warpgroups):
+            raise ArgumentError("block_m", self.block_m, f"a multiple of {64 * self.warpgroups}, 64 a warpgroup")
+        if self.block_k * self.element_bytes % self.least_k_bytes:
+            raise ArgumentError("block_k", self.block_k, f"a multiple of {self.least_k_bytes // self.element_bytes}")
+        if is_fp8(self.dtype) and self.layout != "RC":
+            raise ArgumentError("layout", self.layout, "RC for fp8, which wgmma reads K-major only")
+        if self.block_scales:
+            self._check_block_scales()
+
+    def _check_block_scales(self) -> None:
+        if not is_fp8(self.dtype):
+            raise ArgumentError("block_scales", True, f"False for {self.dtype}")
+        if not self.scales_blocks:
+            raise ArgumentError("version", self.version, "4 or 5 for scales of blocks")
+        if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
+            raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
+
+    # What the kernel is launched with.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        names = self.operand_names
+        names += ("bias",) if self.has_epilogue else ()
+        names += ("a_scale", "b_scale") if self.has_scales else ()
+        return (*names, "problem")
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        out = self.out_cuda.replace("u16", "cudatma::u16")
+        kinds = {
+            "a": "const cudatma::u8*",
+            "b": "const cudatma::u8*",
+            "output": f"{out}*",
+            "bias": f"const {out}*",
+            "a_scale": "const float*",
+            "b_scale": "const float*",
+            "problem": PROBLEM,
+        }
+        return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        names = (*self.work_names, *PLACES)
+        names += _EPILOGUE if self.has_epilogue else ()
+        if self.has_scales:
+            names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
+        return tuple(dict.fromkeys(names))
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
         return in_order(_MEMBERS, self.problem_names)
 
-    def __post_init__(self) -> None:
-        activation_type(self.dtype)
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), _ALLOWED.get(field.name)
-            if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
-                raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
-        if self.block_m % (64 * self.warpgroups):
-            raise ArgumentError("block_m", self.block_m, f"a multiple of {64 * self.warpgroups}, 64 a warpgroup")
-
     @property
     def entry(self) -> str:
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}_s{self.stages}"
-        cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
-        return f"gemm_v{self.version}_{self.element.short}_{self.layout.lower()}_{tile}{cluster}"
+        tile += f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        tile += f"_c{self.cluster}" if self.cluster > 1 else ""
+        tile += f"_k{self.cluster_k}" if self.cluster_k > 1 else ""
+        kinds = [self.mma_type]
+        kinds += [_SHORT[self.out_dtype]] if self.out_dtype else []
+        kinds += [self.layout.lower()]
+        kinds += [self.epilogue] if self.has_epilogue else []
+        kinds += ["blocks"] if self.block_scales else []
+        return f"gemm_{kernel_name(self.version)}_{'_'.join(kinds)}_{tile}"
+
+    # What it computes with.
 
     @property
-    def element(self) -> ActivationType:
-        return activation_type(self.dtype)
+    def mma_type(self) -> str:
+        """Of A and B, as wgmma names it."""
+        return OPERAND_TYPES[self.dtype]
+
+    @property
+    def element_bytes(self) -> int:
+        """Of A and B."""
+        return element_bytes(self.dtype)
+
+    @property
+    def result_dtype(self) -> str:
+        """Of C."""
+        return self.out_dtype or default_result(self.dtype)
+
+    @property
+    def out_cuda(self) -> str:
+        """The type of C in CUDA, as its bits where CUDA has no arithmetic for it."""
+        return "float" if self.result_dtype == "float32" else "u16"
+
+    @property
+    def out_bytes(self) -> int:
+        return 4 if self.result_dtype == "float32" else 2
 
     @property
     def is_bf16(self) -> bool:
-        return self.dtype == "bfloat16"
+        """Whether C is."""
+        return self.result_dtype == "bfloat16"
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether something is applied to the sums before they are rounded."""
+        return self.epilogue != "none"
+
+    @property
+    def activation(self) -> str:
+        """The activation's name, empty for none."""
+        return self.epilogue if self.epilogue not in EPILOGUES[:2] else ""
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether the kernel takes scales of A and B."""
+        return self.has_epilogue or self.block_scales
+
+    @property
+    def result(self) -> str:
+        """The kernel's Result in CUDA."""
+        names = ("output", *(name for name in ("bias", "a_scale", "b_scale") if name in self.parameter_names))
+        return f"Result{{{', '.join(names)}}}"
 
     @property
     def is_a_k_major(self) -> bool:
@@ -119,20 +257,47 @@ class GemmSpec(TiledKernel):
         return self.layout[1] == "C"
 
     @property
-    def mma_suffix(self) -> str:
-        """Of the wgmma's name, as primitives/wgmma_shapes.j2 has it."""
-        suffix = "_" + ("n" if self.is_a_k_major else "t") + ("n" if self.is_b_k_major else "t")
-        return "" if suffix == "_nn" else suffix
+    def mma(self) -> str:
+        """The wgmma's name, as primitives/wgmma_shapes.j2 has it."""
+        transposed = "_" + ("n" if self.is_a_k_major else "t") + ("n" if self.is_b_k_major else "t")
+        suffix = "" if transposed == "_nn" else transposed
+        return f"wgmma_m64n{self.block_n}k{32 // self.element_bytes}_f32_{self.mma_type}_ss{suffix}"
 
     @property
-    def a_box(self) -> tuple[int, int]:
-        """Rows and columns of a box of A, or of A transposed where that has the contiguous rows."""
-        return (self.block_m, 64) if self.is_a_k_major else (self.block_k, 64)
+    def span(self) -> int:
+        """Elements of A and B in a row of the 128-byte swizzle."""
+        return _SPAN_BYTES // self.element_bytes
 
     @property
-    def b_box(self) -> tuple[int, int]:
-        """Rows and columns of a box of B transposed, or of B where that has the contiguous rows."""
-        return (self.block_n // self.cluster, 64) if self.is_b_k_major else (self.block_k, 64)
+    def a_box(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows."""
+        return (1, self.block_m, min(self.span, self.block_k)) if self.is_a_k_major else (1, self.block_k, self.span)
+
+    @property
+    def b_box(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of a box of B transposed, or of B where that has the contiguous rows."""
+        if not self.is_b_k_major:
+            return (1, self.block_k, self.span)
+        return (1, self.block_n // self.cluster, min(self.span, self.block_k))
+
+    def swizzle(self, box: tuple[int, int, int]) -> str:
+        """Of a box of A or B: as wide as its rows."""
+        return f"{box[2] * self.element_bytes}B"
+
+    @property
+    def staged_n(self) -> int:
+        """Columns of the result that a warp stages at a time."""
+        return _SPAN_BYTES // self.out_bytes
+
+    @property
+    def output_box(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns that a warpgroup stores at a time."""
+        return (1, 64, self.staged_n)
+
+    def schedule(self, problem: Problem, sm_count: int) -> Schedule:
+        """How the tiles of all matrices of the batch are divided among CTAs."""
+        m = problem.batch * ceil_div(problem.m, self.cluster_m) * self.cluster_m
+        return schedule(self, m, problem.n, problem.k, sm_count * self.blocks_per_sm)
 
     @property
     def cluster_m(self) -> int:
@@ -154,10 +319,11 @@ class GemmSpec(TiledKernel):
 
     @property
     def loaded_stage_bytes(self) -> int:
-        return 2 * self.block_k * (self.block_m + self.block_n // self.cluster)
+        return self.element_bytes * self.block_k * (self.block_m + self.block_n // self.cluster)
 
     def stage_operands(self) -> tuple[Operand, ...]:
-        sizes = (("a", 2 * self.block_k * self.block_m), ("b", 2 * self.block_k * self.block_n))
+        k_bytes = self.element_bytes * self.block_k
+        sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.block_n))
         return tuple(Operand(name, size, size, 1024) for name, size in sizes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -167,9 +333,10 @@ class GemmSpec(TiledKernel):
         """(what, bytes) that one stage holds."""
         a, b = (operand.footprint_bytes for operand in self.stage_operands())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
+        swizzles = [self.swizzle(box) for box in (self.a_box, self.b_box)]
         return [
-            (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, 128B swizzle", a),
-            (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, 128B swizzle", b),
+            (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
+            (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
         ]
 
     def check_target(self, target: Target) -> None:
@@ -180,19 +347,25 @@ class GemmSpec(TiledKernel):
 
     def adapted(self, problem: Problem) -> GemmSpec:
         """The same tile for another dtype and layout."""
-        return replace(self, dtype=problem.dtype, layout=problem.layout)
+        names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales")
+        return replace(self, **{name: getattr(problem, name) for name in names})
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: waves of tiles, each stage bound by the tensor cores or by what it loads from L2."""
-        tiles = ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
-        waves = ceil_div(tiles, max(1, gpu.sm_count // self.cluster))
-        rate = _MACS * _RATE[self.block_n] * (_ONE_WARPGROUP if self.warpgroups == 1 else 1)
+        tiles = problem.batch * ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
+        waves = ceil_div(tiles, max(1, gpu.sm_count // self.launch_cluster))
+        macs = _MAC_BYTES // self.element_bytes
+        rate = macs * _RATE[self.block_n] * (_ONE_WARPGROUP if self.warpgroups == 1 else 1)
         products = self.block_m * self.block_n * self.block_k / rate
         gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
-        stage = max(products, self.loaded_stage_bytes / _L2_BYTES) + gap
-        mainloop = waves * ceil_div(problem.k, self.block_k) * stage
-        stored = 2 * self.block_m * self.block_n / _STORED_BYTES
-        around = _FIRST_STAGE + (stored if self.is_persistent else waves * stored + (waves - 1) * _FIRST_STAGE)
-        operands = 2 * problem.k * (problem.m + problem.n)
+        stage = max(products, self.loaded_stage_bytes / L2_BYTES) + gap
+        mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
+        tile = self.block_m * self.block_n // self.cluster_k
+        stored = self.out_bytes * tile / STORED_BYTES
+        around = FIRST_STAGE + (stored if self.is_persistent else waves * stored + (waves - 1) * FIRST_STAGE)
+        sums = waves * (_MEETING + 4 * (self.cluster_k - 1) * tile / _SUMS_BYTES) if self.cluster_k > 1 else 0.0
+        operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
-        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop / gpu.sm_clock_mhz, 0.0, memory_us, 0.0)
+        clocks = around, mainloop, sums
+        around_us, mainloop_us, sums_us = (one / gpu.sm_clock_mhz for one in clocks)
+        return Cost(self.launch_us + around_us, mainloop_us, sums_us, memory_us, 0.0)

@@ -21,7 +21,7 @@ FILE = "cudatma.toml"
 ANY = "auto"
 
 
-def chosen_version(version: object) -> tuple[int, str]:
+def chosen_version(version: object) -> tuple[int | str, str]:
     """(the version, 0 for any; what asks for it).
 
     version: of the call; ``"auto"`` leaves it to $CUDATMA_GEMM_VERSION, and that to ``version`` in section ``[gemm]``
@@ -35,16 +35,17 @@ def chosen_version(version: object) -> tuple[int, str]:
     return _of_file()
 
 
-def _number(field: str, value: object) -> int:
+def _number(field: str, value: object) -> int | str:
     if value == ANY:
         return 0
-    if type(value) is not int or value not in VERSIONS:
-        raise ArgumentError(field, value, f'"{ANY}", {", ".join(map(str, VERSIONS))}')
+    if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in VERSIONS:
+        shown = (str(known) if isinstance(known, int) else f'"{known}"' for known in (ANY, *VERSIONS))
+        raise ArgumentError(field, value, ", ".join(shown))
     return value
 
 
 @lru_cache(maxsize=1)
-def _of_file() -> tuple[int, str]:
+def _of_file() -> tuple[int | str, str]:
     base = os.environ.get("XDG_CONFIG_HOME", "")
     config = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.config"))
     for path in (Path.cwd() / FILE, config / "cudatma" / FILE):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.gemm.p1 import GemmP1
+from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.work_struct import RASTER, RESULT, STREAM_K
 from cudatma.target import Target
 
 
@@ -19,8 +21,8 @@ class GemmV1(GemmSpec):
     template: ClassVar[str] = "kernels/gemm_v1.cu.j2"
     producer_warps: ClassVar[int] = 0
     stage_gap: ClassVar[int] = 400
-    parameter_names: ClassVar[tuple[str, ...]] = ("a", "b", "output", "problem")
-    problem_names: ClassVar[tuple[str, ...]] = ("k_iterations", "k", "a_pitch", "b_pitch", *RASTER, *RESULT)
+    operand_names: ClassVar[tuple[str, ...]] = ("a", "b", "output")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "k", "a_pitch", "b_pitch", "a_batch", "b_batch")
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """As TiledKernel's, without the ring's barriers."""
@@ -59,8 +61,29 @@ class GemmV4(GemmSpec):
     launch_us: ClassVar[float] = 1.4
     staging_buffers: ClassVar[int] = 2
     is_persistent: ClassVar[bool] = True
-    parameter_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output", "problem")
-    problem_names: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*STREAM_K, *RESULT)))
+    scales_blocks: ClassVar[bool] = True
+    #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
+    #: ptxas has 168 for each.
+    consumer_register_count: ClassVar[int] = 232
+    producer_registers: ClassVar[int] = 40
+    operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "output_by_tma")
+
+    @property
+    def consumer_registers(self) -> int:
+        """0: registers stay as they are launched."""
+        return self.consumer_register_count if self.warpgroups == 2 else 0
+
+    @property
+    def producer_warps(self) -> int:  # type: ignore[override]
+        """One loads; setmaxnreg acts on whole warpgroups."""
+        return 4 if self.consumer_registers else 1
+
+    def check_target(self, target: Target) -> None:
+        """As GemmSpec's, and setmaxnreg where the kernel uses it."""
+        if self.consumer_registers:
+            target.require("setmaxnreg", "gemm")
+        super(GemmV4, self).check_target(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +106,44 @@ class GemmV5(GemmV4):
         super(GemmV5, self).check_target(target)
 
 
-VERSIONS: dict[int, type[GemmSpec]] = {kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5)}
+@dataclass(frozen=True, slots=True)
+class GemmV6(GemmSpec):
+    """Clusters whose CTAs divide K, for products with few tiles."""
+
+    cluster_k: int = 2  # type: ignore[misc]
+
+    version: ClassVar[int] = 6
+    template: ClassVar[str] = "kernels/gemm_v6.cu.j2"
+    launch_us: ClassVar[float] = 1.5
+    slices: ClassVar[int] = 1
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GemmSpec.allowed,
+        "block_n": (64, 128, 256),
+        "cluster_k": (2, 4),
+    }
+
+    @property
+    def staged_n(self) -> int:
+        """As GemmSpec's, but no more than a CTA stores of a tile."""
+        return min(super(GemmV6, self).staged_n, self.block_n // self.cluster_k)
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """As GemmSpec's, what the other CTAs send, and the barrier that their bytes arrive at."""
+        sums = (self.cluster_k - 1) * self.block_m * self.block_n // self.cluster_k * 4
+        return (*super(GemmV6, self).epilogue_parts(), ("cluster_sums", sums), ("cluster_barrier", 8))
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """As TiledKernel's; the sums of a division are added in another order than those of a whole product."""
+        if problem.batch_invariant:
+            raise ArgumentError("batch_invariant", True, "False for version 6", "choose another version")
+        super(GemmV6, self).check(problem, target)
+
+    def check_target(self, target: Target) -> None:
+        """As GemmSpec's, and clusters."""
+        target.require("cluster", "gemm")
+        super(GemmV6, self).check_target(target)
+
+
+VERSIONS: dict[int | str, type[GemmSpec]] = {
+    kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmP1)
+}

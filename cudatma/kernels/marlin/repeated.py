@@ -15,24 +15,6 @@ from cudatma.library_streams import current_stream, stream_handle, working_on
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
-#: CuPy's array class and torch's, once they have been seen.
-_libraries: dict[type, str] = {}
-
-
-def library_of_tensor(x: Any) -> str:
-    """``"cupy"``, ``"torch"``, or ``""`` for an array that only the full checks can read."""
-    kind = type(x)
-    known = _libraries.get(kind)
-    if known is None:
-        modules = sys.modules
-        if "cupy" in modules and kind is modules["cupy"].ndarray:
-            known = "cupy"
-        elif "torch" in modules and kind is modules["torch"].Tensor:
-            known = "torch"
-        else:
-            return ""
-        _libraries[kind] = known
-    return known
 
 
 def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]) -> tuple[Any, ...] | None:

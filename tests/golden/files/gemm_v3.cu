@@ -7,6 +7,9 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = False
 // 8 warps consume, 1 produce; a CTA takes 163888 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
@@ -38,60 +41,37 @@ constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
-constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 CONSUMER_WARPS = 4 * WARPGROUPS;
-constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
 
 // ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2, B_STAGE_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr u32 ELEMENT_BYTES = 2;   // of A and B
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = BLOCK_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 A = 0;
 constexpr u32 B = 49152;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2;   // of the 128-byte swizzle, and its elements
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: 64 of M or N, the stage's K
-
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
-struct Problem {
-    u32 m;                          // rows of the result
-    u32 n;                          // columns of the result
-    u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    Divisor by_raster_group;        // divides by the tiles of a raster group
-    Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
-    u64 output_pitch;               // elements from one row to the next
-};
-
-// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-typedef float Accumulators[WARPGROUP_M / 64][BLOCK_N / 8][4];
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N / 8; ++n)
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
-
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tn(float (&d)[32][4], u64 a, u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
@@ -116,43 +96,88 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tn(float (&d)[32][4]
         : "memory");
 }
 
-// Rows from `row` on, 16 of K from k on, of an operand's slot.
+// Rows from `row` on, MMA_K of K from k on, of an operand's slot.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
     if constexpr (IsKMajor)
-        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + 2 * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES,
+                                 SWIZZLE_128B);
     return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 row, u32 k) {
+    return descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, row, k);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot, u32 k) {
+    return descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k);
 }
 
 // The products of a slot, as one commit group.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
     wgmma_fence();
 #pragma unroll
-    for (u32 k = 0; k < BLOCK_K; k += 16)
+    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
 #pragma unroll
-        for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
-            wgmma_m64n256k16_f32_f16_ss_tn(
-                acc[m], descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, warpgroup * WARPGROUP_M + 64 * m, k),
-                descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k));
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+            wgmma_m64n256k16_f32_f16_ss_tn(acc[m], a_descriptor(smem, slot, warpgroup * WARPGROUP_M + 64 * m, k), b_descriptor(smem, slot, k));
     wgmma_commit_group();
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-constexpr u32 STAGING = 147456;
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows x 64 columns of a warp
 
-// 64 columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
-__device__ __forceinline__ void stage_fragments(const float (&acc)[BLOCK_N / 8][4], u32 staging, u32 n, u32 lane) {
-    const u32 row = lane % 16;
-#pragma unroll
-    for (u32 i = 0; i < 8; i += 2) {   // 16 columns
-        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
-        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
-        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
-    }
+typedef u16 Out;   // bits of an element of the result
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
+};
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
 }
 
-// Eight columns of one row, from shared memory ...
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
+
+// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
+// the CTA.
+template <u32 Cluster = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
+    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+}
+
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+};
+
+// 16 bytes of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -162,34 +187,58 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
     if (row >= problem.m || column >= problem.n) return;
-    u16* target = output + row * problem.output_pitch + column;
-    if (problem.output_vectors && column + 8 <= problem.n) {
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
     } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
+constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+
+// STAGED_N columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < STAGED_N / 8; i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
     }
 }
 
-// A warp's rows, through its staging rows to 16-byte stores. row0: the warpgroup's first row.
-__device__ __forceinline__ void store_rows(const Accumulators& acc, const Problem& problem, u16* output, u32 staging, u32 row0,
-                                           u32 column0, u32 warp, u32 lane) {
+// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
+// divided, the one that is stored.
+template <u32 Parts = 1>
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
+                                           u32 lane, u32 part = 0) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+    Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
-    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            if (n / (FRAGMENTS_8 / Parts) != part) continue;
             __syncwarp();   // all lanes have read the columns before
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
-            for (u32 i = 0; i < 16; i += 4) {
-                const u32 row = i + lane / 8, vector = lane % 8;
+            for (u32 i = 0; i < 16; i += ROWS) {
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS;
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
-                             row0 + 64 * m + 16 * warp + row, column0 + 8 * (n + vector));
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + 8 * n + 16 / sizeof(Out) * vector);
             }
         }
 }
@@ -197,26 +246,26 @@ constexpr u32 RING_BARRIERS = 163840;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of 64 of K, all rows. M-major or N-major: boxes of 64 rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K.
 template <bool IsKMajor, u32 Rows>
-__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row) {
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
 #pragma unroll
         for (u32 i = 0; i < BLOCK_K; i += SPAN)
-            cp_async_bulk_tensor_2d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row);
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
     } else {
 #pragma unroll
         for (u32 i = 0; i < Rows; i += SPAN)
-            cp_async_bulk_tensor_2d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k);
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
     }
 }
 
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* a_map, const TensorMap* b_map, u32 k,
-                                           u32 tile_m, u32 tile_n) {
+                                           const Place& place) {
     ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, tile_m * BLOCK_M);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, tile_n * BLOCK_N);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -231,10 +280,10 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
-                                        u32 tile_m, u32 tile_n) {
+                                        const Place& place) {
     for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.acquire();
-        load_stage(ring, smem, a_map, b_map, k, tile_m, tile_n);
+        load_stage(ring, smem, a_map, b_map, k, place);
     }
 }
 
@@ -267,16 +316,17 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);
+    Place place = tile_place(problem, tile_m, tile_n);
 
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     if (warp_index == CONSUMER_WARPS) {
-        if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map, tile_m, tile_n);
+        if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map, place);
         return;
     }
     Accumulators acc;
     clear(acc);
     consume(acc, ring, problem, smem, warpgroup, lane);
-    store_rows(acc, problem, output, smem + STAGING + warp_index * WARP_STAGING_BYTES, tile_m * BLOCK_M + warpgroup * WARPGROUP_M,
-               tile_n * BLOCK_N, warp_index % 4, lane);
+    place.row0 += warpgroup * WARPGROUP_M + warp_index % 4 * 16;
+    store_rows(acc, problem, Result{output}, smem + STAGING + warp_index * WARP_STAGING_BYTES, place, lane);
 }

@@ -7,7 +7,10 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
-// 8 warps consume, 1 produce; a CTA takes 180272 B.
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = False
+// 8 warps consume, 4 produce; a CTA takes 180272 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle
 //    32768 B  b 64 x 256 float16, K-major, 128B swizzle
@@ -33,23 +36,110 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
-constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 CONSUMER_WARPS = 4 * WARPGROUPS;
-constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
 
 // ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * 2, B_STAGE_BYTES = BLOCK_N * BLOCK_K * 2;
+constexpr u32 ELEMENT_BYTES = 2;   // of A and B
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = BLOCK_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 A = 0;
 constexpr u32 B = 49152;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2;   // of the 128-byte swizzle, and its elements
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: 64 of M or N, the stage's K
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss(float (&d)[32][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, 1, 1, 1, 0, 0;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
+          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
+          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Rows from `row` on, MMA_K of K from k on, of an operand's slot.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
+    if constexpr (IsKMajor)
+        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES,
+                                 SWIZZLE_128B);
+    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 row, u32 k) {
+    return descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, row, k);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot, u32 k) {
+    return descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k);
+}
+
+// The products of a slot, as one commit group.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+    wgmma_fence();
+#pragma unroll
+    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+            wgmma_m64n256k16_f32_f16_ss(acc[m], a_descriptor(smem, slot, warpgroup * WARPGROUP_M + 64 * m, k), b_descriptor(smem, slot, k));
+    wgmma_commit_group();
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+
+typedef u16 Out;   // bits of an element of the result
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
@@ -66,15 +156,15 @@ struct Problem {
     u32 raster_m;                   // rows of tiles of a raster group
     u32 k_iterations;               // stages that one tile takes
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
-    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
-    u32 stream_stages;              // stages of them in every work range ...
-    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    Divisor by_k_iterations;        // divides by k_iterations
+    u32 output_by_tma;              // 1: TMA can write the result
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
     u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
 };
 
 // ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
@@ -84,56 +174,25 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-typedef float Accumulators[WARPGROUP_M / 64][BLOCK_N / 8][4];
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
 
-__device__ __forceinline__ void clear(Accumulators& acc) {
-#pragma unroll
-    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
-#pragma unroll
-        for (u32 n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
+// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
+// the CTA.
+template <u32 Cluster = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
+    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
 }
 
-// Rows from `row` on, 16 of K from k on, of an operand's slot.
-template <bool IsKMajor, u32 Rows>
-__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
-    if constexpr (IsKMajor)
-        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + 2 * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-}
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+};
 
-// The products of a slot, as one commit group.
-__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
-    wgmma_fence();
-#pragma unroll
-    for (u32 k = 0; k < BLOCK_K; k += 16)
-#pragma unroll
-        for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
-            wgmma_m64n256k16_f32_f16_ss(
-                acc[m], descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, warpgroup * WARPGROUP_M + 64 * m, k),
-                descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k));
-    wgmma_commit_group();
-}
-
-// ---- Results ----------------------------------------------------------------------------------------------------------
-constexpr u32 STAGING = 147456;
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows x 64 columns of a warp
-
-// 64 columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
-__device__ __forceinline__ void stage_fragments(const float (&acc)[BLOCK_N / 8][4], u32 staging, u32 n, u32 lane) {
-    const u32 row = lane % 16;
-#pragma unroll
-    for (u32 i = 0; i < 8; i += 2) {   // 16 columns
-        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
-        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
-        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
-    }
-}
-
-// Eight columns of one row, from shared memory ...
+// 16 bytes of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -143,34 +202,58 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
     if (row >= problem.m || column >= problem.n) return;
-    u16* target = output + row * problem.output_pitch + column;
-    if (problem.output_vectors && column + 8 <= problem.n) {
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
     } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
+constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+
+// STAGED_N columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < STAGED_N / 8; i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
     }
 }
 
-// A warp's rows, through its staging rows to 16-byte stores. row0: the warpgroup's first row.
-__device__ __forceinline__ void store_rows(const Accumulators& acc, const Problem& problem, u16* output, u32 staging, u32 row0,
-                                           u32 column0, u32 warp, u32 lane) {
+// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
+// divided, the one that is stored.
+template <u32 Parts = 1>
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
+                                           u32 lane, u32 part = 0) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+    Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
-    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            if (n / (FRAGMENTS_8 / Parts) != part) continue;
             __syncwarp();   // all lanes have read the columns before
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
-            for (u32 i = 0; i < 16; i += 4) {
-                const u32 row = i + lane / 8, vector = lane % 8;
+            for (u32 i = 0; i < 16; i += ROWS) {
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS;
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
-                             row0 + 64 * m + 16 * warp + row, column0 + 8 * (n + vector));
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + 8 * n + 16 / sizeof(Out) * vector);
             }
         }
 }
@@ -178,30 +261,30 @@ constexpr u32 RING_BARRIERS = 180224;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of 64 of K, all rows. M-major or N-major: boxes of 64 rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K.
 template <bool IsKMajor, u32 Rows>
-__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row) {
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
 #pragma unroll
         for (u32 i = 0; i < BLOCK_K; i += SPAN)
-            cp_async_bulk_tensor_2d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row);
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
     } else {
 #pragma unroll
         for (u32 i = 0; i < Rows; i += SPAN)
-            cp_async_bulk_tensor_2d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k);
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
     }
 }
 
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* a_map, const TensorMap* b_map, u32 k,
-                                           u32 tile_m, u32 tile_n) {
+                                           const Place& place) {
     ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, tile_m * BLOCK_M);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, tile_n * BLOCK_N);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // ---- Results, by TMA --------------------------------------------------------------------------------------------------
-// A warpgroup stores 64 rows x 64 columns at a time, from one of two buffers in the 128-byte swizzle: TMA reads one while the
+// A warpgroup stores 64 rows x 128 bytes at a time, from one of two buffers in the 128-byte swizzle: TMA reads one while the
 // warps fill the other, and while the next tile is computed.
 constexpr u32 STAGING_BYTES = 4 * WARP_STAGING_BYTES;   // of one buffer
 
@@ -219,14 +302,19 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
 }
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
 
-// stores: how many this warpgroup has issued. What lies outside of the result is not written.
-__device__ __forceinline__ void store_tile(const Accumulators& acc, u32& stores, u32 smem, const TensorMap* map, u32 row0, u32 column0,
-                                           u32 warpgroup, u32 warp, u32 lane) {
+// stores: how many this warpgroup has issued. place: of the warpgroup. What lies outside of the result is not written.
+__device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
+                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
+    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
+    if (!problem.output_by_tma) {   // rows that TMA cannot write
+        store_rows(acc, problem, result, smem + STAGING + (8 * warpgroup + warp) * WARP_STAGING_BYTES, of_warp, lane);
+        return;
+    }
     const bool issues = warp == 0 && lane == 0;
 #pragma unroll
-    for (u32 m = 0; m < WARPGROUP_M / 64; ++m)
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N / 8; n += 8) {
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             const u32 buffer = smem + STAGING + (2 * warpgroup + stores % 2) * STAGING_BYTES;
             if (issues) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
             warpgroup_sync(warpgroup);
@@ -234,7 +322,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, u32& stores,
             fence_proxy_async_shared_cta();
             warpgroup_sync(warpgroup);
             if (issues) {
-                cp_async_bulk_tensor_2d_store(map, buffer, column0 + 8 * n, row0 + 64 * m);
+                cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
             }
             ++stores;
@@ -246,35 +334,13 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
-// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
-// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
-// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
-// dispatched before the owner, so that no wait can starve a CTA that has not started.
-
-// The first stage of a range in the sequence.
-__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
-    return range * problem.stream_stages + min(range, problem.stream_extra);
-}
-
+// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
 struct WorkQueue {
-    u32 stage, stage_end;   // what is left of this range of the sequence
-    u32 tile, tiles;        // next whole tile
+    u32 tile, tiles;
 
-    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
-        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
-          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range) : tile(range), tiles(problem.tiles_m * problem.tiles_n) {}
 
     __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
-        if (stage < stage_end) {
-            unit.tile = divide(stage, problem.by_k_iterations);
-            unit.k_begin = stage - unit.tile * problem.k_iterations;
-            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
-            stage += unit.k_end - unit.k_begin;
-            return true;
-        }
         if (tile >= tiles) return false;
         unit = WorkUnit{tile, 0, problem.k_iterations};
         tile += problem.work_ranges;
@@ -315,42 +381,41 @@ struct StageCursor {
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
-        load_stage(ring, smem, a_map, b_map, at.k, at.tile_m, at.tile_n);
+        load_stage(ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
     }
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_by_warp(slot, lane); }
+
 // The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const WorkUnit& unit, u32 smem, u32 warpgroup, u32 lane) {
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result&, const Place&, u32 smem,
+                                         u32 warpgroup, u32, u32 lane) {
     u32 previous = 0;
-    for (u32 k = unit.k_begin; k < unit.k_end; ++k, ring.advance()) {
+    for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.wait();
         multiply(acc, smem, ring.stage, warpgroup);
         wgmma_wait_group<1>();
-        if (k > unit.k_begin) ring.release_used_by_warp(previous, lane);
+        if (k > 0) release_slot(ring, previous, lane);
         previous = ring.stage;
     }
     wgmma_wait_group<0>();
-    ring.release_used_by_warp(previous, lane);
+    release_slot(ring, previous, lane);
 }
-
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, u16* output,
-                                        u32 warpgroup, u32 warp, u32 lane) {
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map,
+                                        const Result& result, u32 warpgroup, u32 warp, u32 lane) {
     WorkQueue queue(problem, blockIdx.x);
     WorkUnit unit;
     u32 stores = 0;
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
+        Place place = tile_place(problem, tile_m, tile_n);
+        place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         clear(acc);
-        mainloop(acc, ring, unit, smem, warpgroup, lane);
-        const u32 row0 = tile_m * BLOCK_M + warpgroup * WARPGROUP_M, column0 = tile_n * BLOCK_N;
-        if (problem.output_vectors && problem.n % 8 == 0) {
-            store_tile(acc, stores, smem, output_map, row0, column0, warpgroup, warp, lane);
-        } else {   // rows that TMA cannot write
-            store_rows(acc, problem, output, smem + STAGING + (8 * warpgroup + warp) * WARP_STAGING_BYTES, row0, column0, warp, lane);
-        }
+        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (warp == 0 && lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
@@ -358,7 +423,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 
 // C = A B, version 4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
 // tile is computed.
-extern "C" __global__ void __launch_bounds__(288, 1)
+extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v4_f16_rc_128x256x64_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
@@ -373,9 +438,12 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
 
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
-    if (warp_index == CONSUMER_WARPS) {
-        if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map);
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<40>();
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);
+        __syncwarp();
     } else {
-        consume(ring, problem, smem, &output_map, output, warp_index / 4, warp_index % 4, laneid());
+        setmaxnreg_inc<232>();
+        consume(ring, problem, smem, &output_map, Result{output}, warp_index / 4, warp_index % 4, laneid());
     }
 }

@@ -68,9 +68,9 @@ constexpr bool SCALES_SUMS = false;   // scales fp32 sums of a group; else its w
 constexpr u32 GROUP_SIZE = 64;     // K that share a scale in a stage; BLOCK_K for whole columns
 
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
-constexpr u32 N_FRAGMENTS = WARP_N / 16;        // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
-constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FRAGMENTS_8 = BLOCK_M / 8;        // of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
@@ -280,15 +280,15 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
-typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
@@ -301,7 +301,7 @@ struct Workspace {
 };
 
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = N_FRAGMENTS * M_FRAGMENTS * 32;
+    constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
@@ -309,10 +309,10 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r)
-            sums[(c * M_FRAGMENTS + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+            sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
     if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;"
@@ -343,10 +343,10 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
     for (u32 other = range + 1; other <= last; ++other) {
         const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c)
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-            for (u32 r = 0; r < M_FRAGMENTS; ++r) {
-                const float4 sum = __ldcg(sums + (c * M_FRAGMENTS + r) * 32);
+            for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+                const float4 sum = __ldcg(sums + (c * FRAGMENTS_8 + r) * 32);
                 acc[c][r][0] += sum.x;
                 acc[c][r][1] += sum.y;
                 acc[c][r][2] += sum.z;
@@ -357,7 +357,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
 
-// Eight columns of one row, from shared memory ...
+// 16 bytes of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -367,29 +367,34 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
     if (row >= problem.m || column >= problem.n) return;
-    u16* target = output + row * problem.output_pitch + column;
-    if (problem.output_vectors && column + 8 <= problem.n) {
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
     } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
     }
 }
 
 // A warp stores its part of the tile through its staging rows, eight rows at a time.
 __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                    u32 warp_tile, u32 lane, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 2 * N_FRAGMENTS;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of eight columns
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
-    for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+    for (u32 r = 0; r < FRAGMENTS_8; ++r) {
         __syncwarp();   // all lanes have read the eight rows before
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
             stmatrix_x2_trans(staging + (lane & 7) * STAGING_PITCH_BYTES + (2 * c + (lane >> 3 & 1)) * 16, fragments);
         }
@@ -409,7 +414,7 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
                                                u32 column0, u32 lane) {
     const u32 g = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const u32 first = column0 + FRAGMENT_STRIDE_N * c, low = first + g, high = low + 8;
         u32 scale_pair = 0;
         if (low < problem.scale_pitch)
@@ -418,7 +423,7 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
         const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
             acc[c][r][0] = acc[c][r][0] * scale_low + bias_low;
             acc[c][r][1] = acc[c][r][1] * scale_low + bias_low;
             acc[c][r][2] = acc[c][r][2] * scale_high + bias_high;
@@ -463,7 +468,7 @@ struct WarpPosition {
         : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// This thread's columns of a packed row of 64 columns: N_FRAGMENTS pairs (g, g + 8), side by side.
+// This thread's columns of a packed row of 64 columns: FRAGMENTS_16 pairs (g, g + 8), side by side.
 __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
     return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
@@ -494,18 +499,18 @@ struct SlotAddresses {
 
 // What a thread holds of the weights for 64 of K.
 struct WeightFragments {
-    uint4 packed[N_FRAGMENTS];        // one word for each 16-deep step
-    u32 scale_pairs[N_FRAGMENTS];     // of columns g (low half) and g + 8 (high half)
-    ZeroPoint zeros[N_FRAGMENTS];
+    uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
+    u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
+    ZeroPoint zeros[FRAGMENTS_16];
 };
 
-__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[N_FRAGMENTS], u32 smem) {
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[FRAGMENTS_16], u32 smem) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 }
 
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[N_FRAGMENTS], u32 smem) {
+__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         u32 pair;
         asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
         zeros[c] = zero_point(pair & 0xff, pair >> 8);
@@ -523,7 +528,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotA
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
@@ -533,14 +538,14 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
 
 // Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
 // differ from step 0's in bits 5 and 6 of the swizzled address.
-typedef u32 ActivationFragments[M_FRAGMENTS][2];
+typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
-    if constexpr (M_FRAGMENTS == 1) {
+    if constexpr (FRAGMENTS_8 == 1) {
         ldmatrix_x2(b[0], address ^ (step << 5));
     } else {
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; r += 2) {
+        for (u32 r = 0; r < FRAGMENTS_8; r += 2) {
             u32 four[4];
             ldmatrix_x4(four, (address ^ (step << 5)) + r * 8 * ROW_BYTES);
             b[r][0] = four[0];
@@ -556,7 +561,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     ActivationFragments b;
     load_activation_fragments(b, address, step);
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
         if constexpr (HAS_STAGE_SCALES && !SCALES_SUMS) {
@@ -567,17 +572,17 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
             a[3] = multiply(a[3], scale_high);
         }
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
     }
 }
 
 // A group or a stage ends: adds its sums, scaled, to the accumulators.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
             acc[c][r][0] += sums[c][r][0] * low;
             acc[c][r][1] += sums[c][r][1] * low;
             acc[c][r][2] += sums[c][r][2] * high;
@@ -660,7 +665,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
 __device__ __forceinline__ void load_column_zeros(WeightFragments& weights, const Problem& problem, const u8* zeros, u32 column0,
                                                   u32 lane) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const u32 at = packed_column(column0, lane) + 2 * c;
         const u32 pair = column0 < problem.scale_pitch ? *(const u16*)(zeros + at) : 0x0808u;
         weights.zeros[c] = zero_point(pair & 0xff, pair >> 8);

@@ -52,9 +52,9 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 16;             // rows of x, the columns of mma's operand B
-constexpr u32 M_FRAGMENTS = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
+constexpr u32 FRAGMENTS_8 = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
 constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
-constexpr u32 N_FRAGMENTS = N_TILE / 16;
+constexpr u32 FRAGMENTS_16 = N_TILE / 16;
 constexpr u32 N_TILES = 3;             // N tiles of a CTA
 constexpr u32 BLOCK_K = 256;           // K of one stage
 constexpr u32 SLICE_K = 4;             // warps that share an N tile: each multiplies a slice of every stage's K
@@ -82,7 +82,7 @@ constexpr u32 ZEROS = 67584;
 constexpr u32 ZERO_SLOT_BYTES = 1024;
 constexpr u32 STAGE_TX_BYTES = 23552;   // bytes that the loads of one stage deliver
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // fp32 sums of a warp: 16 columns of W x 8 rows of x
-constexpr u32 N_TILE_SUM_BYTES = N_FRAGMENTS * M_FRAGMENTS * FRAGMENT_BYTES;
+constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
 constexpr u32 SLICE_SUMS = 70656;
 constexpr u32 BARRIERS = 89088;
 typedef TmaPipeline<STAGES> Ring;
@@ -253,16 +253,16 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
 }
 
 // ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
-typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];   // fragments of 16 columns of W by fragments of 8 rows of x
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 m = 0; m < M_FRAGMENTS; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
+        for (u32 m = 0; m < FRAGMENTS_8; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
 }
 
 // Where this thread finds the scales and zero points of its columns in an n64 row. The packed order puts column 16 c + 8 r + g at
@@ -280,7 +280,7 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
         u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
-        if constexpr (M_FRAGMENTS == 1) {
+        if constexpr (FRAGMENTS_8 == 1) {
             // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
             row = (lane & 7) % BLOCK_M;
             chunk = lane >> 3;
@@ -306,8 +306,8 @@ struct SlotAddresses {
 };
 
 // Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][M_FRAGMENTS][2], u32 row) {
-    if constexpr (M_FRAGMENTS == 1) {
+__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][FRAGMENTS_8][2], u32 row) {
+    if constexpr (FRAGMENTS_8 == 1) {
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; k16 += 2) {
             u32 r[4];
@@ -321,7 +321,7 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][M_FRAGMENT
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16)
 #pragma unroll
-            for (u32 m = 0; m < M_FRAGMENTS; m += 2) {
+            for (u32 m = 0; m < FRAGMENTS_8; m += 2) {
                 u32 r[4];
                 ldmatrix_x4(r, (row ^ (k16 << 5)) + m * 8 * ROW_BYTES);
                 b[k16][m][0] = r[0];
@@ -340,7 +340,7 @@ __device__ __forceinline__ uint4 load_packed(u32 smem) {
     return packed;
 }
 
-typedef ZeroPoint ZeroPoints[N_FRAGMENTS];
+typedef ZeroPoint ZeroPoints[FRAGMENTS_16];
 
 // four: the zero points of columns g and g + 8 of the first fragment, then of the second.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
@@ -356,13 +356,13 @@ __device__ __forceinline__ void load_zero_points(ZeroPoints& zero_points, u32 sm
 
 // Scales the sums of a group into the accumulators, and clears them.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[N_FRAGMENTS];   // of columns g (low half) and g + 8 (high half)
+    u32 pairs[FRAGMENTS_16];   // of columns g (low half) and g + 8 (high half)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
-        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+        for (u32 m = 0; m < FRAGMENTS_8; ++m) {
             acc[c][m][0] += sums[c][m][0] * low;
             acc[c][m][1] += sums[c][m][1] * low;
             acc[c][m][2] += sums[c][m][2] * high;
@@ -380,10 +380,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[N_FRAGMENTS];
+        uint4 packed[FRAGMENTS_16];
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
-        u32 b[4][M_FRAGMENTS][2];
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
+        u32 b[4][FRAGMENTS_8][2];
         // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
         // row sets bits that the lane's row does not have, in the address and in the swizzle.
         load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
@@ -393,11 +393,11 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
             if (done % GROUP_SIZE == 0)
                 load_zero_points(zero_points, slots.zeros + slot * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
-            for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+            for (u32 c = 0; c < FRAGMENTS_16; ++c) {
                 u32 a[4];
                 dequantize(a, word(packed[c], k16), zero_points[c]);
 #pragma unroll
-                for (u32 m = 0; m < M_FRAGMENTS; ++m)
+                for (u32 m = 0; m < FRAGMENTS_8; ++m)
                     mma_m16n8k16_bf16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);
             }
             if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
@@ -424,8 +424,8 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
 // Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
-constexpr u32 OWNERS = SLICE_K < N_FRAGMENTS ? SLICE_K : N_FRAGMENTS, OWN = N_FRAGMENTS / OWNERS;
-typedef float OwnSums[OWN][M_FRAGMENTS][4];
+constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
+typedef float OwnSums[OWN][FRAGMENTS_8][4];
 
 __device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
 
@@ -444,7 +444,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 }
 
 // Where the sums of an N tile have a fragment.
-__device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * M_FRAGMENTS + m) * FRAGMENT_BYTES; }
+__device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * FRAGMENTS_8 + m) * FRAGMENT_BYTES; }
 
 // Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
 // owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
@@ -454,10 +454,10 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     const u32 slice = warp_tile.slice;
     const u32 sums = smem + SLICE_SUMS + warp_tile.position * N_TILE_SUM_BYTES + lane * 16;
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const u32 owner = c / OWN, sender = slice - (slice > owner);   // slices but the owner's, numbered from 0
 #pragma unroll
-        for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+        for (u32 m = 0; m < FRAGMENTS_8; ++m) {
             if (slice == owner) {
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
@@ -474,7 +474,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll
-            for (u32 m = 0; m < M_FRAGMENTS; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
+            for (u32 m = 0; m < FRAGMENTS_8; ++m) add_fragment(own[c][m], first + sender * SLICE_BYTES + fragment_offset(c, m));
     return true;
 }
 
@@ -487,7 +487,7 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
             const u32 column = n_begin + 16 * c + 8 * r + (lane >> 2);
             const float added = column < problem.n ? low_to_float(bias[column]) : 0.0f;
 #pragma unroll
-            for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+            for (u32 m = 0; m < FRAGMENTS_8; ++m) {
                 own[c][m][2 * r] += added;
                 own[c][m][2 * r + 1] += added;
             }
@@ -510,7 +510,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
-    for (u32 m = 0; m < M_FRAGMENTS; ++m) {
+    for (u32 m = 0; m < FRAGMENTS_8; ++m) {
         if (m > 0 && m_begin + 8 * m >= problem.m) return;   // the whole warp returns
         u32 pairs[OWN][2];
 #pragma unroll

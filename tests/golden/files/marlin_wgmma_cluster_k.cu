@@ -83,9 +83,9 @@ constexpr bool HAS_ZEROS = false;           // else the zero point is 8
 constexpr u32 GROUP_SIZE = 128;    // K that share a scale in a stage; BLOCK_K for whole columns
 
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
-constexpr u32 N_FRAGMENTS = STACK;              // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
-constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FRAGMENTS_8 = BLOCK_M / 8;        // of 8 rows of M
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
 constexpr u32 N64_PER_TILE = BLOCK_N / 64;
@@ -110,6 +110,7 @@ constexpr u32 CLUSTER_SUMS = 184704;
 constexpr u32 CLUSTER_BARRIER = 196992;
 constexpr u32 STAGING = 181248;
 constexpr u32 STAGING_ROWS = 24;   // rows of M that a warpgroup stores together
+constexpr u32 OWN = STAGING_ROWS / 8;   // fragments along M that a CTA of the cluster adds up and stores
 constexpr u32 STAGING_PITCH_BYTES = 144;   // from one row to the next
 constexpr u32 STAGING_BYTES = 3456;   // of one warpgroup
 constexpr u32 RING_BARRIERS = 197000;
@@ -274,15 +275,15 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
-typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
@@ -292,44 +293,44 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // 1 .. SLICE_K - 1 store their sums in shared memory, and group 0 adds them to its own in the order of the slices. part: the
 // part's number in the tile. thread: of the group. Returns whether this group goes on with the sum.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
-    constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = N_FRAGMENTS * M_FRAGMENTS * FRAGMENT_BYTES;
+    constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
     if (slice > 0) {
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c)
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-            for (u32 r = 0; r < M_FRAGMENTS; ++r)
-                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * M_FRAGMENTS + r) * FRAGMENT_BYTES, acc[c][r]);
+            for (u32 r = 0; r < FRAGMENTS_8; ++r)
+                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
     slice_sync(part);   // group 0 waits for the sums of the others
     if (slice == 0) {
 #pragma unroll
         for (u32 other = 0; other < SLICE_K - 1; ++other)
 #pragma unroll
-            for (u32 c = 0; c < N_FRAGMENTS; ++c)
+            for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-                for (u32 r = 0; r < M_FRAGMENTS; ++r)
-                    add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * M_FRAGMENTS + r) * FRAGMENT_BYTES);
+                for (u32 r = 0; r < FRAGMENTS_8; ++r)
+                    add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
     }
     return slice == 0;
 }
 
 // ---- Within a cluster: split-K over distributed shared memory --------------------------------------------------------
-// CTA r of the cluster adds up the sums of OWN fragments along M, from r * OWN on; the last CTAs have fewer, or none.
-constexpr u32 OWN = STAGING_ROWS / 8, CLUSTER_FRAGMENT_BYTES = 32 * 16;
+// CTA r of the cluster adds up OWN of the FRAGMENTS_8 fragments, from r * OWN on; the last CTAs have fewer, or none.
+constexpr u32 CLUSTER_FRAGMENT_BYTES = 32 * 16;
 
 __device__ __forceinline__ u32 own_fragments(u32 rank) {
-    return rank * OWN < M_FRAGMENTS ? min(OWN, M_FRAGMENTS - rank * OWN) : 0;
+    return rank * OWN < FRAGMENTS_8 ? min(OWN, FRAGMENTS_8 - rank * OWN) : 0;
 }
 
 // What the CTA of this rank receives.
 __device__ __forceinline__ u32 cluster_sums_bytes(u32 rank) {
-    return (CLUSTER_K - 1) * WARP_TILES * N_FRAGMENTS * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
+    return (CLUSTER_K - 1) * WARP_TILES * FRAGMENTS_16 * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
 }
 
 // Where a CTA receives the sums of a warp of its `sender`-th peer.
 __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile, u32 lane) {
-    return smem + CLUSTER_SUMS + (sender * WARP_TILES + warp_tile) * N_FRAGMENTS * OWN * CLUSTER_FRAGMENT_BYTES + lane * 16;
+    return smem + CLUSTER_SUMS + (sender * WARP_TILES + warp_tile) * FRAGMENTS_16 * OWN * CLUSTER_FRAGMENT_BYTES + lane * 16;
 }
 
 // Sends to every peer the sums that the peer adds up, and adds what the peers send to this CTA's own sums, in the order of
@@ -342,20 +343,20 @@ __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 
         const u32 target = mapa_shared_cluster(cluster_sums(smem, rank - (rank > peer), warp_tile, lane), peer);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, peer);
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c)
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-            for (u32 r = peer * OWN; r < min((peer + 1) * OWN, M_FRAGMENTS); ++r)
+            for (u32 r = peer * OWN; r < min((peer + 1) * OWN, FRAGMENTS_8); ++r)
                 st_async_v4_f32(target + (c * OWN + r - peer * OWN) * CLUSTER_FRAGMENT_BYTES, acc[c][r], barrier);
     }
     if (own_fragments(rank) == 0) return false;
     mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the sums of all peers have arrived
 #pragma unroll
-    for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+    for (u32 r = 0; r < FRAGMENTS_8; ++r) {
         if (r / OWN != rank) continue;
 #pragma unroll
         for (u32 sender = 0; sender < CLUSTER_K - 1; ++sender)
 #pragma unroll
-            for (u32 c = 0; c < N_FRAGMENTS; ++c)
+            for (u32 c = 0; c < FRAGMENTS_16; ++c)
                 add_fragment(acc[c][r],
                              cluster_sums(smem, sender, warp_tile, lane) + (c * OWN + r % OWN) * CLUSTER_FRAGMENT_BYTES);
     }
@@ -369,12 +370,12 @@ __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& probl
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const u32 low = column0 + FRAGMENT_STRIDE_N * c + g, high = low + 8;
         const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
         const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
             acc[c][r][0] += bias_low;
             acc[c][r][1] += bias_low;
             acc[c][r][2] += bias_high;
@@ -383,7 +384,7 @@ __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& probl
     }
 }
 
-// Eight columns of one row, from shared memory ...
+// 16 bytes of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -393,16 +394,21 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
     if (row >= problem.m || column >= problem.n) return;
-    u16* target = output + row * problem.output_pitch + column;
-    if (problem.output_vectors && column + 8 <= problem.n) {
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
     } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
     }
 }
 
@@ -411,7 +417,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
 // first row and column of the result. Before the call all warps have read what they staged before.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 8 * N_FRAGMENTS;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of eight columns
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
     const u32 rows = min(STAGING_ROWS, BLOCK_M - first);   // the last ones may be fewer
@@ -419,7 +425,7 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 r = (first + row) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
             const u32 target = staging + (row + (lane & 7)) * STAGING_PITCH_BYTES + column;
             const u32 low[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};

@@ -101,9 +101,9 @@ constexpr bool HAS_ZEROS = false;           // else the zero point is 8
 constexpr u32 GROUP_SIZE = 64;    // K that share a scale in a stage; BLOCK_K for whole columns
 
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
-constexpr u32 N_FRAGMENTS = STACK;              // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
-constexpr u32 M_FRAGMENTS = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FRAGMENTS_8 = BLOCK_M / 8;        // of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
 constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
 constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
@@ -300,15 +300,15 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// A warp's accumulators: fragments of 16 columns of N x 8 rows of M, four values a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
-typedef float Accumulators[N_FRAGMENTS][M_FRAGMENTS][4];
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r)
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
@@ -321,7 +321,7 @@ struct Workspace {
 };
 
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
-    constexpr u32 WARP_FRAGMENTS = N_FRAGMENTS * M_FRAGMENTS * 32;
+    constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
@@ -329,10 +329,10 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c)
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r)
-            sums[(c * M_FRAGMENTS + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+            sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
     if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;"
@@ -363,10 +363,10 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
     for (u32 other = range + 1; other <= last; ++other) {
         const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c)
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-            for (u32 r = 0; r < M_FRAGMENTS; ++r) {
-                const float4 sum = __ldcg(sums + (c * M_FRAGMENTS + r) * 32);
+            for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+                const float4 sum = __ldcg(sums + (c * FRAGMENTS_8 + r) * 32);
                 acc[c][r][0] += sum.x;
                 acc[c][r][1] += sum.y;
                 acc[c][r][2] += sum.z;
@@ -377,7 +377,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
 
-// Eight columns of one row, from shared memory ...
+// 16 bytes of one row, from shared memory ...
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -387,16 +387,21 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 }
 
 // ... to the result.
-__device__ __forceinline__ void store_vector(const Problem& problem, u16* output, uint4 values, u32 row, u32 column) {
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
     if (row >= problem.m || column >= problem.n) return;
-    u16* target = output + row * problem.output_pitch + column;
-    if (problem.output_vectors && column + 8 <= problem.n) {
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
     } else {   // a row that is not 16-byte aligned, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i)
-            if (column + i < problem.n) target[i] = (u16)(words[i / 2] >> (i % 2 * 16));
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
     }
 }
 
@@ -405,7 +410,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, u16* output
 // first row and column of the result. Before the call all warps have read what they staged before.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 8 * N_FRAGMENTS;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of eight columns
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
     const u32 rows = min(STAGING_ROWS, BLOCK_M - first);   // the last ones may be fewer
@@ -413,7 +418,7 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
 #pragma unroll
-        for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 r = (first + row) / 8, column = (8 * c + 2 * warp + (lane >> 3 & 1)) * 16;
             const u32 target = staging + (row + (lane & 7)) * STAGING_PITCH_BYTES + column;
             const u32 low[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
@@ -448,7 +453,7 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
                                                u32 column0, u32 lane) {
     const u32 g = lane >> 2;
 #pragma unroll
-    for (u32 c = 0; c < N_FRAGMENTS; ++c) {
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const u32 first = column0 + FRAGMENT_STRIDE_N * c, low = first + g, high = low + 8;
         u32 scale_pair = 0;
         if (low < problem.scale_pitch)
@@ -457,7 +462,7 @@ __device__ __forceinline__ void scale_and_bias(Accumulators& acc, const Problem&
         const float bias_low = bias && low < problem.n ? low_to_float(bias[low]) : 0.0f;
         const float bias_high = bias && high < problem.n ? low_to_float(bias[high]) : 0.0f;
 #pragma unroll
-        for (u32 r = 0; r < M_FRAGMENTS; ++r) {
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
             acc[c][r][0] = acc[c][r][0] * scale_low + bias_low;
             acc[c][r][1] = acc[c][r][1] * scale_low + bias_low;
             acc[c][r][2] = acc[c][r][2] * scale_high + bias_high;

@@ -1,0 +1,140 @@
+"""The dense GEMM's version for GPUs without wgmma: mma.sync out of the same TMA ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.problem import Problem, is_fp8
+from cudatma.kernels.gemm.spec import FIRST_STAGE, L2_BYTES, STORED_BYTES, GemmSpec
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import Target, get_target
+
+#: (block_m, block_n, block_k, warpgroups, blocks_per_sm)
+TILES = (
+    (64, 64, 64, 1, 1), (64, 128, 64, 1, 1), (128, 128, 32, 1, 1), (128, 128, 64, 1, 1), (128, 128, 64, 1, 2),
+    (128, 256, 32, 2, 1), (256, 128, 32, 2, 1), (128, 256, 64, 2, 1),
+)  # fmt: skip
+#: The most accumulators of a warp, fp32: 128 registers of each lane.
+_MOST_WARP_ELEMS = 64 * 64
+#: Floating-point operations a clock that the MMAs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and the
+#: part of the tensor cores' rate that remains beside loads and waits (an estimate).
+_WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
+#: Bytes a clock that an SM reads from shared memory, and from L2 of a GeForce (an estimate: 5 TB/s of 170 SMs).
+_SMEM_BYTES, _GEFORCE_L2_BYTES = 128, 12
+
+
+@dataclass(frozen=True, slots=True)
+class GemmP1(GemmSpec):
+    """TMA, a warp of its own that loads, and mma.sync; persistent CTAs.
+
+    warpgroups: of four consumer warps each; together they divide the tile as evenly as they can in both directions.
+    blocks_per_sm: CTAs that share an SM.
+    """
+
+    block_k: int = 32
+    stages: int = 4
+    blocks_per_sm: int = 1  # type: ignore[misc]
+
+    version: ClassVar[str] = "p1"
+    template: ClassVar[str] = "kernels/gemm_p1.cu.j2"
+    #: A slot is released amid the products of the next stage: see tools/sass_hazards.py.
+    gives_back_previous: ClassVar[bool] = True
+    launch_us: ClassVar[float] = 1.4
+    is_persistent: ClassVar[bool] = True
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges")
+    least_k_bytes: ClassVar[int] = 64
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GemmSpec.allowed,
+        "block_m": (64, 128, 256),
+        "block_n": (64, 128, 256),
+        "block_k": (32, 64, 128, 256),
+        "warpgroups": (1, 2),
+        "blocks_per_sm": (1, 2),
+    }
+
+    def __post_init__(self) -> None:
+        super(GemmP1, self).__post_init__()
+        if self.warp_m * self.warp_n > _MOST_WARP_ELEMS:
+            allowed = f"{self.block_m * self.block_n // (4 * _MOST_WARP_ELEMS)}, 64 x 64 of the tile for each warp"
+            raise ArgumentError("warpgroups", self.warpgroups, allowed)
+
+    @property
+    def warps_n(self) -> int:
+        """Warps side by side along N, whose tiles are the nearest to squares: those read the least."""
+        fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.block_n // n >= 32]
+        return min(fits, key=lambda n: self.block_m * n // self.consumer_warps + self.block_n // n)
+
+    @property
+    def warps_m(self) -> int:
+        return self.consumer_warps // self.warps_n
+
+    @property
+    def warp_m(self) -> int:
+        """Rows of a warp's part of the tile."""
+        return self.block_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of it."""
+        return self.block_n // self.warps_n
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread, where setmaxnreg moves them from a warpgroup that loads to those that multiply; 0 elsewhere. Two
+        warps of 64 x 64 and a third one do not fit the registers of a quarter of an SM."""
+        if self.warp_m * self.warp_n < _MOST_WARP_ELEMS or self.warpgroups * self.blocks_per_sm == 1:
+            return 0
+        return {1: 232, 2: 240}[self.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        return 24
+
+    @property
+    def producer_warps(self) -> int:  # type: ignore[override]
+        """One loads; setmaxnreg is for whole warpgroups."""
+        return 4 if self.consumer_registers else 1
+
+    @property
+    def mma(self) -> str:
+        """The MMA's name, as primitives/mma.cuh.j2 has it."""
+        return f"mma_m16n8k{32 // self.element_bytes}_{self.mma_type}"
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """None: lanes exchange results by shuffles."""
+        return ()
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and the shared memory of an SM's CTAs fits."""
+        for feature in ("tma", "mma_sync", *(("setmaxnreg",) if self.consumer_registers else ())):
+            target.require(feature, "gemm")
+        if is_fp8(self.dtype):
+            target.require("mma_sync_fp8", "version p1 of gemm for fp8")
+        self.check_smem(target)
+        if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("stages", self.stages, f"stages of at most {most} bytes, an SM's for each CTA")
+
+    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
+        """Predicted time: waves of tiles, each stage bound by the tensor cores, by what the warps read of shared
+        memory, or by what it loads from L2."""
+        tiles = problem.batch * ceil_div(problem.m, self.block_m) * ceil_div(problem.n, self.block_n)
+        sharing = min(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        waves = ceil_div(tiles, gpu.sm_count * sharing)
+        flops = min(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
+        rate = _BESIDE_LOADS * flops / self.element_bytes
+        products = self.block_m * self.block_n * self.block_k / rate
+        read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
+        l2_bytes = L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
+        stage = sharing * max(products, read, self.loaded_stage_bytes / l2_bytes)
+        mainloop = waves * ceil_div(problem.k, self.block_k) * stage
+        # Of CTAs that share an SM, one multiplies while the other one stores.
+        stored = self.out_bytes * self.block_m * self.block_n / STORED_BYTES
+        around = FIRST_STAGE + (stored if sharing > 1 else waves * stored)
+        operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
+        memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
+        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop / gpu.sm_clock_mhz, 0.0, memory_us, 0.0)

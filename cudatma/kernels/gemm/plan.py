@@ -1,0 +1,68 @@
+"""The launch of a dense GEMM: which arguments a version's kernel gets for a request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cudatma.arrays import ArrayInfo
+from cudatma.descriptor import TensorMap
+from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows
+from cudatma.kernels.gemm.request import Request
+from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.launch_struct import pack
+from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div
+from cudatma.kernels.work_struct import work_values
+from cudatma.target import Target
+
+#: Arrays that a call may do without; the kernel gets the address 0.
+OPTIONAL = ("bias", "a_scale", "b_scale")
+
+
+def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Target, sm_count: int) -> Launch:
+    """The launch for a request whose layout is the spec's, after arranged(). result: (batch, M, N), of result_rows().
+    Raises TargetError, ArgumentError."""
+    spec.check_target(target)
+    work = spec.schedule(request.problem(), sm_count)
+    operands = zip((request.a, request.b), spec.layout, strict=True)
+    a_rows, b_rows = (dense_rows(as_rows(info, letter)) for info, letter in operands)
+    by_tma = _is_aligned(result) and result.shape[2] * result.dtype.itemsize % ALIGNMENT == 0
+    values = _values(request, result, spec, work) | {"output_by_tma": int(by_tma)}
+    for name, rows in (("a", a_rows), ("b", b_rows)):
+        step, pitch, element = rows.strides_bytes
+        values |= {f"{name}_batch": step // element, f"{name}_pitch": pitch // element}
+    args: dict[str, Any] = dict.fromkeys(OPTIONAL, 0) | request.arrays()
+    args |= {"a": a_rows, "b": b_rows, "output": result, "problem": pack(spec.problem_members, values)}
+    for name, rows, box in (("a_map", a_rows, spec.a_box), ("b_map", b_rows, spec.b_box)):
+        if name in spec.parameter_names:
+            args[name] = _tensor_map(rows, box, target)
+    if "output_map" in spec.parameter_names:
+        args["output_map"] = _tensor_map(result, spec.output_box, target) if by_tma else args["a_map"]
+    ordered = tuple([args[name] for name in spec.parameter_names])
+    touched = (result, *request.arrays().values())
+    return Launch(spec.template, spec, work.ctas, ordered, touched, cluster=spec.launch_cluster)
+
+
+def _is_aligned(result: ArrayInfo) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    return not any(value % ALIGNMENT for value in (result.pointer, *result.strides_bytes[:2]))
+
+
+def _values(request: Request, result: ArrayInfo, spec: GemmSpec, work: Schedule) -> dict[str, Any]:
+    """Members of the kernels' Problem, all but those of A, B and tensor maps."""
+    (m, n, k), (step, pitch, element) = request.sizes, result.strides_bytes
+    tiles_m = ceil_div(m, spec.cluster_m)
+    values = request.scales.strides() | work_values(
+        work, m, n, k, spec.cluster_m, output_pitch=pitch // element, output_vectors=_is_aligned(result)
+    )
+    values |= {"matrix_tiles_m": tiles_m, "by_matrix_tiles_m": DivisorStruct.of(tiles_m)}
+    return values | {"output_batch": step // element, "alpha": request.alpha, "beta": request.beta}
+
+
+def _tensor_map(rows: ArrayInfo, box: tuple[int, int, int], target: Target) -> TensorMap:
+    """Of (batch, rows, columns), with a swizzle as wide as the box's rows."""
+    kind = "uint8" if rows.dtype.itemsize == 1 else None
+    swizzle = f"{box[2] * rows.dtype.itemsize}B"
+    rows = replace(rows, owner=None)  # the launch has it
+    return TensorMap.from_array(rows, box, dtype=kind, axes=(2, 1, 0), swizzle=swizzle, target=target)

@@ -1,0 +1,228 @@
+"""A call of gemm, checked: A, B and C as batches of matrices, bias, scales, factors."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
+from cudatma.kernels.gemm.problem import (
+    ACTIVATIONS,
+    NUMPY,
+    OPERAND_TYPES,
+    RESULT_TYPES,
+    Problem,
+    default_result,
+    is_fp8,
+)
+from cudatma.kernels.gemm.scales import Scales, check_scales
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """a: (batch, M, K), b: (batch, K, N), of any strides; a matrix that serves the whole batch has stride 0. out_dtype:
+    of the result. scales, bias and what follows: as gemm() takes them."""
+
+    a: ArrayInfo
+    b: ArrayInfo
+    out_dtype: str
+    scales: Scales
+    bias: ArrayInfo | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    activation: str | None = None
+    batch_invariant: bool = False
+
+    @property
+    def batch(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return self.a.shape[1], self.b.shape[2], self.a.shape[2]
+
+    @property
+    def epilogue(self) -> str:
+        """Of Problem."""
+        if self.activation:
+            return self.activation
+        is_scaled = not self.scales.of_blocks and (self.scales.a or self.scales.b)
+        return "linear" if is_scaled or self.bias or self.alpha != 1 or self.beta else "none"
+
+    def problem(self, version: int | str = 0) -> Problem:
+        """What has to be computed."""
+        m, n, k = self.sizes
+        return Problem(
+            m,
+            n,
+            k,
+            self.a.dtype.name,
+            f"{letter_of(self.a, 'R')}{letter_of(self.b, 'C')}",
+            version,
+            self.batch,
+            self.out_dtype,
+            self.epilogue,
+            self.scales.of_blocks,
+            self.batch_invariant,
+        )
+
+    def arrays(self) -> dict[str, ArrayInfo]:
+        """Those that a kernel reads, by the names of gemm's arguments."""
+        scales = {"a_scale": self.scales.a, "b_scale": self.scales.b}
+        named = {"a": self.a, "b": self.b, "bias": self.bias} | scales
+        return {name: info for name, info in named.items() if info is not None}
+
+
+def check_call(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    bias: Any = None,
+    alpha: Any = 1.0,
+    beta: Any = 0.0,
+    activation: Any = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: Any = False,
+) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
+    """The request, the shape of the result as the caller sees it, and ``out`` as (batch, M, N) if there is one.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+    left, right = _operand(a, "a"), _operand(b, "b")
+    if right.dtype != left.dtype:
+        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
+    if right.shape[-2] != left.shape[-1]:
+        raise ArgumentError("b.shape", right.shape, f"(.., {left.shape[-1]}, N), for a of {left.shape}")
+    batches = {info.shape[0] for info in (left, right) if len(info.shape) == 3}
+    if len(batches - {1}) > 1:
+        raise ArgumentError("b.shape", right.shape, f"a batch of {left.shape[0]}, as a, or of one matrix")
+    batch = max(batches, default=1) if 0 not in batches else 0
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
+    if type(batch_invariant) is not bool:
+        raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
+    result = None if out is None else describe(out, "out")
+    sizes = left.shape[-2], right.shape[-1], left.shape[-1]
+    scales = check_scales(a_scale, b_scale, sizes, batch)
+    if scales.of_blocks and not is_fp8(left.dtype.name):
+        raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
+    request = Request(
+        batched(left, batch),
+        batched(right, batch),
+        _result_type(out_dtype, result, left),
+        scales,
+        None if bias is None else describe(bias, "bias"),
+        _number(alpha, "alpha") * scales.factor,
+        _number(beta, "beta"),
+        activation,
+        batch_invariant,
+    )
+    _check_bias(request)
+    for name, info in request.arrays().items():
+        _check_place(info, name, left)
+    shape = (batch, *sizes[:2]) if batches else sizes[:2]
+    if result is None:
+        if request.beta:
+            raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
+        return _folded(request, None, shape)
+    return _folded(request, _result(result, request, shape), shape)
+
+
+def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, ArrayInfo]:
+    """check_call() with an ``out`` that is there."""
+    request, shape, result = check_call(a, b, out, **options)
+    if result is None:
+        raise ArgumentError("out", None, f"an array of {shape}")
+    return request, result
+
+
+def _operand(array: Any, field: str) -> ArrayInfo:
+    info = describe(array, field)
+    if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+    if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
+        shape = "M, K" if field == "a" else "K, N"
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
+    if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
+    if info.pointer % info.dtype.itemsize:
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes")
+    return info
+
+
+def _check_place(info: ArrayInfo, field: str, left: ArrayInfo) -> None:
+    if info.device != left.device:
+        raise ArgumentError(f"{field}.device", place_name(info.device), f"{place_name(left.device)}, where a is")
+    if getattr(info.owner, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        remedy = "gemm has no backward pass: call it under torch.no_grad(), or detach the tensor"
+        raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
+
+
+def _number(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(field, type(value).__name__, "a real number")
+    return float(value)
+
+
+def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
+    """The name of out_dtype: a name, or a type of NumPy, CuPy or torch."""
+    if out_dtype is None:
+        name = out.dtype.name if out is not None else default_result(left.dtype.name)
+        field = "out_dtype" if out is None else "out.dtype"
+    else:
+        name, field = str(out_dtype).removeprefix("torch."), "out_dtype"
+        if name not in RESULT_TYPES:
+            with contextlib.suppress(TypeError):
+                name = np.dtype(out_dtype).name
+    if name not in RESULT_TYPES:
+        raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))
+    return name
+
+
+def _check_bias(request: Request) -> None:
+    info, n = request.bias, request.sizes[1]
+    if info is None:
+        return
+    if info.dtype != NUMPY[request.out_dtype]:
+        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{request.out_dtype}, as the result")
+    if info.shape != (n,):
+        raise ArgumentError("bias.shape", info.shape, f"({n},)")
+    if not info.is_contiguous or info.pointer % info.dtype.itemsize:
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
+
+
+def _result(info: ArrayInfo, request: Request, shape: tuple[int, ...]) -> ArrayInfo:
+    """out as (batch, M, N), checked."""
+    if info.dtype != NUMPY[request.out_dtype]:
+        raise ArgumentTypeError("out.dtype", str(info.dtype), request.out_dtype)
+    if info.shape != shape:
+        raise ArgumentError("out.shape", info.shape, f"{shape}")
+    _check_place(info, "out", request.a)
+    if info.readonly:
+        raise ArgumentError("out", "a read-only array", "a writable array")
+    for name, other in request.arrays().items():
+        if overlaps(info, other):
+            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+    return result_rows(info if len(shape) == 3 else batched(info, 1))
+
+
+def _folded(
+    request: Request, out: ArrayInfo | None, shape: tuple[int, ...]
+) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
+    """A batch that shares b as the rows of one matrix, where a and out lie like that: tiles of M are filled then."""
+    a, b = request.a, request.b
+    is_one = request.batch > 1 and b.strides_bytes[0] == 0 and request.scales.is_shared and follows(a)
+    if not is_one or not (out is None or follows(out)):
+        return request, shape, out
+    request = replace(request, a=folded(a), b=replace(b, shape=(1, *b.shape[1:])))
+    return request, shape, None if out is None else result_rows(folded(out))

@@ -1,0 +1,426 @@
+// cudatma: kernels/gemm_v6.cu.j2 for sm_90a
+// spec: GemmV6
+//   dtype = 'float16'
+//   layout = 'CR'
+//   block_m = 128
+//   block_n = 256
+//   block_k = 64
+//   stages = 3
+//   warpgroups = 2
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = False
+//   cluster_k = 2
+// 8 warps consume, 1 produce; a CTA takes 229432 B.
+// One stage holds
+//    16384 B  a 128 x 64 float16, M-major, 128B swizzle
+//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+// Shared memory, by offset
+//        0  a, 49152 B
+//    49152  b, 98304 B
+//   147456  staging, 16384 B
+//   163840  cluster_sums, 65536 B
+//   229376  cluster_barrier, 8 B
+//   229384  full_barriers, 24 B
+//   229408  empty_barriers, 24 B
+
+// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
+__device__ __forceinline__ u32 cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 128;     // of a CTA's tile
+constexpr u32 BLOCK_N = 256;
+constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 STAGES = 3;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 ELEMENT_BYTES = 2;   // of A and B
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = BLOCK_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 A = 0;
+constexpr u32 B = 49152;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tt(float (&d)[32][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, 1, 1, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
+          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
+          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Rows from `row` on, MMA_K of K from k on, of an operand's slot.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
+    if constexpr (IsKMajor)
+        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES,
+                                 SWIZZLE_128B);
+    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 row, u32 k) {
+    return descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, row, k);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot, u32 k) {
+    return descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k);
+}
+
+// The products of a slot, as one commit group.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+    wgmma_fence();
+#pragma unroll
+    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+            wgmma_m64n256k16_f32_f16_ss_tt(acc[m], a_descriptor(smem, slot, warpgroup * WARPGROUP_M + 64 * m, k), b_descriptor(smem, slot, k));
+    wgmma_commit_group();
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+
+typedef u16 Out;   // bits of an element of the result
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
+};
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
+
+// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
+// the CTA.
+template <u32 Cluster = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
+    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+}
+
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+};
+
+// 16 bytes of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
+    if (row >= problem.m || column >= problem.n) return;
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
+constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+
+// STAGED_N columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < STAGED_N / 8; i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
+    }
+}
+
+// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
+// divided, the one that is stored.
+template <u32 Parts = 1>
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
+                                           u32 lane, u32 part = 0) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+    Out* output = result.output + place.batch * problem.output_batch;
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            if (n / (FRAGMENTS_8 / Parts) != part) continue;
+            __syncwarp();   // all lanes have read the columns before
+            stage_fragments(acc[m], staging, n, lane);
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < 16; i += ROWS) {
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS;
+                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + 8 * n + 16 / sizeof(Out) * vector);
+            }
+        }
+}
+constexpr u32 RING_BARRIERS = 229384;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
+    }
+}
+
+// One thread fills the ring's slot with the stage k of a tile.
+__device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* a_map, const TensorMap* b_map, u32 k,
+                                           const Place& place) {
+    ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+}
+
+// ---- Clusters -----------------------------------------------------------------------------------------------------------
+constexpr u32 CLUSTER_K = 2;   // CTAs, which divide K
+constexpr u32 CLUSTER_SUMS = 163840;
+constexpr u32 CLUSTER_BARRIER = 229376;
+constexpr u32 WARP_TILES = CONSUMER_WARPS;
+constexpr u32 OWN = FRAGMENTS_8 / CLUSTER_K;   // fragments along N that a CTA adds up and stores
+
+__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
+    float other[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
+
+// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
+// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+// ---- Within a cluster: split-K over distributed shared memory --------------------------------------------------------
+// CTA r of the cluster adds up OWN of the FRAGMENTS_8 fragments, from r * OWN on; the last CTAs have fewer, or none.
+constexpr u32 CLUSTER_FRAGMENT_BYTES = 32 * 16;
+
+__device__ __forceinline__ u32 own_fragments(u32 rank) {
+    return rank * OWN < FRAGMENTS_8 ? min(OWN, FRAGMENTS_8 - rank * OWN) : 0;
+}
+
+// What the CTA of this rank receives.
+__device__ __forceinline__ u32 cluster_sums_bytes(u32 rank) {
+    return (CLUSTER_K - 1) * WARP_TILES * FRAGMENTS_16 * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
+}
+
+// Where a CTA receives the sums of a warp of its `sender`-th peer.
+__device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile, u32 lane) {
+    return smem + CLUSTER_SUMS + (sender * WARP_TILES + warp_tile) * FRAGMENTS_16 * OWN * CLUSTER_FRAGMENT_BYTES + lane * 16;
+}
+
+// Sends to every peer the sums that the peer adds up, and adds what the peers send to this CTA's own sums, in the order of
+// ranks. Returns whether this CTA has rows of the result.
+__device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 rank, u32 warp_tile, u32 lane) {
+    barrier_cluster_wait();   // all CTAs have started and initialized their barriers
+#pragma unroll
+    for (u32 peer = 0; peer < CLUSTER_K; ++peer) {
+        if (peer == rank) continue;
+        const u32 target = mapa_shared_cluster(cluster_sums(smem, rank - (rank > peer), warp_tile, lane), peer);
+        const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, peer);
+#pragma unroll
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+            for (u32 r = peer * OWN; r < min((peer + 1) * OWN, FRAGMENTS_8); ++r)
+                st_async_v4_f32(target + (c * OWN + r - peer * OWN) * CLUSTER_FRAGMENT_BYTES, acc[c][r], barrier);
+    }
+    if (own_fragments(rank) == 0) return false;
+    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the sums of all peers have arrived
+#pragma unroll
+    for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+        if (r / OWN != rank) continue;
+#pragma unroll
+        for (u32 sender = 0; sender < CLUSTER_K - 1; ++sender)
+#pragma unroll
+            for (u32 c = 0; c < FRAGMENTS_16; ++c)
+                add_fragment(acc[c][r],
+                             cluster_sums(smem, sender, warp_tile, lane) + (c * OWN + r % OWN) * CLUSTER_FRAGMENT_BYTES);
+    }
+    return true;
+}
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+__device__ __forceinline__ void produce(Ring& ring, u32 k_begin, u32 k_end, u32 smem, const TensorMap* a_map,
+                                        const TensorMap* b_map, const Place& place) {
+    for (u32 k = k_begin; k < k_end; ++k, ring.advance()) {
+        ring.acquire();
+        load_stage(ring, smem, a_map, b_map, k, place);
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
+__device__ __forceinline__ void consume(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
+    u32 previous = 0;
+    for (u32 k = 0; k < stages; ++k, ring.advance()) {
+        ring.wait();
+        multiply(acc, smem, ring.stage, warpgroup);
+        wgmma_wait_group<1>();
+        if (k > 0) ring.release_used_by_warp(previous, lane);
+        previous = ring.stage;
+    }
+    wgmma_wait_group<0>();
+}
+}  // namespace cudatma
+
+// C = A B, version 6: the CTAs of a cluster divide the K of one tile, send each other their sums, and each stores a part of the
+// columns. Else as version 3.
+extern "C" __global__ void __launch_bounds__(288, 1)
+gemm_v6_f16_cr_128x256x64_w2_s3_k2(
+    const __grid_constant__ cudatma::TensorMap a_map,
+    const __grid_constant__ cudatma::TensorMap b_map,
+    cudatma::u16* output,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
+    // The CTAs of a cluster take whole stages of the tile's K in the order of their ranks, as evenly as possible.
+    const u32 rank = cluster_ctarank();
+    const u32 k_begin = rank * problem.k_iterations / CLUSTER_K, k_end = (rank + 1) * problem.k_iterations / CLUSTER_K;
+    u32 tile_m, tile_n;
+    tile_position(problem, blockIdx.x / CLUSTER_K, tile_m, tile_n);
+    Place place = tile_place(problem, tile_m, tile_n);
+
+    Ring ring;
+    ring.attach(smem + RING_BARRIERS);
+    if (threadIdx.x == 0) {
+        mbarrier_init(smem + CLUSTER_BARRIER, 1);
+        ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+        mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, cluster_sums_bytes(rank));
+    }
+    __syncthreads();                    // the barriers are initialized
+    barrier_cluster_arrive_relaxed();   // reduce_cluster() waits; fence_mbarrier_init() has ordered the barriers
+    if (warp_index == CONSUMER_WARPS) {
+        if (elect_sync()) produce(ring, k_begin, k_end, smem, &a_map, &b_map, place);
+        __syncwarp();
+        return;
+    }
+    Accumulators acc;
+    clear(acc);
+    consume(acc, ring, k_end - k_begin, smem, warpgroup, lane);
+    reduce_cluster(acc, smem, rank, warp_index, lane);
+    place.row0 += warpgroup * WARPGROUP_M + warp_index % 4 * 16;
+    store_rows<CLUSTER_K>(acc, problem, Result{output}, smem + STAGING + warp_index * WARP_STAGING_BYTES, place, lane, rank);
+}

@@ -1,0 +1,119 @@
+"""Calls of gemm like an earlier one: what their key tells apart, and when the full checks have to look again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.kernels import tensor_library
+from cudatma.kernels.gemm.repeated import KnownCall, call_key
+
+
+class Array:
+    """As CuPy's, with the attributes that are read."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: Any = np.float16, device: int = 0) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.strides = np.empty(shape, dtype).strides
+        self.data = SimpleNamespace(ptr=address, device_id=device)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{self.shape} at {self.data.ptr:#x} of {self.data.device_id}"
+
+
+@dataclass
+class FakeReplay:
+    device: int = 0
+    runs: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+
+    def run(self, addresses: tuple[int, ...], stream: int) -> None:
+        self.runs.append((addresses, stream))
+
+
+@pytest.fixture(autouse=True)
+def _known_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tensor_library._libraries, Array, "cupy")
+
+
+OPTIONS = (1.0, 0.0, None, None, False, 0)
+
+
+def arrays(**changes: Any) -> tuple[Any, ...]:
+    given = {"a": Array(0x1000, (4, 64)), "b": Array(0x2000, (64, 8)), "out": Array(0x3000, (4, 8))}
+    given |= {"bias": Array(0x4002, (8,)), "a_scale": None, "b_scale": Array(0x5000, (8,), np.float32)} | changes
+    return tuple(given.values())
+
+
+def key(options: tuple[Any, ...] = OPTIONS, **changes: Any) -> Any:
+    return call_key(arrays(**changes), options)  # type: ignore[arg-type]
+
+
+def test_addresses_do_not_count() -> None:
+    assert key(a=Array(0x9000, (4, 64)), out=Array(0xA000, (4, 8))) == key() is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a": Array(0x1000, (5, 64))},
+        {"b": Array(0x2000, (64, 8), np.int16)},
+        {"out": None},
+        {"out": Array(0x3000, (4, 8), device=1)},
+        {"bias": None},
+        {"a_scale": Array(0x6000, (4,), np.float32)},
+        {"b_scale": Array(0x5000, (1,), np.float32)},
+    ],
+    ids=str,
+)
+def test_what_lies_otherwise_is_another_call(changes: dict[str, Any]) -> None:
+    assert key(**changes) not in (None, key())
+
+
+@pytest.mark.parametrize("place", range(len(OPTIONS)))
+def test_other_options_are_another_call(place: int) -> None:
+    for value in ("relu", 2.0, True, 1):
+        changed = (*OPTIONS[:place], value, *OPTIONS[place + 1 :])
+        assert (key(changed) == key()) == (value is OPTIONS[place])
+    assert key((True, *OPTIONS[1:])) != key((1, *OPTIONS[1:])) != key()  # equal numbers of other types
+
+
+@pytest.mark.parametrize("changes", [{"a": np.zeros((4, 64))}, {"b": np.zeros((64, 8))}, {"a_scale": 2.0}], ids=list)
+def test_arrays_of_several_libraries_are_checked(changes: dict[str, Any]) -> None:
+    assert key(**changes) is None
+    assert key(([1.0], *OPTIONS[1:])) is None
+
+
+def call() -> KnownCall:
+    extents = (4 * 64 * 2, 64 * 8 * 2, 4 * 8 * 2, 16, 0, 32)
+    return KnownCall(FakeReplay(), (4, 8), np.dtype(np.float16), extents)  # type: ignore[arg-type]
+
+
+def test_it_launches_for_the_new_addresses() -> None:
+    known, given = call(), arrays()
+    assert known.run("cupy", given, 7) is given[2]  # type: ignore[arg-type]
+    assert known.replay.runs == [((0x1000, 0x2000, 0x3000, 0x3000, 0x4002, 0, 0x5000), 7)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a": Array(0x1008, (4, 64))},
+        {"b": Array(0x2002, (64, 8))},
+        {"out": Array(0x3002, (4, 8))},
+        {"bias": Array(0x4001, (8,))},
+        {"b_scale": Array(0x5002, (8,), np.float32)},
+        {"out": Array(0x11F0, (4, 8))},  # in a
+        {"out": Array(0x1FD0, (4, 8))},  # ends in b
+        {"out": Array(0x3FF0, (4, 8))},  # over bias
+        {"out": Array(0x5010, (4, 8))},  # in b_scale
+    ],
+    ids=str,
+)
+def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> None:
+    known = call()
+    assert known.run("cupy", arrays(**changes), 7) is None  # type: ignore[arg-type]
+    assert not known.replay.runs  # type: ignore[attr-defined]
