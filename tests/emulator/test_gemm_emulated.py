@@ -113,37 +113,53 @@ def numbers(*shape: int, dtype: Any = np.float16) -> Any:
     return np.random.default_rng(len(shape)).standard_normal(shape, np.float32).astype(dtype)
 
 
-#: Operands and options of calls that versions share; a and b may not lie as the kernels read them.
-CALLS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "bias_gelu": (numbers(70, 136), numbers(136, 72), {"bias": numbers(72), "alpha": 0.5, "activation": "gelu"}),
-    "beta_fp32": (
-        numbers(70, 72),
-        numbers(136, 72).T,
-        {"beta": 2, "bias": numbers(136, dtype=np.float32), "out_dtype": "float32"},
+#: Operands, options, and the versions that are tried, of calls that all versions share; a and b may not lie as the
+#: kernels read them.
+CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[int | str, ...]]] = {
+    "bias_gelu": (
+        numbers(70, 136),
+        numbers(136, 72),
+        {"bias": numbers(72), "alpha": 0.5, "activation": "gelu"},
+        (1, 4),
     ),
-    "tanh_fp32": (numbers(72, 70).T, numbers(72, 40), {"activation": "gelu_tanh", "out_dtype": "float32"}),
-    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}),
-    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}),
-    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}),
-    "batch_of_b": (numbers(70, 72, dtype=BF16), numbers(3, 136, 72, dtype=BF16).swapaxes(1, 2), {"alpha": -1}),
-    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}),
-    "odd_batch_fp32": (numbers(2, 70, 131), numbers(73, 131).T, {"out_dtype": "float32"}),
-    "fp8_rows": (
+    "beta_batch": (
+        numbers(2, 70, 136),
+        numbers(2, 136, 72),
+        {"beta": 2, "bias": numbers(72, dtype=np.float32), "out_dtype": "float32"},
+        (4, 6),
+    ),
+    "tanh_fp32": (numbers(72, 70).T, numbers(72, 40), {"activation": "gelu_tanh", "out_dtype": "float32"}, (5, "p1")),
+    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}, (3, 6)),
+    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}, (2, 5)),
+    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}, (3, 4, 5)),
+    "batch_of_b": (
+        numbers(70, 72, dtype=BF16),
+        numbers(3, 136, 72, dtype=BF16).swapaxes(1, 2),
+        {"alpha": -1},
+        (1, "p1"),
+    ),
+    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}, (2,)),
+    "odd_batch_fp32": (numbers(2, 70, 131), numbers(2, 131, 73), {"out_dtype": "float32"}, (6, 5)),
+    "fp8_strided_scales": (
         numbers(70, 272, dtype=E4M3),
         numbers(72, 272, dtype=E4M3).T,
-        {"a_scale": abs(numbers(70, dtype=np.float32)), "b_scale": numbers(1, 72, dtype=np.float32)},
+        {"a_scale": abs(numbers(140, dtype=np.float32))[::2], "b_scale": numbers(2, 72, dtype=np.float32)[:1]},
+        (3, 5),
     ),
-    "fp8_rr": (numbers(70, 250, dtype=E5M2), numbers(250, 72, dtype=E5M2), {"a_scale": 2.0, "out_dtype": "float16"}),
+    "fp8_rr": (
+        numbers(70, 250, dtype=E5M2),
+        numbers(250, 72, dtype=E5M2),
+        {"a_scale": 2.0, "out_dtype": "float16"},
+        (4, "p1"),
+    ),
 }
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("turn", [0, 3])
-@pytest.mark.parametrize("call", CALLS)
-def test_what_versions_share(call: str, turn: int) -> None:
-    """Two versions in turn for each call, against the reference; both leave what surrounds the result alone."""
-    a, b, options = CALLS[call]
-    version = list(VERSIONS)[(list(CALLS).index(call) + turn) % len(VERSIONS)]
+@pytest.mark.parametrize(("call", "version"), [(name, version) for name in CALLS for version in CALLS[name][3]])
+def test_what_versions_share(call: str, version: int | str) -> None:
+    """Against the reference; what surrounds the result is left alone."""
+    a, b, options, _ = CALLS[call]
     wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
     whole = np.ones((*wanted.shape[:-1], wanted.shape[-1] + 8), wanted.dtype)
     gemm(a, b, out=wanted, backend="reference", **options)
@@ -152,6 +168,16 @@ def test_what_versions_share(call: str, turn: int) -> None:
     found, exact = whole[..., : wanted.shape[-1]].astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= (6e-3 if wanted.dtype == BF16 else 1e-3) * np.linalg.norm(exact)
     assert (whole[..., wanted.shape[-1] :] == 1).all()
+
+
+def test_matrices_of_a_result_off_16_bytes() -> None:
+    """Rows of one matrix start at multiples of 16 bytes, those of the next do not."""
+    whole = np.full(2 * (66 * 80 + 1), np.nan, np.float16)
+    out = np.lib.stride_tricks.as_strided(whole, (2, 66, 72), (2 * (66 * 80 + 1), 160, 2))
+    a, b = numbers(2, 66, 72), numbers(2, 72, 72)
+    run_small(4, *check_call_into(a, b, out))
+    np.testing.assert_allclose(out.astype(np.float64), a.astype(np.float64) @ b, rtol=1e-3, atol=1e-2)
+    assert np.isnan(whole).sum() == whole.size - out.size
 
 
 def run_small(version: int | str, request: Request, result: ArrayInfo, target: Target = SM90A) -> None:
@@ -174,6 +200,7 @@ def test_scales_of_blocks(version: int, batch: int) -> None:
     a_scale = abs(numbers(batch, 4, 70, dtype=np.float32)).swapaxes(1, 2)
     options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(4, 2, dtype=np.float32)}
     if batch > 1:
+        options["b_scale"] = numbers(batch, 4, 4, dtype=np.float32)[..., ::2]
         options |= {"bias": numbers(200, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
@@ -182,9 +209,9 @@ def test_scales_of_blocks(version: int, batch: int) -> None:
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_rows"])
+@pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_strided_scales"])
 def test_p1_for_sm_120a(call: str) -> None:
-    a, b, options = CALLS[call]
+    a, b, options, _ = CALLS[call]
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     run_small("p1", *check_call_into(a, b, out, **options), target=SM120A)

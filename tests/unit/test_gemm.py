@@ -65,13 +65,16 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
     assert found() == (0, "$CUDATMA_GEMM_VERSION")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "six")
-    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got six; allowed"):
+    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got 'six'; allowed"):
         found()
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
     for text, field in (("[gemm]\nversion = '3'\n", "gemm.version"), ("gemm = 3\n", "gemm"), ("[gemm", "TOML")):
         here.write_text(text)
         with pytest.raises(ArgumentError, match=field):
             found()
+    here.unlink()
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    assert found() == (0, "")
     version._of_file.cache_clear()
 
 

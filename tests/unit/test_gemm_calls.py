@@ -71,7 +71,7 @@ WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
     *[("a_scale", {"dtype": kind}, ArgumentTypeError, "a_scale.dtype") for kind in ("f2", "f8", "i4")],
     *[("b_scale", {"dtype": kind}, ArgumentTypeError, "b_scale.dtype") for kind in ("f2", "f8", BF16)],
     *[("a_scale", {"shape": shape}, ArgumentError, "a_scale.shape") for shape in ((N,), (M, 3), (2,), (1, M), (M, M))],
-    *[("b_scale", {"shape": shape}, ArgumentError, "a_scale.shape") for shape in ((M,), (N, 1), (N, N))],
+    *[("b_scale", {"shape": shape}, ArgumentError, "b_scale.shape") for shape in ((M,), (N, 1), (N, N))],
     ("a_scale", {"strides": (-4,)}, ArgumentError, "a_scale.strides"),
     ("b_scale", {"strides": (6,)}, ArgumentError, "b_scale.strides"),
     ("a_scale", {"pointer": ADDRESSES["a_scale"] + 2}, ArgumentError, "a_scale.pointer"),
@@ -115,6 +115,10 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"version": True}, ArgumentError, "version"),
     ({"version": None}, ArgumentError, "version"),
     ({"version": [3]}, ArgumentError, "version"),
+    ({"version": np.array([1, 2])}, ArgumentError, "version"),
+    ({"alpha": 10**400}, ArgumentError, "alpha"),
+    ({"a_scale": 10**400}, ArgumentError, "a_scale"),
+    ({"out_dtype": ("f4", (-1,))}, ArgumentTypeError, "out_dtype"),
     ({"backend": "cpu"}, ArgumentError, "backend"),
     ({"a_scale": "1"}, ArgumentTypeError, "a_scale"),
     ({"a_scale": True}, ArgumentTypeError, "a_scale"),
@@ -288,6 +292,20 @@ def test_a_scale_of_one_element_may_have_any_shape() -> None:
 def test_batches_are_numpys(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     left, right = (np.arange(math.prod(shape), dtype=np.float16).reshape(shape) % 7 for shape in (a, b))
     np.testing.assert_array_equal(gemm(left, right, backend="reference"), left @ right)
+
+
+def test_a_beta_that_fp32_rounds_to_zero_reads_nothing() -> None:
+    a, b = np.ones((M, K), np.float16), np.ones((K, N), np.float16)
+    out = np.full((M, N), np.nan, np.float16)
+    assert (gemm(a, b, out=out, beta=1e-50, backend="reference") == K).all()
+
+
+def test_the_reference_takes_one_scale_as_that_of_a_block() -> None:
+    a, b = matrix(15, 128, "R", E4M3, 0).reshape(3, 5, 128), matrix(128, 100, "C", E4M3, 1)
+    given = {"a_scale": np.full((3, 5, 1), 2, np.float32), "backend": "reference"}
+    np.testing.assert_array_equal(
+        gemm(a, b, b_scale=np.full(1, 0.5, np.float32), **given), gemm(a, b, backend="reference")
+    )
 
 
 def test_the_callers_out_is_returned_and_its_gaps_are_left_alone() -> None:

@@ -10,7 +10,7 @@ from cudatma.build.kernel import default_target
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gemm.arrange import copied
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.request import check_call
+from cudatma.kernels.gemm.request import check_backend, check_call
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 
@@ -38,10 +38,10 @@ def gemm_explain(
     front of it. backend, stream: as gemm takes them; they change nothing here. Raises as gemm does, and
     ArgumentError for a result without elements.
     """
-    if backend is not None:
-        backend_for("gemm", backend)
     number, asked_by = chosen_version(version)
     request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
+    if backend is not None:
+        check_backend(request, backend_for("gemm", backend))
     device = request.a.device
     gpu = imagined_gpu(default_target(), H200.sm_count) if device is None else gpu_of(device)
     problem = request.problem(number)

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo, dense_strides, describe, empty_like_library, place_name
-from cudatma.backend import backend_for, device_remedy
+from cudatma.arrays import ArrayInfo, dense_strides, describe, empty_like_library
+from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
-from cudatma.errors import ArgumentError
 from cudatma.kernels.choosing import decide, pinned_scope
 from cudatma.kernels.gemm.arrange import arranged
 from cudatma.kernels.gemm.choose import GEMM
@@ -18,7 +17,7 @@ from cudatma.kernels.gemm.plan import OPTIONAL, plan_gemm
 from cudatma.kernels.gemm.problem import NUMPY
 from cudatma.kernels.gemm.reference import reference
 from cudatma.kernels.gemm.repeated import Arrays, KnownCall, call_key, keep_call, known_call
-from cudatma.kernels.gemm.request import Request, check_call
+from cudatma.kernels.gemm.request import Request, check_backend, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -92,11 +91,8 @@ def _first(
     request, shape, result = check_call(
         a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant
     )
+    check_backend(request, chosen)
     device = request.a.device
-    if (device is None) != (chosen != "cuda"):
-        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
-        remedy = device_remedy("cupy.asarray moves it", device)
-        raise ArgumentError("a.device", place_name(device), allowed, remedy)
     handle = 0 if device is None else stream_handle(stream, request.a.kind, device)
     if result is None:
         out = empty_like_library(request.a, shape, NUMPY[request.out_dtype], handle)

@@ -19,6 +19,7 @@ def reference(request: Request, result: ArrayInfo) -> None:
         out, (_, n, k) = host_array(result), request.sizes
         a, b = (host_array(info).astype(np.float32) for info in (request.a, request.b))
         scales = [np.ones((1, 1), np.float32) if one is None else host_array(one) for one in request.scales.arrays]
+        scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]
         if request.scales.of_blocks:
             a_blocks, b_blocks = (_repeated(one, -1) for one in scales)
             a = a * a_blocks[..., :k]

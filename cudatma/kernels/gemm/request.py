@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.backend import device_remedy
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
 from cudatma.kernels.gemm.problem import (
@@ -22,7 +23,7 @@ from cudatma.kernels.gemm.problem import (
     default_result,
     is_fp8,
 )
-from cudatma.kernels.gemm.scales import Scales, check_scales
+from cudatma.kernels.gemm.scales import Scales, as_fp32, check_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def check_call(
         None if bias is None else describe(bias, "bias"),
         _number(alpha, "alpha") * scales.factor,
         _number(beta, "beta"),
-        activation,
+        None if activation is None else str(activation),
         batch_invariant,
     )
     _check_bias(request)
@@ -136,6 +137,15 @@ def check_call(
             raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
         return _folded(request, None, shape)
     return _folded(request, _result(result, request, shape), shape)
+
+
+def check_backend(request: Request, chosen: str) -> None:
+    """ArgumentError unless the arrays are where a backend computes."""
+    device = request.a.device
+    if (device is None) != (chosen != "cuda"):
+        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
+        remedy = device_remedy("cupy.asarray moves it", device)
+        raise ArgumentError("a.device", place_name(device), allowed, remedy)
 
 
 def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, ArrayInfo]:
@@ -171,7 +181,7 @@ def _check_place(info: ArrayInfo, field: str, left: ArrayInfo) -> None:
 def _number(value: Any, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
-    return float(value)
+    return as_fp32(value, field)
 
 
 def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
@@ -182,7 +192,7 @@ def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
     else:
         name, field = str(out_dtype).removeprefix("torch."), "out_dtype"
         if name not in RESULT_TYPES:
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(TypeError, ValueError):
                 name = np.dtype(out_dtype).name
     if name not in RESULT_TYPES:
         raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import numbers
 from dataclasses import dataclass
@@ -63,23 +64,40 @@ def check_scales(a_scale: Any, b_scale: Any, sizes: tuple[int, int, int], batch:
     arrays: dict[str, ArrayInfo | None] = {}
     for field, value in (("a_scale", a_scale), ("b_scale", b_scale)):
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            factor *= float(value)
+            factor *= as_fp32(value, field)
             value = None
         arrays[field] = None if value is None else _array(value, field)
     (m, n, k), (a, b) = sizes, arrays.values()
     vectors = {"a_scale": ((m,), (m, 1)), "b_scale": ((n,), (1, n))}
-    if all(info is None or info.size_elems == 1 or info.shape in vectors[field] for field, info in arrays.items()):
+    is_plain = {
+        field: info is None or info.size_elems == 1 or info.shape in vectors[field] for field, info in arrays.items()
+    }
+    if all(is_plain.values()):
         return Scales(a, b, factor)
     blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
-    for (field, info), shape in zip(arrays.items(), ((m, blocks[0]), blocks), strict=True):
-        is_one = info is not None and info.size_elems == math.prod(shape) == 1
-        if info is None or not (is_one or info.shape in (shape, (batch, *shape))):
-            allowed = f"one element, {vectors[field][0]}, or {shape} for blocks, which both scales must be of then"
-            raise ArgumentError(f"{field}.shape", None if info is None else info.shape, allowed)
+    shapes = {"a_scale": (m, blocks[0]), "b_scale": blocks}
+    is_of_blocks = {
+        field: info is not None and (info.shape in (shape, (batch, *shape)) or info.size_elems == math.prod(shape) == 1)
+        for (field, info), shape in zip(arrays.items(), shapes.values(), strict=True)
+    }
+    # One that is neither is wrong; else the one that is not of blocks, as the other one is.
+    neither = [field for field in arrays if not is_plain[field] and not is_of_blocks[field]]
+    for field in neither or [field for field in arrays if not is_of_blocks[field]]:
+        info = arrays[field]
+        allowed = f"one element, {vectors[field][0]}, or {shapes[field]} for blocks, which both scales must be of then"
+        raise ArgumentError(f"{field}.shape", None if info is None else info.shape, allowed)
     scales = Scales(a, b, factor, of_blocks=True)
     if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernel's offsets have 32 bits
         raise ArgumentError("a_scale.strides", a.strides_bytes, "rows within 16 GiB", "copy it")
     return scales
+
+
+def as_fp32(value: Any, field: str) -> float:
+    """A number as the kernels get it. ArgumentError for one that no float can hold."""
+    try:
+        return ctypes.c_float(float(value)).value
+    except OverflowError as error:
+        raise ArgumentError(field, "a number beyond double precision", "a number that a float holds") from error
 
 
 def _array(value: Any, field: str) -> ArrayInfo:

@@ -28,35 +28,34 @@ def chosen_version(version: object) -> tuple[int | str, str]:
     of cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read
     once a process. Raises ArgumentError.
     """
-    if version != ANY:
+    if not isinstance(version, str) or version != ANY:
         return _number("version", version), "the call"
     if named := os.environ.get(VARIABLE, ""):
-        return _number(VARIABLE, int(named) if named.isdecimal() else named), f"${VARIABLE}"
+        known = {str(number): number for number in VERSIONS}
+        return _number(VARIABLE, known.get(named, named)), f"${VARIABLE}"
     return _of_file()
 
 
 def _number(field: str, value: object) -> int | str:
-    if value == ANY:
-        return 0
-    if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in VERSIONS:
+    if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in (ANY, *VERSIONS):
         shown = (str(known) if isinstance(known, int) else f'"{known}"' for known in (ANY, *VERSIONS))
-        raise ArgumentError(field, value, ", ".join(shown))
-    return value
+        raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
+    return 0 if value == ANY else value
 
 
 @lru_cache(maxsize=1)
 def _of_file() -> tuple[int | str, str]:
     base = os.environ.get("XDG_CONFIG_HOME", "")
     config = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.config"))
-    for path in (Path.cwd() / FILE, config / "cudatma" / FILE):
+    for path in (Path(FILE), config / "cudatma" / FILE):
         try:
             content = tomllib.loads(read_regular(path).decode())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        except (OSError, ValueError) as error:  # no TOML is a ValueError, and so is no UTF-8
-            raise ArgumentError(str(path), "an unreadable file", "TOML", str(error)) from error
+        except (OSError, ValueError, RecursionError) as error:  # no TOML is a ValueError, and so is no UTF-8
+            raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
         section = content.get("gemm", {})
         if not isinstance(section, dict):
-            raise ArgumentError(f"{path}: gemm", section, "a section, [gemm]")
-        return _number(f"{path}: gemm.version", section.get("version", ANY)), str(path)
+            raise ArgumentError(f"{path.absolute()}: gemm", section, "a section, [gemm]")
+        return _number(f"{path.absolute()}: gemm.version", section.get("version", ANY)), str(path.absolute())
     return 0, ""
