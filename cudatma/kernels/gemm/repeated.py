@@ -52,12 +52,14 @@ class KnownCall:
         return out
 
 
-_CALLS: PlanCache[KnownCall] = PlanCache(1024)
-context.after_fork(_CALLS, PlanCache.clear)
+#: By their keys.
+KNOWN_CALLS: PlanCache[KnownCall] = PlanCache(1024)
+context.after_fork(KNOWN_CALLS, PlanCache.clear)
 
 
 def call_key(arrays: Arrays, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What a launch depends on; None where the arrays are not all of CuPy or torch, or an option is no plain value."""
+    """The library, and what else a launch depends on; None where the arrays are not all of CuPy or torch, or an option
+    is no plain value."""
     kind = type(arrays[0])
     library = library_of_tensor(arrays[0])
     if not library or not all(type(option) in _PLAIN for option in options):
@@ -75,14 +77,6 @@ def call_key(arrays: Arrays, options: tuple[Any, ...]) -> tuple[Any, ...] | None
         else:
             facts.append((array.shape, array.stride(), array.dtype, array.device))
     return (*facts, options, tuple([type(option) for option in options]))
-
-
-def known_call(key: tuple[Any, ...]) -> KnownCall | None:
-    return _CALLS.get(key)
-
-
-def keep_call(key: tuple[Any, ...], call: KnownCall) -> None:
-    _CALLS.put(key, call)
 
 
 def _address(library: str, array: Any) -> int:

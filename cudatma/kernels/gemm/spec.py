@@ -76,7 +76,6 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
     "cluster": (1, 2),
-    "cluster_k": (1, 2, 4),
     "epilogue": EPILOGUES,
     "block_scales": (False, True),
 }
