@@ -147,7 +147,7 @@ def test_with_wgmma_p1_is_chosen_on_request_only() -> None:
 
 
 def test_a_p1_tile_of_more_than_64_x_64_for_a_warp_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^warpgroups: got 1; allowed: 2, 64 x 64"):
+    with pytest.raises(ArgumentError, match=r"^warpgroups: got 1; allowed: 2: a thread holds at most 128 sums"):
         GemmP1("float16", "RC", 128, 256, warpgroups=1)
 
 
@@ -173,7 +173,7 @@ def test_the_dumped_instances_are_every_tile_layout_and_dtype(number: int | str)
     assert len(set(specs)) == len(specs)
     free = replace(PROBLEM, version=number)
     tiles = {(spec.block_m, spec.block_n, spec.block_k) for spec, _ in ranked(candidates(free, H200))}
-    assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles - {(128, 64, 128)}
+    assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles
     assert {spec.dtype for spec in dump_specs(number, get_target("sm_120a")) + specs} >= {
         "float16",
         "bfloat16",

@@ -29,15 +29,12 @@ from cudatma.target import Target, get_target
 
 #: (block_m, block_n, block_k, warpgroups)
 _TILES = (
-    (64, 64, 64, 1), (64, 64, 128, 1), (64, 128, 64, 1), (64, 128, 128, 1), (128, 64, 128, 2), (128, 128, 64, 2),
-    (128, 256, 64, 2), (256, 128, 64, 2),
+    (64, 64, 64, 1), (64, 64, 128, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
+    (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
+    (256, 192, 64, 2),
 )  # fmt: skip
-_MOST_STAGES = 8
-
-
-#: What "auto" chooses from where there is wgmma, the later version first, and where there is none. Version 6 is not one
-#: of them until it has been measured.
-_LADDER, _MMA_SYNC = (5, 4, 3, 2, 1), ("p1",)
+#: What "auto" chooses from where there is wgmma: the versions that are the fastest for some product. [H200]
+_LADDER, _MMA_SYNC = (6, 4, 3), ("p1",)
 
 
 def _tiles(problem: Problem, versions: Iterable[int | str]) -> Iterator[GemmSpec]:
@@ -56,7 +53,10 @@ def _of_tile(
         return
     warpgroups, *rest = others
     given = problem.out_dtype, problem.epilogue, problem.block_scales
-    spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
+    try:
+        spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
+    except ArgumentError:  # a tile that the version does not have
+        return
     if not isinstance(spec, GemmV6):
         yield spec
     else:
@@ -65,10 +65,8 @@ def _of_tile(
 
 def _deepest(spec: GemmSpec, target: Target, least_stages: int) -> GemmSpec | None:
     """With as many stages as shared memory holds."""
-    for stages in range(_MOST_STAGES, least_stages - 1, -1):
-        if (longer := replace(spec, stages=stages)).smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
-            return longer
-    return None
+    stages = spec.most_stages(target)
+    return replace(spec, stages=stages) if stages >= least_stages else None
 
 
 def _runs(spec: GemmSpec, problem: Problem, target: Target) -> bool:
@@ -126,13 +124,15 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     epilogue; fp8 with scales of blocks where the version has them."""
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
-    for spec in _tiles(Problem(1, 1, 1024, "float16"), [version]):
+    problem = Problem(1, 1, 1024, "float16")
+    for spec in _tiles(problem, [version]):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in enumerate(tiles.values()):
-        dtype, layout = ("float16", "bfloat16")[index % 2], LAYOUTS[index // 2 % len(LAYOUTS)]
+        dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
-        spec = same[index % len(same)]
-        found.append(replace(spec, dtype=dtype, layout=layout, out_dtype=out_dtype, epilogue=epilogue))
+        spec = replace(same[index % len(same)], dtype=dtype, out_dtype=out_dtype, epilogue=epilogue)
+        layouts = (replace(spec, layout=layout) for layout in (*LAYOUTS[first:], *LAYOUTS[:first]))
+        found += [next((one for one in layouts if _runs(one, problem, target)), spec)]
     for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
         problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
         found += [spec for spec in _tiles(problem, [version]) if spec.block_m == spec.block_n == SCALE_BLOCK]

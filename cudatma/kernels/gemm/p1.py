@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import Problem, is_fp8
-from cudatma.kernels.gemm.spec import FIRST_STAGE, L2_BYTES, STORED_BYTES, GemmSpec
+from cudatma.kernels.gemm.spec import FIRST_STAGE, GemmSpec
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -24,8 +24,9 @@ _MOST_WARP_ELEMS = 64 * 64
 #: Floating-point operations a clock that the MMAs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and the
 #: part of the tensor cores' rate that remains beside loads and waits (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
-#: Bytes a clock that an SM reads from shared memory, and from L2 of a GeForce (an estimate: 5 TB/s of 170 SMs).
-_SMEM_BYTES, _GEFORCE_L2_BYTES = 128, 12
+#: Bytes a clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs);
+#: that it stores.
+_SMEM_BYTES, _L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class GemmP1(GemmSpec):
     template: ClassVar[str] = "kernels/gemm_p1.cu.j2"
     #: A slot is released amid the products of the next stage: see tools/sass_hazards.py.
     gives_back_previous: ClassVar[bool] = True
-    launch_us: ClassVar[float] = 1.4
+    launch_us: ClassVar[float] = 0.9
     is_persistent: ClassVar[bool] = True
     work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges")
     least_k_bytes: ClassVar[int] = 64
@@ -56,12 +57,6 @@ class GemmP1(GemmSpec):
         "warpgroups": (1, 2),
         "blocks_per_sm": (1, 2),
     }
-
-    def __post_init__(self) -> None:
-        super(GemmP1, self).__post_init__()
-        if self.warp_m * self.warp_n > _MOST_WARP_ELEMS:
-            allowed = f"{self.block_m * self.block_n // (4 * _MOST_WARP_ELEMS)}, 64 x 64 of the tile for each warp"
-            raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     @property
     def warps_n(self) -> int:
@@ -129,11 +124,11 @@ class GemmP1(GemmSpec):
         rate = _BESIDE_LOADS * flops / self.element_bytes
         products = self.block_m * self.block_n * self.block_k / rate
         read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
-        l2_bytes = L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
+        l2_bytes = _L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
         stage = sharing * max(products, read, self.loaded_stage_bytes / l2_bytes)
         mainloop = waves * ceil_div(problem.k, self.block_k) * stage
         # Of CTAs that share an SM, one multiplies while the other one stores.
-        stored = self.out_bytes * self.block_m * self.block_n / STORED_BYTES
+        stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
         around = FIRST_STAGE + (stored if sharing > 1 else waves * stored)
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)

@@ -32,9 +32,11 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     for name, rows in (("a", a_rows), ("b", b_rows)):
         step, pitch, element = rows.strides_bytes
         values |= {f"{name}_batch": step // element, f"{name}_pitch": pitch // element}
+    a_box = spec.a_box(request.sizes[0])
+    values |= {"a_box_rows": a_box[1], "stage_bytes": spec.stage_bytes(request.sizes[0])}
     args: dict[str, Any] = dict.fromkeys(OPTIONAL, 0) | request.arrays()
     args |= {"a": a_rows, "b": b_rows, "output": result, "problem": pack(spec.problem_members, values)}
-    for name, rows, box in (("a_map", a_rows, spec.a_box), ("b_map", b_rows, spec.b_box)):
+    for name, rows, box in (("a_map", a_rows, a_box), ("b_map", b_rows, spec.b_box)):
         if name in spec.parameter_names:
             args[name] = _tensor_map(rows, box, target)
     if "output_map" in spec.parameter_names:

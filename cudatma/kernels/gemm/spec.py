@@ -26,18 +26,19 @@ from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.kernels.work_struct import MEMBERS, RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
-from cudatma.target import Target
+from cudatma.target import Target, get_target
 
 #: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: The part of them that wgmmas of so many columns reach, and that one warpgroup alone reaches of it. [H200]
-_RATE = {64: 0.8, 128: 0.93, 192: 0.97, 256: 1.0}
-_ONE_WARPGROUP = 0.8
-#: Clocks until the first stage is there; bytes a clock that an SM reads from L2, and writes. [H200]
-FIRST_STAGE, L2_BYTES, STORED_BYTES = 1000, 56, 32
-#: Clocks until the CTAs of a cluster have exchanged their first sums; bytes of them a clock. [inferred]
-_MEETING, _SUMS_BYTES = 1000, 32
+#: The part of them that one wgmma of so many columns after the other reaches, and how many times as much those of
+#: warpgroups that have two side by side along M. [H200, this and what follows]
+_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 256: 1.0}, 1.18
+#: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
+#: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
+FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
 _SPAN_BYTES = 128
+#: A slot's two mbarriers; stages beyond which nothing is gained.
+_RING_BYTES, _MOST_STAGES = 16, 8
 _MEMBERS = MEMBERS | {
     member.name: member
     for member in (
@@ -47,6 +48,8 @@ _MEMBERS = MEMBERS | {
         Member("beta", "float", "factor of what the result held before"),
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
         Member("output_batch", "u64", "elements from one matrix of the result to the next"),
+        Member("a_box_rows", "u32", "rows of a box of A"),
+        Member("stage_bytes", "u32", "that the boxes of a stage deliver"),
         Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
         Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
         Member("a_batch", "u64", "elements from one matrix of A to the next"),
@@ -107,6 +110,8 @@ class GemmSpec(TiledKernel):
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
     producer_warps: ClassVar[int] = 1
+    #: Of the tile, that a thread holds in registers.
+    most_sums: ClassVar[int] = 128
     #: What block_k of an operand must be a multiple of.
     least_k_bytes: ClassVar[int] = _SPAN_BYTES
     #: Whether the template has the main loop for scales of blocks.
@@ -115,10 +120,11 @@ class GemmSpec(TiledKernel):
     #: Of 16 rows x 128 bytes, for each consumer warp.
     staging_buffers: ClassVar[int] = 1
     #: Microseconds of a launch, and clocks between two stages of one warpgroup in which it does not multiply. [H200]
-    launch_us: ClassVar[float] = 1.2
+    launch_us: ClassVar[float] = 0.3
     stage_gap: ClassVar[int] = 0
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output")
     work_names: ClassVar[tuple[str, ...]] = ("k_iterations",)
+    box_names: ClassVar[tuple[str, ...]] = ("a_box_rows", "stage_bytes")
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
@@ -130,6 +136,9 @@ class GemmSpec(TiledKernel):
                 raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
         if self.block_m % (64 * self.warpgroups):
             raise ArgumentError("block_m", self.block_m, f"a multiple of {64 * self.warpgroups}, 64 a warpgroup")
+        if self.block_m * self.block_n > self.most_sums * 128 * self.warpgroups:
+            least = ceil_div(self.block_m * self.block_n, self.most_sums * 128)
+            raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {self.most_sums} sums")
         if self.block_k * self.element_bytes % self.least_k_bytes:
             raise ArgumentError("block_k", self.block_k, f"a multiple of {self.least_k_bytes // self.element_bytes}")
         if is_fp8(self.dtype) and self.layout != "RC":
@@ -144,6 +153,8 @@ class GemmSpec(TiledKernel):
             raise ArgumentError("version", self.version, "4 or 5 for scales of blocks")
         if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
             raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
+        if self.warpgroups > 2:
+            raise ArgumentError("warpgroups", self.warpgroups, "1 or 2: registers of three hold no second sums")
 
     # What the kernel is launched with.
 
@@ -170,7 +181,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = (*self.work_names, *PLACES)
+        names = (*self.work_names, *self.box_names, *PLACES)
         names += _EPILOGUE if self.has_epilogue else ()
         if self.has_scales:
             names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
@@ -267,17 +278,28 @@ class GemmSpec(TiledKernel):
         """Elements of A and B in a row of the 128-byte swizzle."""
         return _SPAN_BYTES // self.element_bytes
 
-    @property
-    def a_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows."""
-        return (1, self.block_m, min(self.span, self.block_k)) if self.is_a_k_major else (1, self.block_k, self.span)
+    def a_box(self, m: int) -> tuple[int, int, int]:
+        """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows. m: of A."""
+        if not self.is_a_k_major:
+            return (1, self.block_k, self.span)
+        return (1, min(self.block_m, ceil_div(m, 8) * 8), self.span_k)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of B transposed, or of B where that has the contiguous rows."""
         if not self.is_b_k_major:
             return (1, self.block_k, self.span)
-        return (1, self.block_n // self.cluster, min(self.span, self.block_k))
+        return (1, self.block_n // self.cluster, self.span_k)
+
+    def stage_bytes(self, m: int) -> int:
+        """That the boxes of a stage deliver to a CTA."""
+        rows = self.a_box(m)[1] if self.is_a_k_major else self.block_m
+        return self.element_bytes * self.block_k * (rows + self.block_n)
+
+    @property
+    def span_k(self) -> int:
+        """Elements of K in a row of a box of a K-major operand."""
+        return min(self.span, self.block_k)
 
     def swizzle(self, box: tuple[int, int, int]) -> str:
         """Of a box of A or B: as wide as its rows."""
@@ -290,8 +312,8 @@ class GemmSpec(TiledKernel):
 
     @property
     def output_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns that a warpgroup stores at a time."""
-        return (1, 64, self.staged_n)
+        """Matrices, rows and columns that a warp stores at a time."""
+        return (1, 16, self.staged_n)
 
     def schedule(self, problem: Problem, sm_count: int) -> Schedule:
         """How the tiles of all matrices of the batch are divided among CTAs."""
@@ -332,7 +354,7 @@ class GemmSpec(TiledKernel):
         """(what, bytes) that one stage holds."""
         a, b = (operand.footprint_bytes for operand in self.stage_operands())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
-        swizzles = [self.swizzle(box) for box in (self.a_box, self.b_box)]
+        swizzles = [self.swizzle(box) for box in (self.a_box(self.block_m), self.b_box)]
         return [
             (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
             (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
@@ -344,24 +366,31 @@ class GemmSpec(TiledKernel):
             target.require(feature, "gemm")
         self.check_smem(target)
 
+    def most_stages(self, target: Target) -> int:
+        """Of the same tile: as many as are useful and shared memory holds; below 2 where it does not hold the tile."""
+        of_stage = sum(operand.footprint_bytes for operand in self.stage_operands()) + _RING_BYTES
+        rest = self.smem_bytes - self.stages * of_stage
+        return min(_MOST_STAGES, (target.smem_share_bytes(self.blocks_per_sm) - rest) // of_stage)
+
     def adapted(self, problem: Problem) -> GemmSpec:
         """The same tile for another dtype and layout."""
         names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales")
         return replace(self, **{name: getattr(problem, name) for name in names})
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: waves of tiles, each stage bound by the tensor cores or by what it loads from L2."""
+        """Predicted time: waves of tiles, each stage bound by the tensor cores or by the latency of its loads."""
         tiles = problem.batch * ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
         waves = ceil_div(tiles, max(1, gpu.sm_count // self.launch_cluster))
         macs = _MAC_BYTES // self.element_bytes
-        rate = macs * _RATE[self.block_n] * (_ONE_WARPGROUP if self.warpgroups == 1 else 1)
+        rate = macs * _RATE[self.block_n] * (_TWO_ALONG_M if self.block_m == 128 * self.warpgroups else 1)
         products = self.block_m * self.block_n * self.block_k / rate
+        latency = _STAGE_LATENCY / max(1, self.most_stages(get_target(gpu.target)))
         gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
-        stage = max(products, self.loaded_stage_bytes / L2_BYTES) + gap
+        stage = max(products, latency) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
         mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
         tile = self.block_m * self.block_n // self.cluster_k
-        stored = self.out_bytes * tile / STORED_BYTES
-        around = FIRST_STAGE + (stored if self.is_persistent else waves * stored + (waves - 1) * FIRST_STAGE)
+        stored = self.out_bytes * tile / _STORED_BYTES
+        around = waves * stored + (1 if self.is_persistent else waves) * FIRST_STAGE
         sums = waves * (_MEETING + 4 * (self.cluster_k - 1) * tile / _SUMS_BYTES) if self.cluster_k > 1 else 0.0
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)

@@ -23,6 +23,7 @@ class GemmV1(GemmSpec):
     stage_gap: ClassVar[int] = 400
     operand_names: ClassVar[tuple[str, ...]] = ("a", "b", "output")
     work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "k", "a_pitch", "b_pitch", "a_batch", "b_batch")
+    box_names: ClassVar[tuple[str, ...]] = ()
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """As TiledKernel's, without the ring's barriers."""
@@ -58,13 +59,14 @@ class GemmV4(GemmSpec):
 
     version: ClassVar[int] = 4
     template: ClassVar[str] = "kernels/gemm_v4.cu.j2"
-    launch_us: ClassVar[float] = 1.4
+    launch_us: ClassVar[float] = 0.5
     staging_buffers: ClassVar[int] = 2
     is_persistent: ClassVar[bool] = True
     scales_blocks: ClassVar[bool] = True
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
     #: ptxas has 168 for each.
     consumer_register_count: ClassVar[int] = 232
+    most_sums: ClassVar[int] = 192
     producer_registers: ClassVar[int] = 40
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
     work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "output_by_tma")
@@ -94,7 +96,7 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
-    launch_us: ClassVar[float] = 2.1
+    launch_us: ClassVar[float] = 1.2
     stage_gap: ClassVar[int] = 250
 
     def check_target(self, target: Target) -> None:
@@ -114,7 +116,7 @@ class GemmV6(GemmSpec):
 
     version: ClassVar[int] = 6
     template: ClassVar[str] = "kernels/gemm_v6.cu.j2"
-    launch_us: ClassVar[float] = 1.5
+    launch_us: ClassVar[float] = 0.5
     slices: ClassVar[int] = 1
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GemmSpec.allowed,

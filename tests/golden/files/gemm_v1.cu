@@ -39,6 +39,7 @@ constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
+constexpr u32 THREADS = 256;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
 
@@ -257,7 +258,6 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Loads: each thread copies some vectors of 16 bytes to where the 128-byte swizzle has them ----------------------------
-constexpr u32 THREADS = 128 * WARPGROUPS;
 
 // A slot of an operand of `rows` x `columns` elements in memory, from (row0, column0) on: Spans parts of SPAN columns, Rows rows
 // each. What lies outside is zero. pitch: of rows, in elements.

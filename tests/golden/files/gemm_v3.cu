@@ -41,6 +41,7 @@ constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
+constexpr u32 THREADS = 288;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
 
@@ -144,6 +145,8 @@ struct Problem {
     u32 k_iterations;               // stages that one tile takes
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    u32 a_box_rows;                 // rows of a box of A
+    u32 stage_bytes;                // that the boxes of a stage deliver
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
@@ -246,7 +249,8 @@ constexpr u32 RING_BARRIERS = 163840;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows; of A no more rows than it has, since TMA fills slower than it reads. M-major or N-major:
+// boxes of SPAN rows, transposed, all of the stage's K.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -260,10 +264,20 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
+// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+__device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES, BOX_BYTES = BLOCK_M * ROW_BYTES;
+    if (!A_IS_K_MAJOR || problem.m >= BLOCK_M) return;
+    for (u32 box = 0; box < STAGES * A_STAGE_BYTES; box += BOX_BYTES)
+        for (u32 offset = problem.a_box_rows * ROW_BYTES + 16 * threadIdx.x; offset < BOX_BYTES; offset += 16 * THREADS)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + box + offset), "r"(0) : "memory");
+    fence_proxy_async_shared_cta();   // before what wgmma reads
+}
+
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* a_map, const TensorMap* b_map, u32 k,
-                                           const Place& place) {
-    ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
+                                           const TensorMap* b_map, u32 k, const Place& place) {
+    ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
     load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
@@ -283,7 +297,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
                                         const Place& place) {
     for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.acquire();
-        load_stage(ring, smem, a_map, b_map, k, place);
+        load_stage(problem, ring, smem, a_map, b_map, k, place);
     }
 }
 
@@ -318,6 +332,7 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
     tile_position(problem, blockIdx.x, tile_m, tile_n);
     Place place = tile_place(problem, tile_m, tile_n);
 
+    clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     if (warp_index == CONSUMER_WARPS) {

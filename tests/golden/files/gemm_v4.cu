@@ -54,6 +54,7 @@ constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
+constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
 
@@ -159,6 +160,8 @@ struct Problem {
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    u32 a_box_rows;                 // rows of a box of A
+    u32 stage_bytes;                // that the boxes of a stage deliver
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
@@ -261,7 +264,8 @@ constexpr u32 RING_BARRIERS = 180224;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows; of A no more rows than it has, since TMA fills slower than it reads. M-major or N-major:
+// boxes of SPAN rows, transposed, all of the stage's K.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -275,54 +279,49 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
+// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+__device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES, BOX_BYTES = BLOCK_M * ROW_BYTES;
+    if (!A_IS_K_MAJOR || problem.m >= BLOCK_M) return;
+    for (u32 box = 0; box < STAGES * A_STAGE_BYTES; box += BOX_BYTES)
+        for (u32 offset = problem.a_box_rows * ROW_BYTES + 16 * threadIdx.x; offset < BOX_BYTES; offset += 16 * THREADS)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + box + offset), "r"(0) : "memory");
+    fence_proxy_async_shared_cta();   // before what wgmma reads
+}
+
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* a_map, const TensorMap* b_map, u32 k,
-                                           const Place& place) {
-    ring.expect_tx(A_STAGE_BYTES + B_STAGE_BYTES);
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
+                                           const TensorMap* b_map, u32 k, const Place& place) {
+    ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
     load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // ---- Results, by TMA --------------------------------------------------------------------------------------------------
-// A warpgroup stores 64 rows x 128 bytes at a time, from one of two buffers in the 128-byte swizzle: TMA reads one while the
-// warps fill the other, and while the next tile is computed.
-constexpr u32 STAGING_BYTES = 4 * WARP_STAGING_BYTES;   // of one buffer
+// Each warp stores 16 rows x 128 bytes at a time, from one of its two buffers in the 128-byte swizzle: TMA reads one while the warp
+// fills the other, and while the next tile is computed. Warps do not wait for each other.
 
-// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
-// aside for a number that it does not know.
-template <u32 First, u32 Count>
-__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
-    if constexpr (Count == 1) {
-        bar_sync(First, threads);
-    } else if (index == 0) {
-        bar_sync(First, threads);
-    } else {
-        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
-    }
-}
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
-
-// stores: how many this warpgroup has issued. place: of the warpgroup. What lies outside of the result is not written.
+// stores: how many this warp has issued. place: of the warpgroup. What lies outside of the result is not written.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + 2 * (4 * warpgroup + warp) * WARP_STAGING_BYTES;
     if (!problem.output_by_tma) {   // rows that TMA cannot write
-        store_rows(acc, problem, result, smem + STAGING + (8 * warpgroup + warp) * WARP_STAGING_BYTES, of_warp, lane);
+        store_rows(acc, problem, result, buffers, of_warp, lane);
         return;
     }
-    const bool issues = warp == 0 && lane == 0;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 buffer = smem + STAGING + (2 * warpgroup + stores % 2) * STAGING_BYTES;
-            if (issues) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
-            warpgroup_sync(warpgroup);
-            stage_fragments(acc[m], buffer + warp * WARP_STAGING_BYTES, n, lane);
+            const u32 buffer = buffers + stores % 2 * WARP_STAGING_BYTES;
+            if (lane == 0) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
+            __syncwarp();
+            stage_fragments(acc[m], buffer, n, lane);
             fence_proxy_async_shared_cta();
-            warpgroup_sync(warpgroup);
-            if (issues) {
-                cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
+            __syncwarp();
+            if (lane == 0) {
+                cp_async_bulk_tensor_3d_store(map, buffer, of_warp.column0 + 8 * n, of_warp.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
             }
             ++stores;
@@ -381,7 +380,7 @@ struct StageCursor {
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
-        load_stage(ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
+        load_stage(problem, ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
     }
 }
 
@@ -417,7 +416,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
-    if (warp == 0 && lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
 }  // namespace cudatma
 
@@ -436,6 +435,7 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
+    clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     if (warp_index >= CONSUMER_WARPS) {
