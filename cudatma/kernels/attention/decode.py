@@ -19,7 +19,7 @@ from cudatma.kernels.attention.request import (
     checked_softcap,
 )
 from cudatma.kernels.attention.results import make_lse, make_result, need_reference
-from cudatma.kernels.attention.tensors import check_heads, operand
+from cudatma.kernels.attention.tensors import addressable, check_heads, operand
 from cudatma.kernels.attention.varlen import int32_array
 from cudatma.kernels.checks import check_backend, check_place
 from cudatma.kernels.host import host_array
@@ -126,6 +126,7 @@ def check_decode(
         check_place(info, name, query, "q", NAME)
         if name in found and info.shape[0] != batch:
             raise ArgumentError(f"{name}.shape", info.shape, f"a batch of {batch}, as q")
+    query, key, value = (addressable(info, name) for name, info in named.items())
     table = found.get("page_table")
     capacity = key.shape[1] * (1 if table is None else table.shape[1])
     request = DecodeRequest(

@@ -131,10 +131,11 @@ def check_call(
         raise ArgumentError("v.shape", value.shape, f"a batch of {key.shape[0]} and a length of {key.shape[1]}, as k")
     for name, info in named.items():
         check_place(info, name, query, "q", "attention")
+    named = {name: addressable(info, name) for name, info in named.items()}
     request = Request(
-        query,
-        key,
-        value,
+        named["q"],
+        named["k"],
+        named["v"],
         checked_scale(scale, query.shape[3]),
         checked_mask(causal, window, query.shape[1], key.shape[1]),
         checked_softcap(softcap),

@@ -17,22 +17,19 @@ _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
 
 
 def operand(array: Any, field: str, rank: int = 4) -> ArrayInfo:
-    """q, k or v. rank: 3 for sequences one after the other, which become a batch of one.
-
-    Raises ArgumentError, ArgumentTypeError: a tensor is never copied, it is read where it is.
-    """
+    """q, k or v, of these many dimensions; addressable() has to follow. Raises ArgumentError, ArgumentTypeError."""
     info = describe(array, field)
     if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
     if len(info.shape) != rank:
         raise ArgumentError(f"{field}.shape", info.shape, _AXES[rank])
-    return addressable(info, field)
+    return info
 
 
 def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
     """(batch, length, heads, dim) whose strides a tensor map accepts, also in dimensions of one element, which have
-    those of a dense array. ArgumentError where TMA cannot address it: fields and strides are told as the caller has
-    them."""
+    those of a dense array. (total length, heads, dim), of sequences one after the other, becomes a batch of one.
+    ArgumentError where TMA cannot address it: nothing is copied."""
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:

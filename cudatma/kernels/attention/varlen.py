@@ -22,7 +22,7 @@ from cudatma.kernels.attention.request import (
     checked_softcap,
 )
 from cudatma.kernels.attention.results import make_lse, make_result, need_reference
-from cudatma.kernels.attention.tensors import check_heads, operand
+from cudatma.kernels.attention.tensors import addressable, check_heads, operand
 from cudatma.kernels.checks import check_backend, check_place
 from cudatma.kernels.host import host_array
 
@@ -100,7 +100,7 @@ def check_varlen(
     Raises ArgumentError, ArgumentTypeError."""
     named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
     check_types(named)
-    shapes = [info.shape[1:] for info in named.values()]
+    shapes = [info.shape for info in named.values()]
     check_heads(shapes[0], shapes[1], shapes[2])
     if shapes[2][0] != shapes[1][0]:
         raise ArgumentError("v.shape", shapes[2], f"a length of {shapes[1][0]}, as k")
@@ -108,6 +108,7 @@ def check_varlen(
     found = {name: int32_array(array, name, 1) for name, array in offsets.items()}
     for name, info in (named | found).items():
         check_place(info, name, named["q"], "q", NAME)
+    named = {name: addressable(info, name) for name, info in named.items()}
     of_q, of_k = found.values()
     if not of_q.size_elems:
         raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
