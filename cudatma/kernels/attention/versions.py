@@ -1,0 +1,116 @@
+"""The rungs of the ladder, each with the one idea that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.problem import Problem
+from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.pipeline import MBARRIER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA2(AttentionSpec):
+    """TMA fills a ring of slots; the warps that multiply also ask for the loads."""
+
+    version: ClassVar[str] = "a2"
+    template: ClassVar[str] = "kernels/attention_a2.cu.j2"
+    rate: ClassVar[float] = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA3(AttentionSpec):
+    """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products. ping_pong:
+    whether they issue products in turn."""
+
+    ping_pong: bool = True
+
+    version: ClassVar[str] = "a3"
+    template: ClassVar[str] = "kernels/attention_a3.cu.j2"
+    rate: ClassVar[float] = 0.7
+    #: One loads; setmaxnreg acts on whole warpgroups.
+    producer_warps: ClassVar[int] = 4
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "ping_pong": (False, True)}
+    features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
+
+    def __post_init__(self) -> None:
+        super(AttentionA3, self).__post_init__()
+        if self.ping_pong and self.warpgroups == 1:
+            raise ArgumentError("ping_pong", True, "False for one warpgroup")
+
+    @property
+    def tile_name(self) -> str:
+        return super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread that multiplies, as setmaxnreg asks for; 0: ptxas has enough for all threads."""
+        return {1: 0, 2: 240, 3: 160}[self.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a thread of the other warpgroup."""
+        return {1: 0, 2: 24, 3: 32}[self.warpgroups]
+
+    def ring_barriers(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of the barriers of the rings of keys and of values."""
+        size = self.stages * MBARRIER_BYTES
+        return tuple((f"{of}_{kind}_barriers", size) for of in ("k", "v") for kind in ("full", "empty"))
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """As TiledKernel's, with barriers for each of the two rings."""
+        layout = [part for part in super(AttentionA3, self).smem_layout() if part[0] not in _ONE_RING]
+        _, offset, size = layout[-1]
+        for name, its in self.ring_barriers():
+            offset += size
+            layout.append((name, offset, size := its))
+        return layout
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+
+_ONE_RING = ("full_barriers", "empty_barriers")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA4(AttentionA3):
+    """Persistent CTAs, the longest causal tiles first; results leave by TMA while the next tile is computed. q_stages:
+    tiles of queries in shared memory."""
+
+    q_stages: int = 1  # type: ignore[misc]
+
+    version: ClassVar[str] = "a4"
+    template: ClassVar[str] = "kernels/attention_a4.cu.j2"
+    rate: ClassVar[float] = 0.72
+    is_persistent: ClassVar[bool] = True
+    stores_by_tma: ClassVar[bool] = True
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionA3.allowed, "q_stages": (1, 2)}
+    work_names: ClassVar[tuple[str, ...]] = ("work_ranges",)
+
+    @property
+    def tile_name(self) -> str:
+        return super(AttentionA4, self).tile_name + f"_q{self.q_stages}"
+
+    @property
+    def output_box(self) -> tuple[int, int, int, int]:
+        """What a thread stores at a time, as the array has its axes."""
+        return (1, self.block_m, 1, self.span)
+
+    def ctas(self, problem: Problem, sm_count: int) -> int:
+        """CTAs of a launch: one an SM, unless there are fewer tiles."""
+        return min(self.tiles(problem), sm_count * self.blocks_per_sm)
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Queries, whose place the results take, and the barriers of both."""
+        size = self.q_stages * MBARRIER_BYTES
+        barriers = (("q_full_barriers", size), ("q_empty_barriers", size), ("staged_barriers", size))
+        return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
+
+
+VERSIONS: dict[str, type[AttentionSpec]] = {kind.version: kind for kind in (AttentionA2, AttentionA3, AttentionA4)}
