@@ -142,8 +142,8 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
 
 @pytest.mark.parametrize(("options", "error", "field"), OPTIONS, ids=label)
 def test_a_wrong_option_is_named(options: dict[str, Any], error: type[FieldError], field: str) -> None:
+    given: dict[str, Any] = {"q": Q, "k": K, "v": K, "backend": "reference"} | options
     with pytest.raises(error) as caught:
-        given: dict[str, Any] = {"q": Q, "k": K, "v": K, "backend": "reference"} | options
         attention(**given)
     is_told(caught.value, field)
 

@@ -17,11 +17,12 @@ from cudatma.kernels.gemm.matrices import ALIGNMENT
 from cudatma.kernels.gemm.plan import OPTIONAL, plan_gemm
 from cudatma.kernels.gemm.problem import NUMPY
 from cudatma.kernels.gemm.reference import reference
-from cudatma.kernels.gemm.repeated import KNOWN_CALLS, Arrays, KnownCall, call_key
+from cudatma.kernels.gemm.repeated import KNOWN_CALLS, Arrays, KnownCall
 from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.known_call import call_key
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import PlanCache, Replay
 from cudatma.library_streams import stream_handle
