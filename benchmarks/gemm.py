@@ -22,13 +22,14 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
-from benchmarks.gemm_measure import chosen, entered, judged, timed
+from benchmarks.compare import AUTO, summary_line
 from benchmarks.gemm_plot import write_picture
-from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, squares, transformer
-from benchmarks.gemm_table import AUTO, COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line, summary_line
+from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, errors, squares, transformer
+from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
 from benchmarks.harness import measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure, print_table
-from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH, Entrant, Rival
+from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH, Rival
+from benchmarks.turns import Entrant, chosen, entered, judged, timed
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, counted
@@ -57,8 +58,8 @@ def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: 
     specs = _specs(*operands.pair(0), refused)
     entrants += [_ours(operands, name) for name in specs]
     cell: Cell = {**_facts(product), "us": {}, "entries": {}}
-    timed(stream, product, entrants, replays, cell, refused, (TORCH, *specs))
-    judged(cell, chosen(cell, entrants), ALLOWED[product.dtype], operands.a[0], operands.b[0])
+    timed(stream, product.rest_s, entrants, replays, cell, refused, (TORCH, *specs))
+    judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
 

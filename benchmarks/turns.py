@@ -1,15 +1,25 @@
-"""One product of the dense GEMM's benchmark: its contenders, their turns, and the check of their results."""
+"""One cell of a benchmark in which contenders take turns: who takes part, the turns, and the check of results."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gemm_products import Product, errors
-from benchmarks.harness import cold
+from benchmarks.harness import Contender, cold
 from benchmarks.report import Cell, failure
-from benchmarks.rivals.dense import Entrant
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One candidate of a rival. contender: named as its rival; several of one rival differ in ``detail``, their
+    algorithm. out: where its result is."""
+
+    rival: str
+    contender: Contender
+    out: Any
+    detail: str = ""
 
 
 def entered(
@@ -28,7 +38,7 @@ def entered(
 
 def timed(
     stream: Any,
-    product: Product,
+    rest_s: float,
     entrants: Sequence[Entrant],
     replays: int,
     cell: Cell,
@@ -36,8 +46,8 @@ def timed(
     required: Sequence[str],
 ) -> None:
     """Put microseconds by rival into the cell, of its faster entrant, and what this one is; and why a rival has none,
-    which of those that are required is an error."""
-    found = cold(stream, [each.contender for each in entrants], replays, product.rest_s)
+    which of those that are required is an error. rest_s: of the GPU before each turn."""
+    found = cold(stream, [each.contender for each in entrants], replays, rest_s)
     cell["us"], cell["chosen"] = {}, {}
     for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
         us = found.us(each.contender.name)
@@ -70,11 +80,11 @@ def chosen(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
     return outs
 
 
-def judged(cell: Cell, outs: Mapping[str, Any], allowed: float, a: Any, b: Any) -> None:
-    """Put into the cell how far results are off the product of a and b in float64; the time of a wrong one is taken
-    out."""
+def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
+    """Put into the cell how far results are off, by name (root mean square, largest), as parts of the root mean square
+    of what they should be; the time of a wrong one is taken out."""
     cell["rms_error"], cell["largest_error"] = {}, {}
-    for name, (rms, largest) in errors(a, b, outs).items():
+    for name, (rms, largest) in errors.items():
         cell["rms_error"][name], cell["largest_error"][name] = rms, largest
         if not rms <= allowed:
             del cell["us"][name], cell["rms_error"][name], cell["largest_error"][name]
