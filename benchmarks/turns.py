@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
 from benchmarks.harness import Contender, cold
 from benchmarks.report import Cell, failure
+from cudatma.build.prebuild import compile_all, usable_cores
+from cudatma.errors import counted
+from cudatma.target import detect
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +28,47 @@ class Entrant:
     detail: str = ""
 
 
-def entered(
-    stream: Any, operands: Any, field: Mapping[str, Callable[[Any, Any], list[Entrant]]]
-) -> tuple[list[Entrant], dict[str, str]]:
+#: Gives a rival's entrants, of a stream and operands; raises the reason where it has none.
+Rival = Callable[[Any, Any], list[Entrant]]
+
+
+def field_of(
+    always: Mapping[str, Rival], optional: Mapping[str, tuple[str, str, Rival]], names: Sequence[str]
+) -> tuple[dict[str, Rival], dict[str, str]]:
+    """(the rivals, by name; of those that were asked for, the version, or why they are absent).
+
+    optional: by what the command line calls them: name, package, rival. An absent one stays in the field: every cell
+    then names it with the reason.
+    """
+    field, told = dict(always), {}
+    for asked in names:
+        name, package, rival = optional[asked]
+        field[name] = rival
+        try:
+            importlib.import_module(package)
+            told[name] = _version(package)
+        except Exception as error:
+            told[name] = f"absent: {failure(error)}"
+    return field, told
+
+
+def _version(package: str) -> str:
+    try:
+        return version(packages_distributions().get(package, [package])[0])
+    except PackageNotFoundError:
+        return "unknown version"
+
+
+def precompile(specs: Iterable[Any]) -> str:
+    """Have the kernels of these specs in the cache, compiled on all cores; says how that went."""
+    began, orders = time.monotonic(), {(spec.template, spec): None for spec in specs}
+    refused: list[Any] = []
+    compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
+    told = f"{counted(len(orders), 'kernel')} compiled or found in {time.monotonic() - began:.1f} s"
+    return f"{told}, {len(refused)} refused by the compiler" if refused else told
+
+
+def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
     """(the rivals' entrants, by rival why it has none)."""
     entrants: list[Entrant] = []
     refused: dict[str, str] = {}

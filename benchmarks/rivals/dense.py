@@ -14,7 +14,7 @@ from benchmarks.gemm_products import Operands
 from benchmarks.harness import quick
 from benchmarks.rivals.cublas import current_stream
 from benchmarks.rivals.cublaslt import CublasLt
-from benchmarks.turns import Entrant
+from benchmarks.turns import Entrant, Rival
 
 TORCH, CUBLASLT, CUPY = "torch.mm", "cuBLASLt", "CuPy"
 #: Algorithms asked of cuBLASLt, and the workspace that they may use.
@@ -146,7 +146,6 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
     return [Entrant("QuACK", operands.contender("QuACK", run), out)]
 
 
-Rival = Callable[[Any, Operands], list[Entrant]]
 #: In every run, by the names that the table has.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt, CUPY: cupy_matmul}
 #: By the names that --rivals takes: how the table calls them, the package that has to be there, and the function.
