@@ -17,12 +17,12 @@ Arrays = tuple[Any, Any, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """replay: the launch. shape: of a result that the call makes. lse_shape, lse_dtype: of lse; None where it is not
-    wanted. extents: bytes of each array from its first element on."""
+    """replay: the launch. shape: of a result that the call makes. lse_shape, lse_dtype: of lse; the dtype is None where
+    it is not wanted. extents: bytes of each array from its first element on."""
 
     replay: Replay
     shape: tuple[int, ...]
-    lse_shape: tuple[int, ...] | None
+    lse_shape: tuple[int, ...]
     lse_dtype: Any
     extents: tuple[int, int, int, int]
 
@@ -42,7 +42,7 @@ class KnownCall:
                 return None
         if (places[0] | places[1] | places[2] | to) % ALIGNMENT:
             return None
-        if self.lse_shape is None:
+        if self.lse_dtype is None:
             self.replay.run((*places, to, 0), handle)
             return out
         lse = new_result(library, q, self.lse_shape, self.lse_dtype, handle)

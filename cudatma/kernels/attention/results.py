@@ -9,6 +9,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe, empty_like_library, with_cupy
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.tensors import addressable
+from cudatma.kernels.host import host_array
 from cudatma.library_streams import working_on
 
 
@@ -30,8 +31,11 @@ def make_lse(
     return made, describe(made) if is_wanted else None
 
 
-def fill(info: ArrayInfo, value: float, stream: int) -> None:
-    """Fill an array on a device, on a stream by its handle."""
+def fill(info: ArrayInfo, value: float, stream: int | None) -> None:
+    """Fill an array; one on a device on a stream, by its handle."""
+    if info.device is None:
+        host_array(info)[...] = value
+        return
     if info.kind == "torch":
         with working_on("torch", info.device, stream):
             info.owner.fill_(value)  # type: ignore[attr-defined]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudatma.kernels.attention.problem import VERSION_NAMES
+from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.version import Versions
 
 #: "": any.
-CHOICE: Versions[str] = Versions("attention", "CUDATMA_ATTENTION_VERSION", VERSION_NAMES, "")
+CHOICE: Versions[str] = Versions("attention", "CUDATMA_ATTENTION_VERSION", tuple(VERSIONS), "")
 chosen_version = CHOICE.chosen
