@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -68,9 +67,9 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         "upper": (diagonal + 1 + (_FAR if right is None else min(right, _FAR))) & 0xFFFFFFFF,
         "lower": (diagonal - (_FAR if left is None else min(left, _FAR))) & 0xFFFFFFFF,
     }
-    cap = request.softcap
-    logit = request.scale if not cap else cap
-    return values | {"scale_log2": logit * _LOG2_E, "cap_scale": request.scale / cap if cap else math.nan}
+    if not (cap := request.softcap):
+        return values | {"scale_log2": request.scale * _LOG2_E}
+    return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
 
 
 def _heads_in_l2(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:

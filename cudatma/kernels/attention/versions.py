@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec
 from cudatma.pipeline import MBARRIER_BYTES
+
+#: Strides of operands that threads read by themselves.
+_OPERAND_ROWS = tuple(f"{name}_{step}" for name in ("q", "k", "v") for step in ("pitch", "head", "batch"))
+_ONE_RING = ("full_barriers", "empty_barriers")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPhase1(AttentionSpec):
+    """Scalar loops over keys and values in shared memory: the baseline."""
+
+    version: ClassVar[str] = "phase1"
+    template: ClassVar[str] = "kernels/attention_phase1.cu.j2"
+    rate: ClassVar[float] = 0.02
+    operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
+    features: ClassVar[tuple[str, ...]] = ()
+    consumer_warps: ClassVar[int] = 4
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionSpec.allowed,
+        "block_m": (32,),
+        "block_n": (16, 32),
+        "stages": (1,),
+        "warpgroups": (1,),
+    }
+
+    def check_block_m(self) -> None:
+        """Four of 128 threads share a query."""
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """A block of keys and one of values."""
+        k, v = (operand.footprint_bytes for operand in self.stage_operands())
+        return [("k", 0, k), ("v", k, v)]
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.loaded_stage_bytes
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """None."""
+        del problem
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA1(AttentionSpec):
+    """cp.async fills two slots in turn; all warps load and multiply."""
+
+    version: ClassVar[str] = "a1"
+    template: ClassVar[str] = "kernels/attention_a1.cu.j2"
+    rate: ClassVar[float] = 0.35
+    operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
+    features: ClassVar[tuple[str, ...]] = ("wgmma", "stmatrix")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "stages": (2,)}
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """As TiledKernel's, without barriers."""
+        layout = super(AttentionA1, self).smem_layout()
+        return [part for part in layout if not part[0].endswith(("_barrier", "_barriers"))]
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +87,8 @@ class AttentionA2(AttentionSpec):
 
 @dataclass(frozen=True, slots=True)
 class AttentionA3(AttentionSpec):
-    """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products. ping_pong:
-    whether they issue products in turn."""
+    """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products.
+    ping_pong: whether they issue products in turn."""
 
     ping_pong: bool = True
 
@@ -75,9 +139,6 @@ class AttentionA3(AttentionSpec):
         return offset + size
 
 
-_ONE_RING = ("full_barriers", "empty_barriers")
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionA4(AttentionA3):
     """Persistent CTAs, the longest causal tiles first; results leave by TMA while the next tile is computed. q_stages:
@@ -113,4 +174,6 @@ class AttentionA4(AttentionA3):
         return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
 
 
-VERSIONS: dict[str, type[AttentionSpec]] = {kind.version: kind for kind in (AttentionA2, AttentionA3, AttentionA4)}
+VERSIONS: dict[str, type[AttentionSpec]] = {
+    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4)
+}
