@@ -9,8 +9,8 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4
+from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionPhase1
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
@@ -29,7 +29,6 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 #: The same for the versions without.
 _PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
-_BASELINE = "phase1"
 _MOST_STAGES = 4
 #: Heads so wide that warpgroups need not issue their products in turn.
 _FREE_HEAD_DIM = 192
@@ -37,20 +36,23 @@ _FREE_HEAD_DIM = 192
 
 def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]:
     """Every tile of these versions that can serve the problem, with the shortest ring."""
-    dims = problem.head_dim, problem.v_head_dim
-    masks = problem.is_causal, problem.has_window, problem.has_softcap
+    given: dict[str, Any] = {name: getattr(problem, name) for name in SPEC_FIELDS}
     for version in versions:
         kind = VERSIONS[version]
-        if version == _BASELINE:
-            yield kind(problem.dtype, *dims, *masks, block_m=32, block_n=32, stages=1, warpgroups=1)
-            continue
-        with_producer = issubclass(kind, AttentionA3)
-        for warpgroups, block_n in _TILES[dims] if with_producer else _PLAIN_TILES:
-            fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
-            if with_producer:
-                fields["ping_pong"] = warpgroups > 1 and problem.head_dim < _FREE_HEAD_DIM
-            for more in [{"q_stages": 2}, {"q_stages": 1}] if issubclass(kind, AttentionA4) else [{}]:
-                yield kind(problem.dtype, *dims, *masks, **fields, **more)
+        yield from (kind(**given, **fields) for fields in _tiles_of(kind, problem))
+
+
+def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str, Any]]:
+    """The fields of a version's spec that the problem does not give."""
+    if kind is AttentionPhase1:
+        yield {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1}
+        return
+    has_producer = issubclass(kind, AttentionA3)
+    for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
+        fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
+        if has_producer:
+            fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM
+        yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
 
 
 def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:
@@ -95,7 +97,7 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     read_problem=Problem.from_json,
     candidates=candidates,
     index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
-    spec_fields=("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap"),
+    spec_fields=SPEC_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
         Option("is_causal", False, (False, True), "queries see keys up to their own"),

@@ -46,6 +46,8 @@ _MEMBERS = MEMBERS | {
 _PLACES = (*RASTER, "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
 #: What results by vectors need.
 OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
+#: Fields of a spec that the problem gives.
+SPEC_FIELDS = ("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (False, True),
     "has_window": (False, True),
@@ -274,8 +276,7 @@ class AttentionSpec(TiledKernel):
         """The same tile for another dtype and masks."""
         if (problem.head_dim, problem.v_head_dim) != (self.head_dim, self.v_head_dim):
             return None
-        names = ("dtype", "is_causal", "has_window", "has_softcap")
-        return replace(self, **{name: getattr(problem, name) for name in names})
+        return replace(self, **{name: getattr(problem, name) for name in SPEC_FIELDS})
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: tiles at the rate of the version's main loop; the last wave may be a part of one."""
