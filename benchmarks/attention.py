@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.attention_counters import launch_once, run_counters
 from benchmarks.attention_plot import write_picture
 from benchmarks.attention_shapes import HEAD_DIMS, LENGTHS, REST_S, Operands, Shape, entrant, errors, shapes
 from benchmarks.attention_table import LADDER, attention_summary, attention_table, rates_line
@@ -42,6 +43,7 @@ LONGEST = 1 << 17
 EXAMPLES = """examples:
   cudatma bench attention --json attention.json --plot attention.svg
   cudatma bench attention --head-dim 128 --length 8192 --causal --version a4 --rivals fa4
+  cudatma bench attention --head-dim 128 --length 4096 --full --counters
 """
 
 
@@ -106,7 +108,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_grad_enabled(False)
     except Exception as error:
         parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
+    if options.launch:
+        launch_once(calls_of(options)[0], options.launch)
+        return 0
+    if options.counters:
+        options.no_gqa = True
+        wanted = options.version or LADDER
+        calls = [(call, facts(call), specs_of(call, wanted, {})) for call in calls_of(options)]
+        return run_counters([(call, its, _without_auto(specs)) for call, its, specs in calls], options.json)
     return _run(options)
+
+
+def _without_auto(specs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: spec for name, spec in specs.items() if name != AUTO}
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -183,6 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-gqa", action="store_true", help="no calls with 32 heads of q and 8 of k and v")
     add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
     add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
+    add("--counters", action="store_true", help="hardware counters of each version instead, by ncu; no grouped heads")
+    add("--launch", choices=(*LADDER, AUTO), help="launch the first call once, for a profiler")
     add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
     return parser
 
