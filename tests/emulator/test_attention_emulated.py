@@ -1,4 +1,4 @@
-"""Attention's versions on the emulator: right against float64, free of hazards, for tails, masks and rings that wrap."""
+"""Attention's versions on the emulator: right against float64, free of hazards, for tails, masks, rings that wrap."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_three_warpgroups_take_turns() -> None:
 )
 def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        AttentionA3(**({"dtype": "float16", "head_dim": 64, "v_head_dim": 64} | fields))
+        AttentionA3(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
 
 
 def test_large_logits() -> None:

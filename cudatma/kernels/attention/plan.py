@@ -49,7 +49,7 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     """Members of the kernels' Problem, all but strides."""
     problem = request.problem(spec.version)
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
-    raster = _heads_in_l2(spec, rows, problem.group, problem.k_length)
+    raster = _heads_by_turns(spec, rows, problem.group, problem.k_length)
     left, right = request.mask.left, request.mask.right
     diagonal = problem.k_length - problem.q_length
     values: dict[str, Any] = {
@@ -72,11 +72,14 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
 
 
-def _heads_in_l2(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:
-    """Heads of q whose tiles are numbered by turns, the longest of all of them first. Where all tiles take the same
-    time, one after the other."""
+def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:
+    """Heads of q whose tiles are numbered by turns, the longest of all of them first: one where all tiles take the same
+    time. Persistent CTAs take their tiles in a fixed order, which balances their work only over all heads; others come
+    when one ends, and share what L2 holds."""
     if not spec.is_causal:
         return 1
+    if spec.is_persistent:
+        return rows
     held = max(1, _L2_BYTES // (2 * k_length * (spec.head_dim + spec.v_head_dim)))
     return min(rows, held * group)
 
