@@ -17,6 +17,7 @@ from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
 from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.decode import attention_decode
+from cudatma.kernels.attention.explain import attention_explain
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.varlen import attention_varlen, check_varlen
 from cudatma.kernels.attention.version import CHOICE
@@ -105,9 +106,10 @@ WRONG: list[Wrong] = [
 @pytest.mark.parametrize(("name", "changes", "error", "field"), WRONG, ids=label)
 def test_a_wrong_array_is_named(name: str, changes: dict[str, Any], error: type[FieldError], field: str) -> None:
     arrays: dict[str, Any] = {each: on_device(each) for each in SHAPES} | {name: on_device(name, **changes)}
-    with pytest.raises(error) as caught:
-        attention(**arrays, backend="cuda", stream=0)
-    is_told(caught.value, field)
+    for function in (attention, attention_explain):
+        with pytest.raises(error) as caught:
+            function(**arrays, backend="cuda", stream=0)
+        is_told(caught.value, field)
 
 
 Q, K = (np.zeros(SHAPES[name], np.float16) for name in "qk")
@@ -143,9 +145,10 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
 @pytest.mark.parametrize(("options", "error", "field"), OPTIONS, ids=label)
 def test_a_wrong_option_is_named(options: dict[str, Any], error: type[FieldError], field: str) -> None:
     given: dict[str, Any] = {"q": Q, "k": K, "v": K, "backend": "reference"} | options
-    with pytest.raises(error) as caught:
-        attention(**given)
-    is_told(caught.value, field)
+    for function in (attention, attention_explain):
+        with pytest.raises(error) as caught:
+            function(**given)
+        is_told(caught.value, field)
 
 
 def test_a_head_dim_of_v_of_its_own_is_for_192_only() -> None:
@@ -238,6 +241,20 @@ def test_a_version_may_be_asked_for_by_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDATMA_ATTENTION_VERSION", "a7")
     with pytest.raises(ArgumentError, match=r"^CUDATMA_ATTENTION_VERSION: got 'a7'"):
         attention(Q, K, K, backend="reference")
+
+
+def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDATMA_ATTENTION_VERSION", raising=False)
+    said = attention_explain(Q, K, K, causal=True, version="a3")
+    assert (said.kernel, said.decision.why) == ("a3", "version a3 is asked for by the call")
+    assert said.problem.is_causal
+    assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
+    assert "5 queries, 7 keys" in str(said)
+    free = attention_explain(Q, K, K)
+    assert free.decision.source == "rule"
+    assert free.as_dict()["layer"]["heads"] == H
+    with pytest.raises(ArgumentError, match=r"^q_length: got 0"):
+        attention_explain(Q[:, :0], K, K)
 
 
 # ---- attention_varlen
