@@ -19,6 +19,8 @@ from tools.sass_hazards import ReleaseHazard, release_hazards
 from tools.sass_wgmma import wgmma_hazards
 
 TARGETS = ("sm_90a", "sm_120a")
+#: Kernels that wait for cp.async groups, or for plain loads.
+WITHOUT_RING = ("gemm_v1", "attention_phase1", "attention_a1")
 
 pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed here")
 

@@ -114,16 +114,16 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, v_head_dim, dtype)
-        fitting = [
-            spec for spec in (_deepest(one, target, 2) for one in _tiles(problem, [version])) if spec is not None
-        ]
-        tiles = {(spec.block_m, spec.block_n): spec for spec in fitting if _runs(spec, problem, target)}
+        tiles = {(spec.block_m, spec.block_n): spec for spec in _tiles(problem, [version])}
         chosen = list(tiles.values())
-        if chosen and not issubclass(VERSIONS[version], AttentionA3):
+        if not issubclass(VERSIONS[version], AttentionA3):
             chosen = [chosen[index % len(chosen)]]
         for number, spec in enumerate(chosen):
             is_causal, has_window, has_softcap = masks[(index + number) % len(masks)]
-            found.append(replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap))
+            masked = replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap)
+            longest = _deepest(masked, target, 2)
+            if longest is not None and _runs(longest, problem, target):
+                found.append(longest)
     return found
 
 

@@ -21,6 +21,8 @@ from cudatma.target import Target
 _MACS = 2048
 #: Microseconds of a launch, and clocks until the first products of a tile and after the last ones. [inferred]
 _LAUNCH_US, _AROUND_CLOCKS = 2.0, 3000
+#: Clocks of a block of keys in which the tensor cores wait. [inferred]
+_BLOCK_CLOCKS = 150
 _MEMBERS = MEMBERS | {
     member.name: member
     for member in (
@@ -287,7 +289,7 @@ class AttentionSpec(TiledKernel):
             # The mean of a tile's keys: all but a triangle, and half a tile at the diagonal.
             share = min(1.0, 1 - 0.5 * min(1.0, problem.q_length / keys) + 0.5 * (self.block_m + self.block_n) / keys)
         macs = self.block_m * keys * share * (self.head_dim + self.v_head_dim)
-        tile = macs / (_MACS * self.rate) + _AROUND_CLOCKS
+        tile = macs / (_MACS * self.rate) + keys * share / self.block_n * _BLOCK_CLOCKS + _AROUND_CLOCKS
         waves = tiles / gpu.sm_count if problem.is_causal else ceil_div(tiles, gpu.sm_count)
         clocks = max(float(waves), 1.0) * tile
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)

@@ -10,9 +10,13 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec
 from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.target import Target
 
 #: Strides of operands that threads read by themselves.
 _OPERAND_ROWS = tuple(f"{name}_{step}" for name in ("q", "k", "v") for step in ("pitch", "head", "batch"))
+#: Registers for scores, probabilities and output that ptxas does not spill, by warpgroups that multiply; fewer where the
+#: scores are capped.
+_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 200, 2: 200, 3: 128}, {1: 188, 2: 188, 3: 120}
 _ONE_RING = ("full_barriers", "empty_barriers")
 
 
@@ -118,6 +122,19 @@ class AttentionA3(AttentionSpec):
     def producer_registers(self) -> int:
         """Of a thread of the other warpgroup."""
         return {1: 0, 2: 24, 3: 32}[self.warpgroups]
+
+    @property
+    def held_registers(self) -> int:
+        """Of a thread that multiplies: the scores and the probabilities of a block, and the output."""
+        return self.block_n // 2 + self.block_n // 4 + self.v_head_dim // 2
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """As AttentionSpec's; ptxas must not spill."""
+        most = (_MOST_HELD_WITH_CAP if self.has_softcap else _MOST_HELD)[self.warpgroups]
+        if self.held_registers > most:
+            allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
+            raise ArgumentError("spec.block_n", self.block_n, allowed)
+        super(AttentionA3, self).check(problem, target)
 
     def ring_barriers(self) -> tuple[tuple[str, int], ...]:
         """(name, bytes) of the barriers of the rings of keys and of values."""
