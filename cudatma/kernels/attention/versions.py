@@ -14,7 +14,7 @@ from cudatma.target import Target
 
 #: Strides of operands that threads read by themselves.
 _OPERAND_ROWS = tuple(f"{name}_{step}" for name in ("q", "k", "v") for step in ("pitch", "head", "batch"))
-#: Registers for scores, probabilities and output that ptxas does not spill, by warpgroups that multiply; fewer where the
+#: Registers for scores, probabilities and output that ptxas does not spill, by warpgroups that multiply; fewer where
 #: scores are capped.
 _MOST_HELD, _MOST_HELD_WITH_CAP = {1: 200, 2: 200, 3: 128}, {1: 188, 2: 188, 3: 120}
 _ONE_RING = ("full_barriers", "empty_barriers")
