@@ -20,9 +20,9 @@ from cudatma.target import Target, get_target
 #: the scores and the probabilities of a block, and the output.
 _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((3, 128), (2, 192), (2, 128)),
-    (64, 64): ((3, 128), (2, 192), (2, 128), (2, 224)),
+    (64, 64): ((3, 128), (2, 192), (2, 128), (2, 224), (1, 128), (1, 192)),
     (96, 96): ((2, 176), (2, 128), (3, 96)),
-    (128, 128): ((2, 176), (2, 160), (2, 128), (3, 80), (2, 112)),
+    (128, 128): ((2, 176), (2, 160), (2, 128), (3, 80), (2, 112), (1, 80), (1, 96)),
     (192, 192): ((2, 112), (2, 96), (2, 80)),
     (192, 128): ((2, 128), (2, 112), (2, 96)),
     (256, 256): ((2, 80), (2, 64)),
@@ -51,7 +51,8 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
     for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
         if has_producer:
-            fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM
+            fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
+            fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
 
 
@@ -78,7 +79,8 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
     all. TargetError where there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
     target = get_target(gpu.target)
-    target.require("wgmma", "attention")
+    if problem.version != AttentionPhase1.version:
+        target.require("wgmma", "attention")
     found = [
         Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
         for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))

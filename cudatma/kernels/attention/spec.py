@@ -289,9 +289,10 @@ class AttentionSpec(TiledKernel):
             # The mean of a tile's keys: all but a triangle, and half a tile at the diagonal.
             share = min(1.0, 1 - 0.5 * min(1.0, problem.q_length / keys) + 0.5 * (self.block_m + self.block_n) / keys)
         macs = self.block_m * keys * share * (self.head_dim + self.v_head_dim)
-        tile = macs / (_MACS * self.rate) + keys * share / self.block_n * _BLOCK_CLOCKS + _AROUND_CLOCKS
-        waves = tiles / gpu.sm_count if problem.is_causal else ceil_div(tiles, gpu.sm_count)
-        clocks = max(float(waves), 1.0) * tile
+        products = macs / (_MACS * self.rate) + keys * share / self.block_n * _BLOCK_CLOCKS
+        resident = gpu.sm_count * self.blocks_per_sm
+        waves = max(1.0, tiles / resident) if problem.is_causal else float(ceil_div(tiles, resident))
+        clocks = waves * (products * self.blocks_per_sm + _AROUND_CLOCKS)
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
         memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
         sm_us = clocks / gpu.sm_clock_mhz

@@ -16,7 +16,7 @@ from cudatma.target import Target
 _OPERAND_ROWS = tuple(f"{name}_{step}" for name in ("q", "k", "v") for step in ("pitch", "head", "batch"))
 #: Registers for scores, probabilities and output that ptxas does not spill, by warpgroups that multiply; fewer where
 #: scores are capped.
-_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 200, 2: 200, 3: 128}, {1: 188, 2: 188, 3: 120}
+_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
 _ONE_RING = ("full_barriers", "empty_barriers")
 
 
@@ -92,36 +92,44 @@ class AttentionA2(AttentionSpec):
 @dataclass(frozen=True, slots=True)
 class AttentionA3(AttentionSpec):
     """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products.
-    ping_pong: whether they issue products in turn."""
+    ping_pong: whether they issue products in turn. blocks_per_sm: CTAs that share an SM, with one warpgroup each."""
 
     ping_pong: bool = True
+    blocks_per_sm: int = 1  # type: ignore[misc]
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
     rate: ClassVar[float] = 0.7
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "ping_pong": (False, True)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionSpec.allowed,
+        "ping_pong": (False, True),
+        "blocks_per_sm": (1, 2),
+    }
     features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
 
     def __post_init__(self) -> None:
         super(AttentionA3, self).__post_init__()
         if self.ping_pong and self.warpgroups == 1:
             raise ArgumentError("ping_pong", True, "False for one warpgroup")
+        if self.blocks_per_sm > 1 and self.warpgroups > 1:
+            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
 
     @property
     def tile_name(self) -> str:
-        return super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
+        name = super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
+        return name + (f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else "")
 
     @property
     def consumer_registers(self) -> int:
         """Of a thread that multiplies, as setmaxnreg asks for; 0: ptxas has enough for all threads."""
-        return {1: 0, 2: 240, 3: 160}[self.warpgroups]
+        return {1: 208 if self.blocks_per_sm > 1 else 0, 2: 240, 3: 160}[self.warpgroups]
 
     @property
     def producer_registers(self) -> int:
         """Of a thread of the other warpgroup."""
-        return {1: 0, 2: 24, 3: 32}[self.warpgroups]
+        return {1: 40, 2: 24, 3: 32}[self.warpgroups]
 
     @property
     def held_registers(self) -> int:
@@ -134,6 +142,8 @@ class AttentionA3(AttentionSpec):
         if self.held_registers > most:
             allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
             raise ArgumentError("spec.block_n", self.block_n, allowed)
+        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
         super(AttentionA3, self).check(problem, target)
 
     def ring_barriers(self) -> tuple[tuple[str, int], ...]:
