@@ -129,8 +129,7 @@ JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_f
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_control_flow_of_a_kernel_is_read_whole(job: Job, tmp_path: Path) -> None:
     (code,) = parse_encoded(disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path))
-    # The first version of the dense GEMM waits for cp.async groups.
-    has_ring = getattr(job.spec, "smem_bytes", 1) > 0 and job.entry.name != "gemm_v1"
+    has_ring = getattr(job.spec, "smem_bytes", 1) > 0 and job.entry.name not in WITHOUT_RING
     assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
     assert_all_is_reached(code)
 
