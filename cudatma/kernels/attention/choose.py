@@ -57,12 +57,12 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
 
 
 def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:
-    """With as many stages as shared memory holds; two are enough, as each has keys and values of its own."""
+    """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
+    producer there are no more, so that several CTAs share an SM."""
     del least_stages
-    if len(spec.allowed["stages"]) == 1:
-        return spec if spec.smem_bytes <= target.smem_per_block_bytes else None
-    for stages in range(_MOST_STAGES, 1, -1):
-        if (longer := replace(spec, stages=stages)).smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
+    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3) else (spec.stages,)
+    for longer in (replace(spec, stages=count) for count in stages):
+        if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
             return longer
     return None
 

@@ -116,6 +116,12 @@ class AttentionA3(AttentionSpec):
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
 
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """Shorter rings; warpgroups in turn or not."""
+        yield from super(AttentionA3, self).variants(problem)
+        if self.warpgroups > 1:
+            yield {"ping_pong": not self.ping_pong}
+
     @property
     def tile_name(self) -> str:
         name = super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
