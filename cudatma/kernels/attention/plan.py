@@ -7,8 +7,10 @@ from typing import Any
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.schedule import DivisorStruct, ceil_div
@@ -49,6 +51,10 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     """Members of the kernels' Problem, all but strides."""
     problem = request.problem(spec.version)
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
+    if rows * columns > MAX_EXTENT:
+        raise ArgumentError(
+            "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
+        )
     raster = _heads_by_turns(spec, rows, problem.group, problem.k_length)
     left, right = request.mask.left, request.mask.right
     diagonal = problem.k_length - problem.q_length
