@@ -15,28 +15,25 @@ if __name__ == "__main__":  # the checkout need not be installed
 
 import argparse
 import contextlib
-import importlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
-from benchmarks.gemm_measure import chosen, entered, judged, timed
+from benchmarks.compare import AUTO, summary_line
 from benchmarks.gemm_plot import write_picture
-from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, squares, transformer
-from benchmarks.gemm_table import AUTO, COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line, summary_line
+from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, errors, squares, transformer
+from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
 from benchmarks.harness import measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure, print_table
-from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH, Entrant, Rival
-from cudatma.build.prebuild import compile_all, usable_cores
+from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH
+from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, precompile, timed
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, TargetError, counted
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gemm.versions import VERSIONS
-from cudatma.target import detect
 
 #: What `gemm` is asked for, by the name of the contender.
 ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
@@ -57,8 +54,8 @@ def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: 
     specs = _specs(*operands.pair(0), refused)
     entrants += [_ours(operands, name) for name in specs]
     cell: Cell = {**_facts(product), "us": {}, "entries": {}}
-    timed(stream, product, entrants, replays, cell, refused, (TORCH, *specs))
-    judged(cell, chosen(cell, entrants), ALLOWED[product.dtype], operands.a[0], operands.b[0])
+    timed(stream, product.rest_s, entrants, replays, cell, refused, (TORCH, *specs))
+    judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
 
@@ -96,7 +93,7 @@ def compile_before(products: Sequence[Product]) -> str:
     """Have the kernels of all products in the cache, compiled on all cores; says how that went."""
     import torch
 
-    began, orders = time.monotonic(), dict[tuple[str, Any], None]()
+    specs: list[Any] = []
     for product in products:
         a, b = (
             torch.empty(shape, dtype=getattr(torch, product.dtype), device="cuda")
@@ -104,36 +101,13 @@ def compile_before(products: Sequence[Product]) -> str:
             else torch.empty(shape[::-1], dtype=getattr(torch, product.dtype), device="cuda").T
             for letter, shape in zip(product.layout, ((product.m, product.k), (product.k, product.n)), strict=True)
         )
-        for spec in _specs(a, b, {}).values():
-            orders[spec.template, spec] = None
-    refused: list[Any] = []
-    compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
-    told = f"{counted(len(orders), 'kernel')} compiled or found in {time.monotonic() - began:.1f} s"
-    return f"{told}, {len(refused)} refused by the compiler" if refused else told
+        specs += _specs(a, b, {}).values()
+    return precompile(specs)
 
 
 def rivals_of(names: Sequence[str]) -> tuple[dict[str, Rival], dict[str, str]]:
-    """(the rivals, by name; of those that were asked for, the version, or why they are absent).
-
-    An absent rival stays in the field: every product then names it with the reason.
-    """
-    field, told = dict(ALWAYS), {}
-    for asked in names:
-        name, package, rival = OPTIONAL[asked]
-        field[name] = rival
-        try:
-            importlib.import_module(package)
-            told[name] = _version(package)
-        except Exception as error:
-            told[name] = f"absent: {failure(error)}"
-    return field, told
-
-
-def _version(package: str) -> str:
-    try:
-        return version(packages_distributions().get(package, [package])[0])
-    except PackageNotFoundError:
-        return "unknown version"
+    """field_of() the rivals of products."""
+    return field_of(ALWAYS, OPTIONAL, names)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gemm_measure import chosen, entered, judged, timed
-from benchmarks.gemm_products import Product
-from benchmarks.gemm_table import AUTO, COLD, WARM, compared, present, rates_line, size_of, summary_line, tflops
-from benchmarks.gemm_table import times_as_fast as times
+from benchmarks.compare import AUTO, present, summary_line
+from benchmarks.compare import times_as_fast as times
+from benchmarks.gemm_products import Product, errors
+from benchmarks.gemm_table import COLD, WARM, compared, rates_line, size_of, tflops
 from benchmarks.harness import Contender, measuring_stream
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
-from benchmarks.rivals.dense import Entrant
+from benchmarks.turns import Entrant, chosen, entered, judged, timed
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
@@ -182,8 +182,8 @@ def measure(stream: Any, product: Fp8Product, told: Mapping[str, str], replays: 
     entrants, refused = entered(stream, operands, field_of(product.scaling, told))
     entrants.append(ours(operands))
     cell = _facts(product)
-    timed(stream, product, entrants, replays, cell, refused, (AUTO,))
-    judged(cell, chosen(cell, entrants), ALLOWED, *operands.wide)
+    timed(stream, product.rest_s, entrants, replays, cell, refused, (AUTO,))
+    judged(cell, errors(*operands.wide, chosen(cell, entrants)), ALLOWED)
     return cell
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gemm_table import AUTO, LADDER, RIVALS, present, tflops
+from benchmarks.compare import AUTO, present
+from benchmarks.gemm_table import LADDER, RIVALS, tflops
 from benchmarks.plot import LEFT, PANEL_GAP, PANEL_HEIGHT, WIDTH, Line, Panel, draw_legend, draw_panel, points_of
 from benchmarks.report import Cell, ratio
 from benchmarks.rivals.dense import CUBLASLT, CUPY, TORCH

@@ -48,6 +48,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], float]] = {
         ),
         1,
     ),
+    "l2_hit_pct": (("lts__t_sector_hit_rate.pct",), 1),
     "registers": (("launch__registers_per_thread",), 1),
 }
 #: The tensor pipe, whose columns are named after a GPU's kinds of instructions: cycles, or else instructions.
@@ -68,14 +69,14 @@ class ProfilerError(RuntimeError):
     """ncu is absent, ended with an error, or did not see the kernel."""
 
 
-def command_of(ncu: str, child: Sequence[str], log: Path, *, extra: bool) -> list[str]:
-    """The command line that profiles the Marlin kernels of a child process into a CSV file.
+def command_of(ncu: str, child: Sequence[str], log: Path, *, extra: bool, kernels: str = "marlin") -> list[str]:
+    """The command line that profiles a family's kernels of a child process into a CSV file.
 
     The clocks stay as they are: the benchmark does not change the settings of a GPU.
     """
     metrics = ["--metrics", ",".join(EXTRA_METRICS)] if extra else []
     how = ["--page", "raw", "--csv", "--print-units", "base", "--clock-control", "none", "--log-file", str(log)]
-    return [ncu, "--set", "full", *metrics, *how, "--kernel-name", "regex:marlin", *child]
+    return [ncu, "--set", "full", *metrics, *how, "--kernel-name", f"regex:{kernels}", *child]
 
 
 def parse_csv(text: str) -> list[dict[str, str]]:
@@ -119,8 +120,8 @@ def _tensor_pct(row: Mapping[str, str]) -> float | None:
     return None
 
 
-def profile(child: Sequence[str], run: Run = subprocess.run) -> list[dict[str, Any]]:
-    """The figures of each Marlin kernel that a child process launches, in order.
+def profile(child: Sequence[str], run: Run = subprocess.run, kernels: str = "marlin") -> list[dict[str, Any]]:
+    """The figures of each kernel of a family, by a part of its name, that a child process launches, in order.
 
     Tried again without the extra metrics where this ncu does not know one of them. Raises ProfilerError.
     """
@@ -131,7 +132,7 @@ def profile(child: Sequence[str], run: Run = subprocess.run) -> list[dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         for extra in (True, False):
             log = Path(folder) / f"ncu{extra:d}.csv"
-            command = command_of(ncu, child, log, extra=extra)
+            command = command_of(ncu, child, log, extra=extra, kernels=kernels)
             env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
             try:
                 done = run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=env)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         WeightFileError,
     )
     from cudatma.inspection import Inspection, inspect
+    from cudatma.kernels.attention.attention import attention
+    from cudatma.kernels.attention.explain import attention_explain
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
     from cudatma.kernels.data_movement.gather import gather, halo_tiles
@@ -121,6 +123,8 @@ __all__ = [
     "WeightFileError",
     "WorkspaceBytes",
     "__version__",
+    "attention",
+    "attention_explain",
     "broadcast",
     "check_cluster",
     "compile",
@@ -179,6 +183,8 @@ _PUBLIC = {
         "TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",
+    "kernels.attention.attention": "attention",
+    "kernels.attention.explain": "attention_explain",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",
     "kernels.data_movement.gather": "gather halo_tiles",

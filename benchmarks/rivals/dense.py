@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from benchmarks.gemm_products import Operands
-from benchmarks.harness import Contender, quick
+from benchmarks.harness import quick
 from benchmarks.rivals.cublas import current_stream
 from benchmarks.rivals.cublaslt import CublasLt
+from benchmarks.turns import Entrant, Rival
 
 TORCH, CUBLASLT, CUPY = "torch.mm", "cuBLASLt", "CuPy"
 #: Algorithms asked of cuBLASLt, and the workspace that they may use.
@@ -25,17 +25,6 @@ FINALISTS = 2
 _FIRST_PASS_US = 1000.0
 #: Launches by calls: so many at most, and two turns of no more than the driver queues without waiting.
 _CALLS, _QUEUED_CALLS = 200, 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """One candidate of a rival. contender: named as its rival; several of one rival differ in ``detail``, their
-    algorithm. out: where its result is."""
-
-    rival: str
-    contender: Contender
-    out: Any
-    detail: str = ""
 
 
 def torch_mm(stream: Any, operands: Operands) -> list[Entrant]:
@@ -157,7 +146,6 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
     return [Entrant("QuACK", operands.contender("QuACK", run), out)]
 
 
-Rival = Callable[[Any, Operands], list[Entrant]]
 #: In every run, by the names that the table has.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt, CUPY: cupy_matmul}
 #: By the names that --rivals takes: how the table calls them, the package that has to be there, and the function.

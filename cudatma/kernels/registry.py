@@ -111,6 +111,41 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.gemm.sample:p1_sample",
         ),
         KernelEntry(
+            "attention_phase1",
+            "kernels/attention_phase1.cu.j2",
+            "cudatma.kernels.attention.choose:phase1_specs",
+            "attention, phase 1: scalar loops",
+            "cudatma.kernels.attention.sample:phase1_sample",
+        ),
+        KernelEntry(
+            "attention_a1",
+            "kernels/attention_a1.cu.j2",
+            "cudatma.kernels.attention.choose:a1_specs",
+            "attention, wgmma, version a1: keys and values by cp.async",
+            "cudatma.kernels.attention.sample:a1_sample",
+        ),
+        KernelEntry(
+            "attention_a2",
+            "kernels/attention_a2.cu.j2",
+            "cudatma.kernels.attention.choose:a2_specs",
+            "attention, wgmma, version a2: keys and values by TMA",
+            "cudatma.kernels.attention.sample:a2_sample",
+        ),
+        KernelEntry(
+            "attention_a3",
+            "kernels/attention_a3.cu.j2",
+            "cudatma.kernels.attention.choose:a3_specs",
+            "attention, wgmma, version a3: a producer warp, softmax beside products",
+            "cudatma.kernels.attention.sample:a3_sample",
+        ),
+        KernelEntry(
+            "attention_a4",
+            "kernels/attention_a4.cu.j2",
+            "cudatma.kernels.attention.choose:a4_specs",
+            "attention, wgmma, version a4: persistent, stores by TMA",
+            "cudatma.kernels.attention.sample:a4_sample",
+        ),
+        KernelEntry(
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_specs",
@@ -215,6 +250,7 @@ FORMER_NAMES = {
 FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
     "gemm": "cudatma.kernels.gemm.choose:GEMM",
+    "attention": "cudatma.kernels.attention.choose:ATTENTION",
 }
 
 

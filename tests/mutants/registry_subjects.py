@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from attention_subjects import attention_subjects
 from data_movement_subjects import data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
@@ -224,4 +225,4 @@ def registry_subjects() -> list[Subject]:
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)
     subjects.append(Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET))
-    return [*subjects, *path_subjects(), *data_movement_subjects()]
+    return [*subjects, *attention_subjects(), *path_subjects(), *data_movement_subjects()]

@@ -14,12 +14,12 @@ import pytest
 from fake_gpu import FakeGpu
 from test_bench_rivals import WORKSPACE, NumpyLt
 
-from benchmarks import gemm, gemm_fp8, gemm_measure, gemm_plot, gemm_table, harness
+from benchmarks import compare, gemm, gemm_fp8, gemm_plot, gemm_table, harness, turns
 from benchmarks.gemm_products import SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.rivals import dense
 from benchmarks.rivals.cublaslt import CublasLt
-from benchmarks.rivals.dense import Entrant
+from benchmarks.turns import Entrant
 from cudatma.errors import DriverError
 from cudatma.kernels.gemm.problem import LAYOUTS
 from tools.bench import benchmarks as scripts
@@ -89,16 +89,16 @@ def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Ent
     return Entrant(rival, Contender(f"{rival} {detail}".strip(), run, 1, 10), f"result {detail}", detail)
 
 
-def turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str]) -> dict[str, Any]:
+def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str]) -> dict[str, Any]:
     cell: dict[str, Any] = {}
     product = Product(64, 64, 64, "RC", "float16")
-    gemm_measure.timed(gpu, product, entrants, 3, cell, refused, ("torch.mm", "auto"))
+    turns.timed(gpu, product.rest_s, entrants, 3, cell, refused, ("torch.mm", "auto"))
     return cell
 
 
 def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
     entrants = [entrant(gpu, "torch.mm", 7.0), *(entrant(gpu, "cuBLASLt", us, f"way {us}") for us in (6.0, 4.0))]
-    cell = turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"CuPy": "TypeError: no bf16"})
+    cell = take_turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"CuPy": "TypeError: no bf16"})
     assert cell["us"] == {"torch.mm": 7.0, "cuBLASLt": 4.0, "auto": 5.0}
     assert list(cell["us"]) == ["torch.mm", "cuBLASLt", "auto"]
     assert cell["chosen"] == {"cuBLASLt": "way 4.0"}
@@ -108,7 +108,7 @@ def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
 
 def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
     entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "Triton", None), entrant(gpu, "auto", None)]
-    cell = turns(gpu, entrants, {})
+    cell = take_turns(gpu, entrants, {})
     assert cell["error"] == "auto: RuntimeError: refused"
     assert cell["refused"] == {"Triton": "RuntimeError: refused"}
     assert cell["us"] == {"torch.mm": 7.0}
@@ -124,7 +124,7 @@ def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     def good(stream: Any, operands: Any) -> list[Entrant]:
         return [Entrant("good", Contender("good", print, 1, 1), None)]
 
-    entrants, refused = gemm_measure.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
+    entrants, refused = turns.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
     assert [each.rival for each in entrants] == ["good"]
     assert list(refused) == ["QuACK"]
     assert "quack" in refused["QuACK"]
@@ -172,7 +172,7 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
     assert (first["least"], first["least_at"]) == (0.9, "2048 x 2048 x 2048 CC")
     assert (first["cells"], first["not_measured"]) == (2, 1)
     assert first["most_rms_error_ratio"] == pytest.approx(1.1)
-    line = gemm_table.summary_line(first)
+    line = compare.summary_line(first)
     assert line.startswith("float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048")
     assert "2 cells (1 more not measured); errors at most 1.10 times as large" in line
 
@@ -287,7 +287,7 @@ def test_results_are_compared_with_float64() -> None:
     assert found["wrong"][1] > 5
     assert all(math.isnan(each) for each in found["broken"])
     made: dict[str, Any] = {"us": {"right": 1.0, "broken": 1.0}}
-    gemm_measure.judged(made, {"right": right, "broken": broken}, 1e-3, a, b)
+    turns.judged(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
     assert list(made["us"]) == list(made["rms_error"]) == ["right"]
     assert made["error"] == "broken: wrong, nan off"
     assert torch.isfinite(right).all()
@@ -317,7 +317,7 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
     cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
     library.launches.clear()
-    assert not gemm_measure.chosen(cell, found)["cuBLASLt"].isnan().any()
+    assert not turns.chosen(cell, found)["cuBLASLt"].isnan().any()
     assert [launch[0] for launch in library.launches] == [103]
     with pytest.raises(RuntimeError, match="nothing that runs"):
         dense.fastest(None, operands, "cuBLASLt", {}, None)

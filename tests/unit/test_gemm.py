@@ -13,10 +13,9 @@ import pytest
 from fake_bench import FakeBench
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import tuning
+from cudatma.kernels import tuning, version
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
-from cudatma.kernels.gemm import version
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
@@ -44,7 +43,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
 
     def found() -> tuple[int | str, str]:
-        version._of_file.cache_clear()
+        version._file.cache_clear()
         return chosen_version("auto")
 
     assert found() == (0, "")
@@ -75,7 +74,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     here.unlink()
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     assert found() == (0, "")
-    version._of_file.cache_clear()
+    version._file.cache_clear()
 
 
 def test_an_explanation_names_who_asked() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cudatma.kernels import tensor_library
-from cudatma.kernels.gemm.repeated import KnownCall, call_key
+from cudatma.kernels.gemm.repeated import KnownCall
+from cudatma.kernels.known_call import call_key
 
 
 class Array:

@@ -7,10 +7,11 @@ from typing import Any
 
 from cudatma.backend import backend_for
 from cudatma.build.kernel import default_target
+from cudatma.kernels.checks import check_backend
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gemm.arrange import copied
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.request import check_backend, check_call
+from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 
@@ -41,7 +42,7 @@ def gemm_explain(
     number, asked_by = chosen_version(version)
     request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
     if backend is not None:
-        check_backend(request, backend_for("gemm", backend))
+        check_backend(request.a, "a", backend_for("gemm", backend))
     device = request.a.device
     gpu = imagined_gpu(default_target(), H200.sm_count) if device is None else gpu_of(device)
     problem = request.problem(number)

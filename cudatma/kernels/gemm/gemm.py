@@ -9,6 +9,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, dense_strides, describe, empty_like_library
 from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
+from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
 from cudatma.kernels.gemm.arrange import arranged
 from cudatma.kernels.gemm.choose import GEMM
@@ -16,11 +17,12 @@ from cudatma.kernels.gemm.matrices import ALIGNMENT
 from cudatma.kernels.gemm.plan import OPTIONAL, plan_gemm
 from cudatma.kernels.gemm.problem import NUMPY
 from cudatma.kernels.gemm.reference import reference
-from cudatma.kernels.gemm.repeated import KNOWN_CALLS, Arrays, KnownCall, call_key
-from cudatma.kernels.gemm.request import Request, check_backend, check_call
+from cudatma.kernels.gemm.repeated import KNOWN_CALLS, Arrays, KnownCall
+from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.known_call import call_key
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import PlanCache, Replay
 from cudatma.library_streams import stream_handle
@@ -91,7 +93,7 @@ def _first(
     request, shape, result = check_call(
         a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant
     )
-    check_backend(request, chosen)
+    check_backend(request.a, "a", chosen)
     device = request.a.device
     handle = 0 if device is None else stream_handle(stream, request.a.kind, device)
     if result is None:

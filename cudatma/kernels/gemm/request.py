@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.backend import device_remedy
+from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import check_place, real_number
 from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
@@ -23,7 +21,7 @@ from cudatma.kernels.gemm.problem import (
     default_result,
     is_fp8,
 )
-from cudatma.kernels.gemm.scales import Scales, as_fp32, check_scales
+from cudatma.kernels.gemm.scales import Scales, check_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +121,8 @@ def check_call(
         _result_type(out_dtype, result, left),
         scales,
         None if bias is None else describe(bias, "bias"),
-        _number(alpha, "alpha") * scales.factor,
-        _number(beta, "beta"),
+        real_number(alpha, "alpha") * scales.factor,
+        real_number(beta, "beta"),
         None if activation is None else str(activation),
         batch_invariant,
     )
@@ -137,15 +135,6 @@ def check_call(
             raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
         return _folded(request, None, shape)
     return _folded(request, _result(result, request, shape), shape)
-
-
-def check_backend(request: Request, chosen: str) -> None:
-    """ArgumentError unless the arrays are where a backend computes."""
-    device = request.a.device
-    if (device is None) != (chosen != "cuda"):
-        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
-        remedy = device_remedy("cupy.asarray moves it", device)
-        raise ArgumentError("a.device", place_name(device), allowed, remedy)
 
 
 def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, ArrayInfo]:
@@ -171,17 +160,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
 
 
 def _check_place(info: ArrayInfo, field: str, left: ArrayInfo) -> None:
-    if info.device != left.device:
-        raise ArgumentError(f"{field}.device", place_name(info.device), f"{place_name(left.device)}, where a is")
-    if getattr(info.owner, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
-        remedy = "gemm has no backward pass: call it under torch.no_grad(), or detach the tensor"
-        raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
-
-
-def _number(value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(field, type(value).__name__, "a real number")
-    return as_fp32(value, field)
+    check_place(info, field, left, "a", "gemm")
 
 
 def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:

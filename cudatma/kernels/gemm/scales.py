@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import numbers
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import as_fp32
 from cudatma.kernels.gemm.problem import SCALE_BLOCK
 from cudatma.kernels.schedule import ceil_div
 
@@ -90,14 +90,6 @@ def check_scales(a_scale: Any, b_scale: Any, sizes: tuple[int, int, int], batch:
     if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernel's offsets have 32 bits
         raise ArgumentError("a_scale.strides", a.strides_bytes, "rows within 16 GiB", "copy it")
     return scales
-
-
-def as_fp32(value: Any, field: str) -> float:
-    """A number as the kernels get it. ArgumentError for one that no float can hold."""
-    try:
-        return ctypes.c_float(float(value)).value
-    except OverflowError as error:
-        raise ArgumentError(field, "a number beyond double precision", "a number that a float holds") from error
 
 
 def _array(value: Any, field: str) -> ArrayInfo:

@@ -1,0 +1,135 @@
+"""Rivals of attention: cuDNN and FlashAttention-2 through torch, FlashAttention-3; on request FA4 and FlashInfer.
+
+A rival that is not installed, or does not take a call, raises the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attention_shapes import Operands, entrant
+from benchmarks.turns import Entrant, Rival
+
+CUDNN, FA2, FA3, FA4, FLASHINFER = "cuDNN", "FA2", "FA3", "FA4", "FlashInfer"
+#: Where packages have FA3's library, which xformers' wheel brings, and the CUDA runtime that it wants.
+_FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
+_RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
+_WORKSPACE_BYTES = 256 << 20
+
+
+def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entrant]:
+    """One backend of torch's scaled_dot_product_attention, which makes an array for each result."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    shape, (q, k, v) = operands.shape, operands.heads_first()
+    chosen, options = getattr(SDPBackend, backend), {"is_causal": shape.is_causal}
+    if shape.heads != shape.kv_heads:
+        options["enable_gqa"] = True
+
+    def compute() -> Any:
+        with sdpa_kernel(chosen):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    def run(index: int) -> None:
+        compute()
+
+    out = compute().transpose(1, 2)
+    return [entrant(stream, name, run, out)]
+
+
+def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
+    """FlashAttention-3's forward pass. library: of its torch ops; None looks for it in the packages."""
+    forward, out = _fa3(library), operands.out()
+    q, k, v, shape = operands.q, operands.k, operands.v, operands.shape
+
+    def run(index: int) -> None:
+        forward(q, k, v, out=out, softmax_scale=shape.head_dim**-0.5, is_causal=shape.is_causal, num_splits=1)
+
+    run(0)
+    return [entrant(stream, FA3, run, out)]
+
+
+@lru_cache(maxsize=4)
+def _fa3(library: Path | None) -> Callable[..., Any]:
+    import torch
+
+    found = library or next(_in_packages(_FA3), None)
+    if found is None:
+        raise ImportError("no flash_attn_3/_C.so in the packages; xformers 0.0.34 brings one, --fa3 names one")
+    runtime = next(_in_packages(_RUNTIME), Path("libcudart.so.12"))
+    ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    torch.ops.load_library(str(found))
+    forward: Callable[..., Any] = torch.ops.flash_attn_3.fwd
+    return forward
+
+
+def _in_packages(patterns: tuple[str, ...]) -> Iterator[Path]:
+    for folder in sys.path:
+        for pattern in patterns:
+            yield from sorted(Path(folder or ".").glob(pattern))
+
+
+def fa4(stream: Any, operands: Operands) -> list[Entrant]:
+    """FlashAttention-4's forward pass, in CuTe DSL, which compiles at the first call."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    out = operands.out()
+
+    def run(index: int) -> None:
+        _flash_attn_fwd(operands.q, operands.k, operands.v, causal=operands.shape.is_causal, out=out)
+
+    run(0)
+    return [entrant(stream, FA4, run, out)]
+
+
+def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
+    """FlashInfer's prefill of sequences one after the other."""
+    import torch
+    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+    shape, out = operands.shape, operands.out()
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD")
+    begins = torch.arange(shape.batch + 1, device="cuda", dtype=torch.int32) * shape.length
+    wrapper.plan(
+        begins,
+        begins,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        causal=shape.is_causal,
+        q_data_type=operands.q.dtype,
+    )
+    q, k, v, to = (each.flatten(0, 1) for each in (operands.q, operands.k, operands.v, out))
+
+    def run(index: int) -> None:
+        wrapper.run(q, k, v, out=to)
+
+    run(0)
+    return [entrant(stream, FLASHINFER, run, out)]
+
+
+@lru_cache(maxsize=1)
+def _workspace() -> Any:
+    import torch
+
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+#: In every run, by the names that the table has.
+ALWAYS: dict[str, Rival] = {
+    CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
+    FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),
+    FA3: partial(fa3, None),
+}
+#: By the names that --rivals takes: how the table calls them, the package that has to be there, and the function.
+OPTIONAL: dict[str, tuple[str, str, Rival]] = {
+    "fa4": (FA4, "flash_attn.cute", fa4),
+    "flashinfer": (FLASHINFER, "flashinfer", flashinfer),
+}
+RIVALS = (*ALWAYS, *(name for name, _, _ in OPTIONAL.values()))

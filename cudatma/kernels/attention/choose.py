@@ -1,0 +1,132 @@
+"""Which version and configuration of attention serves a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
+from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionPhase1
+from cudatma.kernels.candidates import Candidate
+from cudatma.kernels.family import Family, Option
+from cudatma.kernels.gpu import Gpu
+from cudatma.target import Target, get_target
+
+#: Head dims of q and k, and of v -> (warpgroups, block_n) of the versions with a producer. Registers of a thread hold
+#: the scores and the probabilities of a block, and the output.
+_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (32, 32): ((3, 128), (2, 192), (2, 128)),
+    (64, 64): ((3, 128), (2, 192), (2, 128), (2, 224), (1, 128), (1, 192)),
+    (96, 96): ((2, 176), (2, 128), (3, 96)),
+    (128, 128): ((2, 176), (2, 160), (2, 128), (3, 80), (2, 112), (1, 80), (1, 96)),
+    (192, 192): ((2, 112), (2, 96), (2, 80)),
+    (192, 128): ((2, 128), (2, 112), (2, 96)),
+    (256, 256): ((2, 80), (2, 64)),
+}
+#: The same for the versions without.
+_PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
+_MOST_STAGES = 4
+#: Heads so wide that warpgroups need not issue their products in turn.
+_FREE_HEAD_DIM = 192
+
+
+def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]:
+    """Every tile of these versions that can serve the problem, with the shortest ring."""
+    given: dict[str, Any] = {name: getattr(problem, name) for name in SPEC_FIELDS}
+    for version in versions:
+        kind = VERSIONS[version]
+        yield from (kind(**given, **fields) for fields in _tiles_of(kind, problem))
+
+
+def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str, Any]]:
+    """The fields of a version's spec that the problem does not give."""
+    if kind is AttentionPhase1:
+        yield {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1}
+        return
+    has_producer = issubclass(kind, AttentionA3)
+    for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
+        fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
+        if has_producer:
+            fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
+            fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
+        yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
+
+
+def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:
+    """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
+    producer there are no more, so that several CTAs share an SM."""
+    del least_stages
+    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3) else (spec.stages,)
+    for longer in (replace(spec, stages=count) for count in stages):
+        if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
+            return longer
+    return None
+
+
+def _runs(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
+    try:
+        spec.check(problem, target)
+    except (ArgumentError, TargetError):
+        return False
+    return True
+
+
+def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
+    """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
+    all. TargetError where there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
+    target = get_target(gpu.target)
+    if problem.version != AttentionPhase1.version:
+        target.require("wgmma", "attention")
+    found = [
+        Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
+        for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))
+        if _runs(spec, problem, target)
+    ]
+    if not found:
+        raise ArgumentError(
+            "version", problem.version, f"one with a kernel for {problem.description}", 'version="auto"'
+        )
+    return found
+
+
+ATTENTION: Family[Problem, AttentionSpec] = Family(
+    name="attention",
+    kernels=dict(VERSIONS),
+    read_problem=Problem.from_json,
+    candidates=candidates,
+    index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
+    spec_fields=SPEC_FIELDS,
+    options=(
+        Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
+        Option("is_causal", False, (False, True), "queries see keys up to their own"),
+    ),
+    trial="cudatma.kernels.attention.trial:AttentionTrial",
+)
+
+
+def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
+    """The instances of a version that stand for all in dumps and compile checks: each pair of head dims and each tile
+    once, of the versions without a producer one tile; each kind of mask."""
+    found: list[AttentionSpec] = []
+    masks = ((False, False, False), (True, False, False), (True, True, False), (False, True, True))
+    for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
+        dtype = tuple(OPERAND_TYPES)[index % 2]
+        problem = Problem(1, 1, 1, 1024, 1024, head_dim, v_head_dim, dtype)
+        tiles = {(spec.block_m, spec.block_n): spec for spec in _tiles(problem, [version])}
+        chosen = list(tiles.values())
+        if not issubclass(VERSIONS[version], AttentionA3):
+            chosen = [chosen[index % len(chosen)]]
+        for number, spec in enumerate(chosen):
+            is_causal, has_window, has_softcap = masks[(index + number) % len(masks)]
+            masked = replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap)
+            longest = _deepest(masked, target, 2)
+            if longest is not None and _runs(longest, problem, target):
+                found.append(longest)
+    return found
+
+
+phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -1,0 +1,100 @@
+"""The launch of attention: which arguments a version's kernel gets for a request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cudatma.arrays import ArrayInfo
+from cudatma.descriptor import TensorMap
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.request import Request
+from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.launch_struct import pack
+from cudatma.kernels.schedule import DivisorStruct, ceil_div
+from cudatma.target import Target
+
+_LOG2_E = 1.4426950408889634
+#: Bytes of k and v that CTAs which run at the same time share in L2. [inferred: H200's L2 has 50 MB]
+_L2_BYTES = 32 << 20
+#: A distance beyond every length.
+_FAR = 1 << 30
+
+
+def plan_attention(
+    request: Request, result: ArrayInfo, lse: ArrayInfo | None, spec: AttentionSpec, target: Target, sm_count: int
+) -> Launch:
+    """The launch for a request. result: (batch, q_length, heads, v_head_dim); lse: (batch, heads, q_length) without
+    gaps, or None. Raises TargetError, ArgumentError."""
+    spec.check_target(target)
+    ctas = spec.ctas(request.problem(spec.version), sm_count)
+    arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
+    values = _values(request, spec) | {"work_ranges": ctas}
+    for name, info in arrays.items():
+        batch, row, head, element = info.strides_bytes
+        values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse}
+    args |= {name: arrays[name] for name in ("q", "k", "v")}
+    args["problem"] = pack(spec.problem_members, values)
+    boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
+    for name, box in boxes.items():
+        if f"{name}_map" in spec.parameter_names:
+            args[f"{name}_map"] = _tensor_map(arrays[name], box, spec.swizzle, target)
+    ordered = tuple([args[name] for name in spec.parameter_names])
+    touched = (result, *([] if lse is None else [lse]), *request.arrays().values())
+    return Launch(spec.template, spec, ctas, ordered, touched)
+
+
+def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
+    """Members of the kernels' Problem, all but strides."""
+    problem = request.problem(spec.version)
+    rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
+    if rows * columns > MAX_EXTENT:
+        raise ArgumentError(
+            "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
+        )
+    raster = _heads_by_turns(spec, rows, problem.group, problem.k_length)
+    left, right = request.mask.left, request.mask.right
+    diagonal = problem.k_length - problem.q_length
+    values: dict[str, Any] = {
+        "tiles_m": rows,
+        "tiles_n": columns,
+        "raster_m": raster,
+        "by_raster_group": DivisorStruct.of(raster * columns),
+        "by_raster_group_rows": DivisorStruct.of(raster),
+        "by_last_rows": DivisorStruct.of((rows - 1) % raster + 1),
+        "q_length": problem.q_length,
+        "k_length": problem.k_length,
+        "heads": problem.heads,
+        "by_heads": DivisorStruct.of(problem.heads),
+        "by_group": DivisorStruct.of(problem.group),
+        "upper": (diagonal + 1 + (_FAR if right is None else min(right, _FAR))) & 0xFFFFFFFF,
+        "lower": (diagonal - (_FAR if left is None else min(left, _FAR))) & 0xFFFFFFFF,
+    }
+    if not (cap := request.softcap):
+        return values | {"scale_log2": request.scale * _LOG2_E}
+    return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
+
+
+def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:
+    """Heads of q whose tiles are numbered by turns, the longest of all of them first: one where all tiles take the same
+    time. Persistent CTAs take their tiles in a fixed order, which balances their work only over all heads; others come
+    when one ends, and share what L2 holds."""
+    if not spec.is_causal:
+        return 1
+    if spec.is_persistent:
+        return rows
+    held = max(1, _L2_BYTES // (2 * k_length * (spec.head_dim + spec.v_head_dim)))
+    return min(rows, held * group)
+
+
+def _tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:
+    """Of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
+    # The launch keeps the array. An axis of one element may have any stride: TMA gets one that it takes.
+    strides = tuple(
+        step if extent > 1 else 16 for extent, step in zip(info.shape[:3], info.strides_bytes[:3], strict=True)
+    )
+    info = replace(info, owner=None, strides_bytes=(*strides, info.strides_bytes[3]))
+    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)

@@ -1,0 +1,90 @@
+"""What attention computes, in NumPy and float64, rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo
+from cudatma.kernels.attention.request import Mask, Request
+from cudatma.kernels.host import host_array
+
+#: Logits in memory at a time.
+_ELEMENTS = 1 << 21
+
+Array = np.ndarray[Any, Any]
+
+
+def reference(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> None:
+    """Write the result, and lse as (batch, heads, q_length), of sequences one after the other as (heads, total length),
+    if there is one. All in host memory."""
+    q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
+    sums = None if lse is None else host_array(lse)
+    asked = request.scale, request.mask, request.softcap
+    if request.sequences is None:
+        for index in range(len(q)):
+            written(attend(q[index], k[index], v[index], *asked), out[index], None if sums is None else sums[index])
+        return
+    of_q, of_k = (host_array(info).tolist() for info in (request.sequences.q, request.sequences.k))
+    for index in range(request.batch):
+        rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
+        found = attend(q[0, rows], k[0, keys], v[0, keys], *asked)
+        written(found, out[0, rows], None if sums is None else sums[:, rows])
+
+
+def written(found: tuple[Array, Array], out: Array, lse: Array | None) -> None:
+    """Round the results of attend()."""
+    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        out[...] = found[0].astype(out.dtype)
+        if lse is not None:
+            lse[...] = found[1]
+
+
+def attend(q: Array, k: Array, v: Array, scale: float, mask: Mask, softcap: float = 0.0) -> tuple[Array, Array]:
+    """(result (q_length, heads, v_head_dim), lse (heads, q_length)) in float64, of one sequence: q (q_length, heads,
+    head_dim), k and v with kv_heads. A query that sees no key has a result of zeros and an lse of -inf."""
+    (q_length, heads, _), (k_length, kv_heads, v_head_dim) = q.shape, v.shape
+    out, lse = np.zeros((q_length, heads, v_head_dim)), np.full((heads, q_length), -np.inf)
+    group = heads // kv_heads
+    rows = max(1, _ELEMENTS // max(1, group * k_length))
+    with np.errstate(all="ignore"):
+        for begin in range(0, q_length, rows):
+            taken = slice(begin, begin + rows)
+            positions = np.arange(q_length)[taken] + (k_length - q_length)
+            first, end = _seen(positions, mask, k_length)
+            is_seen = _is_seen(positions, np.arange(first, end), mask)
+            for head in range(kv_heads if first < end else 0):
+                own = slice(head * group, (head + 1) * group)
+                queries = q[taken, own].astype(np.float64).swapaxes(0, 1)
+                keys, values = (each[first:end, head].astype(np.float64) for each in (k, v))
+                logits = scale * (queries @ keys.T)
+                logits = softcap * np.tanh(logits / softcap) if softcap else logits
+                sums, lse[own, taken] = _softmax(np.where(is_seen, logits, -np.inf))
+                out[taken, own] = (sums @ values).swapaxes(0, 1)
+    return out, lse
+
+
+def _seen(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
+    """The first key that any of these queries sees, and the end of them."""
+    first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
+    end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
+    return first, max(first, end)
+
+
+def _is_seen(positions: Array, keys: Array, mask: Mask) -> Array:
+    distance = keys - positions[:, None]
+    seen = np.ones(distance.shape, bool)
+    if mask.left is not None:
+        seen &= distance >= -mask.left
+    if mask.right is not None:
+        seen &= distance <= mask.right
+    return seen
+
+
+def _softmax(logits: Array) -> tuple[Array, Array]:
+    """(weights, lse) along the last axis; zeros and -inf where all logits are -inf."""
+    most = logits.max(-1, keepdims=True)
+    weights = np.exp(logits - np.where(np.isneginf(most), 0, most))
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]

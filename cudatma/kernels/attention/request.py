@@ -1,0 +1,227 @@
+"""A call of attention, checked: q, k and v, scale, what each query sees, and whether lse is a result."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.problem import Problem
+from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_heads, operand
+from cudatma.kernels.checks import check_place, real_number
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of different lengths, one after the other. q, k: int32 arrays of where each begins, and the end.
+    max_q, max_k: their greatest lengths, or more."""
+
+    q: ArrayInfo
+    k: ArrayInfo
+    max_q: int
+    max_k: int
+
+    @property
+    def count(self) -> int:
+        return self.q.shape[0] - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The keys that a query sees. Query i of a sequence is at p = i + k_length - q_length, which aligns the last query
+    with the last key; it sees keys p - left to p + right. None: all keys on that side."""
+
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is a limit besides the causal one."""
+        return self.left is not None or bool(self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """q: (batch, q_length, heads, head_dim), k: (batch, k_length, kv_heads, head_dim), v: (batch, k_length, kv_heads,
+    v_head_dim), of strides that tensor maps accept. Of sequences that lie one after the other batch is 1, and the
+    lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none."""
+
+    q: ArrayInfo
+    k: ArrayInfo
+    v: ArrayInfo
+    scale: float
+    mask: Mask = Mask()
+    softcap: float = 0.0
+    has_lse: bool = False
+    sequences: Sequences | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self.sequences.count if self.sequences else self.q.shape[0]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Queries and keys of a sequence, of the longest where they differ."""
+        return (self.sequences.max_q, self.sequences.max_k) if self.sequences else (self.q.shape[1], self.k.shape[1])
+
+    def problem(self, version: str = "") -> Problem:
+        """What has to be computed. ArgumentError where there is nothing: a batch or a length of 0."""
+        return Problem(
+            self.batch,
+            self.heads,
+            self.kv_heads,
+            *self.lengths,
+            self.q.shape[3],
+            self.v.shape[3],
+            self.q.dtype.name,
+            self.mask.is_causal,
+            self.mask.has_window,
+            self.softcap > 0,
+            self.has_lse,
+            self.sequences is not None,
+            version,
+        )
+
+    def arrays(self) -> dict[str, ArrayInfo]:
+        """Those that a kernel reads, by the names of the function's arguments."""
+        named = {"q": self.q, "k": self.k, "v": self.v}
+        if self.sequences:
+            named |= {"cu_seqlens_q": self.sequences.q, "cu_seqlens_k": self.sequences.k}
+        return named
+
+
+def check_call(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: Any = False,
+    scale: Any = None,
+    window: Any = None,
+    softcap: Any = None,
+    out: Any = None,
+    return_lse: Any = False,
+) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
+    """The request, the shape of the result, and ``out`` if there is one. Raises ArgumentError, ArgumentTypeError."""
+    named = {"q": operand(q, "q"), "k": operand(k, "k"), "v": operand(v, "v")}
+    query, key, value = named.values()
+    check_types(named)
+    check_heads(query.shape, key.shape, value.shape)
+    if key.shape[0] != query.shape[0]:
+        raise ArgumentError("k.shape", key.shape, f"a batch of {query.shape[0]}, as q")
+    if value.shape[:2] != key.shape[:2]:
+        raise ArgumentError("v.shape", value.shape, f"a batch of {key.shape[0]} and a length of {key.shape[1]}, as k")
+    for name, info in named.items():
+        check_place(info, name, query, "q", "attention")
+    named = {name: addressable(info, name) for name, info in named.items()}
+    request = Request(
+        named["q"],
+        named["k"],
+        named["v"],
+        checked_scale(scale, query.shape[3]),
+        checked_mask(causal, window, query.shape[1], key.shape[1]),
+        checked_softcap(softcap),
+        checked_flag(return_lse, "return_lse"),
+    )
+    shape = *query.shape[:3], value.shape[3]
+    return request, shape, None if out is None else check_result(out, shape, named, "attention")
+
+
+def check_types(named: dict[str, ArrayInfo]) -> None:
+    """ArgumentTypeError unless all have the first one's dtype."""
+    (first, its), *others = named.items()
+    for name, info in others:
+        if info.dtype != its.dtype:
+            raise ArgumentTypeError(f"{name}.dtype", str(info.dtype), f"{its.dtype}, as {first}")
+
+
+def check_result(out: Any, shape: tuple[int, ...], named: dict[str, ArrayInfo], function: str) -> ArrayInfo:
+    """``out`` of a call whose arrays are these, the first of which it is like, as (batch, length, heads, dim)."""
+    info, (first, its) = describe(out, "out"), next(iter(named.items()))
+    if info.dtype != its.dtype:
+        raise ArgumentTypeError("out.dtype", str(info.dtype), f"{its.dtype}, as {first}")
+    if info.shape != shape:
+        raise ArgumentError("out.shape", info.shape, f"{shape}")
+    check_place(info, "out", its, first, function)
+    if info.readonly:
+        raise ArgumentError("out", "a read-only array", "a writable array")
+    for name, other in named.items():
+        if overlaps(info, other):
+            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+    check_disjoint(info, "out")
+    return addressable(info, "out")
+
+
+def checked_flag(value: Any, field: str) -> bool:
+    if type(value) is not bool:
+        raise ArgumentTypeError(field, type(value).__name__, "bool")
+    return value
+
+
+def checked_scale(scale: Any, head_dim: int) -> float:
+    """In fp32; None is 1 / sqrt(head_dim)."""
+    return head_dim**-0.5 if scale is None else _positive(scale, "scale", "None for 1 / sqrt(head dim)")
+
+
+def checked_softcap(softcap: Any) -> float:
+    """In fp32, 0 for none."""
+    return 0.0 if softcap is None else _positive(softcap, "softcap", "None for no cap")
+
+
+def _positive(value: Any, field: str, remedy: str) -> float:
+    number = real_number(value, field)
+    if not 0 < number < math.inf:
+        raise ArgumentError(field, value, "a finite number above 0 in single precision", remedy)
+    return number
+
+
+def checked_mask(causal: Any, window: Any, q_length: int, k_length: int) -> Mask:
+    """The mask of a call with these lengths, or at most these. A limit that excludes no key is left out."""
+    right = 0 if checked_flag(causal, "causal") else None
+    left = None
+    if window is not None:
+        left, right_of_window = _sides(window)
+        right = right_of_window if right is None else right
+    left = None if left is not None and left >= k_length - 1 else left
+    return Mask(left, None if right is not None and right >= q_length - 1 else right)
+
+
+def _sides(window: Any) -> tuple[int | None, int | None]:
+    if not isinstance(window, Sequence) or isinstance(window, (str, bytes)):
+        raise ArgumentTypeError("window", type(window).__name__, "None or (left, right)", "(left, 0) ends at the query")
+    if len(window) != 2:
+        raise ArgumentError("window", tuple(window), "(left, right)")
+    return _side(window[0], 0), _side(window[1], 1)
+
+
+def _side(value: Any, index: int) -> int | None:
+    field, allowed = f"window[{index}]", "a number of keys from 0 on, or None for all"
+    if value is None:
+        return None
+    try:
+        keys = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        keys = None
+    if keys is None:
+        raise ArgumentTypeError(field, type(value).__name__, allowed)
+    if keys < 0:
+        raise ArgumentError(field, keys, allowed)
+    return keys

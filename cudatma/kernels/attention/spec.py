@@ -1,0 +1,299 @@
+"""What the versions of attention have in common: the tile, shared memory, and what a launch should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
+from cudatma.kernels.work_struct import MEMBERS, RASTER, in_order
+from cudatma.pipeline import Operand
+from cudatma.target import Target
+
+#: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
+_MACS = 2048
+#: Microseconds of a launch, and clocks until the first products of a tile and after the last ones. [inferred]
+_LAUNCH_US, _AROUND_CLOCKS = 2.0, 3000
+#: Clocks of a block of keys in which the tensor cores wait. [inferred]
+_BLOCK_CLOCKS = 150
+_MEMBERS = MEMBERS | {
+    member.name: member
+    for member in (
+        Member("q_length", "u32", "queries of a sequence"),
+        Member("k_length", "u32", "keys of a sequence"),
+        Member("heads", "u32", "of q, in a sequence"),
+        Member("upper", "u32", "query i sees keys below i + upper, a signed number"),
+        Member("lower", "u32", "query i sees keys from i + lower on, a signed number"),
+        Member("scale_log2", "float", "scale of the scores, or the cap's, in powers of 2"),
+        Member("cap_scale", "float", "scale of the scores in the cap's tanh"),
+        Member("by_heads", "Divisor", "divides by heads"),
+        Member("by_group", "Divisor", "divides by the heads of q that share one of k and v"),
+        Member("output_head", "u64", "elements from one head of the result to the next"),
+        Member("output_batch", "u64", "elements from one sequence of the result to the next"),
+        *(
+            Member(f"{name}_{step}", "u64", f"elements from one {what} of {name} to the next")
+            for name in ("q", "k", "v")
+            for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
+        ),
+    )
+}
+#: What every version reads.
+_PLACES = (*RASTER, "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+#: What results by vectors need.
+OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
+#: Fields of a spec that the problem gives.
+SPEC_FIELDS = ("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap")
+_ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "is_causal": (False, True),
+    "has_window": (False, True),
+    "has_softcap": (False, True),
+    "block_m": (64, 128, 192),
+    "block_n": tuple(range(16, 257, 16)),
+    "stages": tuple(range(2, 9)),
+    "warpgroups": (1, 2, 3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec(TiledKernel):
+    """One instance of a version's template. head_dim: of q and k. dtype, v_head_dim, is_causal, has_window,
+    has_softcap: as Problem has them. block_m: queries of a CTA's tile. block_n: keys of a stage. warpgroups: that
+    multiply, 64 queries each. Raises ArgumentError, ArgumentTypeError."""
+
+    dtype: str
+    head_dim: int
+    v_head_dim: int
+    is_causal: bool = False
+    has_window: bool = False
+    has_softcap: bool = False
+    block_m: int = 128
+    block_n: int = 128
+    stages: int = 2
+    warpgroups: int = 2
+
+    version: ClassVar[str]
+    template: ClassVar[str]
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
+    revision: ClassVar[int] = 1
+    cluster: ClassVar[int] = 1
+    cluster_k: ClassVar[int] = 1
+    blocks_per_sm: ClassVar[int] = 1
+    producer_warps: ClassVar[int] = 0
+    partial_bytes: ClassVar[int] = 0
+    #: Slots of q.
+    q_stages: ClassVar[int] = 1
+    #: Whether TMA writes the result.
+    stores_by_tma: ClassVar[bool] = False
+    #: Part of the tensor cores' rate that the main loop reaches.
+    rate: ClassVar[float]
+    operand_names: ClassVar[tuple[str, ...]] = ("q_map", "k_map", "v_map")
+    work_names: ClassVar[tuple[str, ...]] = OUTPUT_ROWS
+    features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
+            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+        if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
+            raise ArgumentError("head_dim", f"{self.head_dim}, {self.v_head_dim}", ", ".join(map(str, HEAD_DIMS)))
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), self.allowed.get(field.name)
+            if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
+                raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
+        self.check_block_m()
+
+    def check_block_m(self) -> None:
+        """Raise ArgumentError unless the warpgroups divide the tile."""
+        if self.block_m != 64 * self.warpgroups:
+            raise ArgumentError("block_m", self.block_m, f"{64 * self.warpgroups}, 64 a warpgroup")
+
+    # What the kernel is launched with.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        output = "output_map" if self.stores_by_tma else "output_rows"
+        return (*self.operand_names, output, "lse", "problem")
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        rows = "const cudatma::u16*"
+        kinds = {"q": rows, "k": rows, "v": rows, "output_rows": "cudatma::u16*", "lse": "float*", "problem": PROBLEM}
+        return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
+
+    @property
+    def has_upper(self) -> bool:
+        """Whether queries do not see all later keys."""
+        return self.is_causal or self.has_window
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        names = (*_PLACES, *self.work_names)
+        names += ("upper",) if self.has_upper else ()
+        names += ("lower",) if self.has_window else ()
+        return (*names, "cap_scale") if self.has_softcap else names
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        return in_order(_MEMBERS, self.problem_names)
+
+    @property
+    def entry(self) -> str:
+        dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}_{self.v_head_dim}"
+        kinds = {"causal": self.is_causal, "window": self.has_window, "softcap": self.has_softcap}
+        told = [self.version, self.mma_type, f"d{dims}", *(name for name, has in kinds.items() if has)]
+        return f"attention_{'_'.join(told)}_{self.tile_name}"
+
+    @property
+    def tile_name(self) -> str:
+        """Of the entry: what distinguishes instances for the same problem."""
+        return f"{self.block_m}x{self.block_n}_s{self.stages}"
+
+    # What it computes with.
+
+    @property
+    def mma_type(self) -> str:
+        """Of q, k and v, as wgmma names it."""
+        return OPERAND_TYPES[self.dtype]
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def span_bytes(self) -> int:
+        """Width of the swizzle: rows of a head are whole spans."""
+        return 64 if self.head_dim % 64 else 128
+
+    @property
+    def span(self) -> int:
+        """Elements of a span."""
+        return self.span_bytes // 2
+
+    @property
+    def swizzle(self) -> str:
+        """As a tensor map names it."""
+        return f"{self.span_bytes}B"
+
+    @property
+    def swizzle_number(self) -> int:
+        """In a matrix descriptor."""
+        return {128: 1, 64: 2}[self.span_bytes]
+
+    @property
+    def scores_mma(self) -> str:
+        """The name of q k^T's wgmma, as primitives/wgmma_shapes.j2 has it."""
+        return f"wgmma_m64n{self.block_n}k16_f32_{self.mma_type}_ss"
+
+    @property
+    def output_mma(self) -> str:
+        """The same of p v, whose first operand is in registers; keys are the rows of the second."""
+        return f"wgmma_m64n{self.v_head_dim}k16_f32_{self.mma_type}_nt"
+
+    @property
+    def q_box(self) -> tuple[int, int, int, int]:
+        """Sequences, rows, heads and columns of a box of q, as the array has its axes."""
+        return (1, self.block_m, 1, self.span)
+
+    @property
+    def kv_box(self) -> tuple[int, int, int, int]:
+        """The same of k and v."""
+        return (1, self.block_n, 1, self.span)
+
+    @property
+    def output_box(self) -> tuple[int, int, int, int]:
+        """What a warpgroup stores at a time, as the array has its axes."""
+        return (1, 64, 1, self.span)
+
+    @property
+    def block_k(self) -> int:
+        """Keys of one stage: the products of a tile run along them."""
+        return self.block_n
+
+    def tiles(self, problem: Problem) -> int:
+        """Tiles of all heads of the batch."""
+        return problem.batch * problem.heads * ceil_div(problem.q_length, self.block_m)
+
+    def ctas(self, problem: Problem, sm_count: int) -> int:
+        """CTAs of a launch: one a tile."""
+        del sm_count
+        return self.tiles(problem)
+
+    # Shared memory.
+
+    @property
+    def consumer_warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def warp_tiles(self) -> int:
+        return self.consumer_warps
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        return 2 * self.block_n * (self.head_dim + self.v_head_dim)
+
+    def stage_operands(self) -> tuple[Operand, ...]:
+        sizes = (("k", 2 * self.block_n * self.head_dim), ("v", 2 * self.block_n * self.v_head_dim))
+        return tuple(Operand(name, size, size, 1024) for name, size in sizes)
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """What a tile keeps besides the ring: its queries, whose place the results take, and their barrier."""
+        return (("q", 2 * self.block_m * self.head_dim), ("q_barrier", 8))
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        k, v = (operand.footprint_bytes for operand in self.stage_operands())
+        return [
+            (f"k {self.block_n} x {self.head_dim} {self.dtype}, {self.swizzle} swizzle", k),
+            (f"v {self.block_n} x {self.v_head_dim} {self.dtype}, {self.swizzle} swizzle", v),
+        ]
+
+    def check_target(self, target: Target) -> None:
+        """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
+        for feature in self.features:
+            target.require(feature, "attention")
+        self.check_smem(target)
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raise ArgumentError or TargetError unless the kernel can run the problem on the target."""
+        if problem.is_varlen:
+            raise ArgumentError("is_varlen", True, f"False for version {self.version}")
+        self.check_target(target)
+
+    # What the choice and the tuner read.
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """Shorter rings."""
+        del problem
+        if self.stages > 2:
+            yield {"stages": self.stages - 1}
+
+    def adapted(self, problem: Problem) -> AttentionSpec | None:
+        """The same tile for another dtype and masks."""
+        if (problem.head_dim, problem.v_head_dim) != (self.head_dim, self.v_head_dim):
+            return None
+        return replace(self, **{name: getattr(problem, name) for name in SPEC_FIELDS})
+
+    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
+        """Predicted time: tiles at the rate of the version's main loop; the last wave may be a part of one."""
+        tiles = self.tiles(problem)
+        keys = ceil_div(problem.k_length, self.block_n) * self.block_n
+        share = 1.0
+        if problem.is_causal:
+            # The mean of a tile's keys: all but a triangle, and half a tile at the diagonal.
+            share = min(1.0, 1 - 0.5 * min(1.0, problem.q_length / keys) + 0.5 * (self.block_m + self.block_n) / keys)
+        macs = self.block_m * keys * share * (self.head_dim + self.v_head_dim)
+        products = macs / (_MACS * self.rate) + keys * share / self.block_n * _BLOCK_CLOCKS
+        resident = gpu.sm_count * self.blocks_per_sm
+        waves = max(1.0, tiles / resident) if problem.is_causal else float(ceil_div(tiles, resident))
+        clocks = waves * (products * self.blocks_per_sm + _AROUND_CLOCKS)
+        rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
+        memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
+        sm_us = clocks / gpu.sm_clock_mhz
+        return Cost(_LAUNCH_US, sm_us, 0.0, max(0.0, memory_us - sm_us), 0.0)

@@ -1,0 +1,81 @@
+"""How q, k, v and the result lie in memory: (batch, length, heads, dim), of any strides that TMA can address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cudatma.arrays import ArrayInfo, dense_strides, describe
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES
+
+#: Bytes at whose multiples TMA, and copies of whole vectors, begin; the bytes below which it can step.
+ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
+#: What an error calls the dimensions of an array, of which sequences one after the other have no batch.
+_AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
+
+
+def operand(array: Any, field: str, rank: int = 4) -> ArrayInfo:
+    """q, k or v, of these many dimensions; addressable() has to follow. Raises ArgumentError, ArgumentTypeError."""
+    info = describe(array, field)
+    if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+    if len(info.shape) != rank:
+        raise ArgumentError(f"{field}.shape", info.shape, _AXES[rank])
+    return info
+
+
+def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
+    """(batch, length, heads, dim) whose strides a tensor map accepts, also in dimensions of one element, which have
+    those of a dense array. (total length, heads, dim), of sequences one after the other, becomes a batch of one.
+    ArgumentError where TMA cannot address it: nothing is copied."""
+    if info.size_elems:
+        *outer, across = info.strides_bytes
+        if info.shape[-1] > 1 and across != info.dtype.itemsize:
+            allowed = "elements of the last dimension side by side"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+        steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
+        if any(stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT for stride in steps):
+            allowed = f"multiples of {ALIGNMENT} bytes from 0 to 2**40, but for the last dimension"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+        if info.pointer % ALIGNMENT:
+            raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {ALIGNMENT} bytes", "copy it")
+    shape, given = info.shape, zip(info.shape, info.strides_bytes, dense_strides(info.shape, info.dtype), strict=True)
+    strides = tuple([stride if extent > 1 else dense for extent, stride, dense in given])
+    if len(shape) == 3:
+        shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
+    return replace(info, shape=shape, strides_bytes=strides)
+
+
+def check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int], names: tuple[str, str] = ("k", "v")) -> None:
+    """ArgumentError unless heads and head dims of these shapes go together. names: of k and v."""
+    *_, heads, dim = q
+    *_, kv_heads, k_dim = k
+    *_, v_heads, v_dim = v
+    (k_name, v_name), known = names, dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
+    if dim not in known:
+        raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}")
+    if not heads:
+        raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
+    if k_dim != dim:
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
+    if not kv_heads or heads % kv_heads:
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q")
+    if v_heads != kv_heads:
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"{kv_heads} heads, as {k_name}")
+    if (dim, v_dim) not in HEAD_DIMS:
+        allowed = " or ".join(str(of_v) for of_q, of_v in HEAD_DIMS if of_q == dim)
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")
+
+
+def check_disjoint(info: ArrayInfo, field: str) -> None:
+    """ArgumentError where elements of an array that is written share memory."""
+    if not info.size_elems:
+        return
+    span = info.dtype.itemsize
+    for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
+        if extent > 1:
+            if stride < span:
+                raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
+            span = stride * extent

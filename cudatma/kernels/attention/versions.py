@@ -1,0 +1,212 @@
+"""The rungs of the ladder, each with the one idea that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.problem import Problem
+from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec
+from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.target import Target
+
+#: Strides of operands that threads read by themselves.
+_OPERAND_ROWS = tuple(f"{name}_{step}" for name in ("q", "k", "v") for step in ("pitch", "head", "batch"))
+#: Registers for scores, probabilities and output that ptxas does not spill, by warpgroups that multiply; fewer where
+#: scores are capped.
+_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
+_ONE_RING = ("full_barriers", "empty_barriers")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPhase1(AttentionSpec):
+    """Scalar loops over keys and values in shared memory: the baseline."""
+
+    version: ClassVar[str] = "phase1"
+    template: ClassVar[str] = "kernels/attention_phase1.cu.j2"
+    rate: ClassVar[float] = 0.02
+    operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
+    features: ClassVar[tuple[str, ...]] = ()
+    consumer_warps: ClassVar[int] = 4
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionSpec.allowed,
+        "block_m": (32,),
+        "block_n": (16, 32),
+        "stages": (1,),
+        "warpgroups": (1,),
+    }
+
+    def check_block_m(self) -> None:
+        """Four of 128 threads share a query."""
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """A block of keys and one of values."""
+        k, v = (operand.footprint_bytes for operand in self.stage_operands())
+        return [("k", 0, k), ("v", k, v)]
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.loaded_stage_bytes
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """None."""
+        del problem
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA1(AttentionSpec):
+    """cp.async fills two slots in turn; all warps load and multiply."""
+
+    version: ClassVar[str] = "a1"
+    template: ClassVar[str] = "kernels/attention_a1.cu.j2"
+    rate: ClassVar[float] = 0.35
+    operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
+    features: ClassVar[tuple[str, ...]] = ("wgmma", "stmatrix")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "stages": (2,)}
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """As TiledKernel's, without barriers."""
+        layout = super(AttentionA1, self).smem_layout()
+        return [part for part in layout if not part[0].endswith(("_barrier", "_barriers"))]
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA2(AttentionSpec):
+    """TMA fills a ring of slots; the warps that multiply also ask for the loads."""
+
+    version: ClassVar[str] = "a2"
+    template: ClassVar[str] = "kernels/attention_a2.cu.j2"
+    rate: ClassVar[float] = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA3(AttentionSpec):
+    """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products.
+    ping_pong: whether they issue products in turn. blocks_per_sm: CTAs that share an SM, with one warpgroup each."""
+
+    ping_pong: bool = True
+    blocks_per_sm: int = 1  # type: ignore[misc]
+
+    version: ClassVar[str] = "a3"
+    template: ClassVar[str] = "kernels/attention_a3.cu.j2"
+    rate: ClassVar[float] = 0.7
+    #: One loads; setmaxnreg acts on whole warpgroups.
+    producer_warps: ClassVar[int] = 4
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionSpec.allowed,
+        "ping_pong": (False, True),
+        "blocks_per_sm": (1, 2),
+    }
+    features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
+
+    def __post_init__(self) -> None:
+        super(AttentionA3, self).__post_init__()
+        if self.ping_pong and self.warpgroups == 1:
+            raise ArgumentError("ping_pong", True, "False for one warpgroup")
+        if self.blocks_per_sm > 1 and self.warpgroups > 1:
+            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """Shorter rings; warpgroups in turn or not."""
+        yield from super(AttentionA3, self).variants(problem)
+        if self.warpgroups > 1:
+            yield {"ping_pong": not self.ping_pong}
+
+    @property
+    def tile_name(self) -> str:
+        name = super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
+        return name + (f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else "")
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread that multiplies, as setmaxnreg asks for; 0: ptxas has enough for all threads."""
+        return {1: 208 if self.blocks_per_sm > 1 else 0, 2: 240, 3: 160}[self.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a thread of the other warpgroup."""
+        return {1: 40, 2: 24, 3: 32}[self.warpgroups]
+
+    @property
+    def held_registers(self) -> int:
+        """Of a thread that multiplies: the scores and the probabilities of a block, and the output."""
+        return self.block_n // 2 + self.block_n // 4 + self.v_head_dim // 2
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """As AttentionSpec's; ptxas must not spill."""
+        most = (_MOST_HELD_WITH_CAP if self.has_softcap else _MOST_HELD)[self.warpgroups]
+        if self.held_registers > most:
+            allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
+            raise ArgumentError("spec.block_n", self.block_n, allowed)
+        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
+            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
+        super(AttentionA3, self).check(problem, target)
+
+    def ring_barriers(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of the barriers of the rings of keys and of values."""
+        size = self.stages * MBARRIER_BYTES
+        return tuple((f"{of}_{kind}_barriers", size) for of in ("k", "v") for kind in ("full", "empty"))
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """As TiledKernel's, with barriers for each of the two rings."""
+        layout = [part for part in super(AttentionA3, self).smem_layout() if part[0] not in _ONE_RING]
+        _, offset, size = layout[-1]
+        for name, its in self.ring_barriers():
+            offset += size
+            layout.append((name, offset, size := its))
+        return layout
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA4(AttentionA3):
+    """Persistent CTAs, the longest causal tiles first; results leave by TMA while the next tile is computed. q_stages:
+    tiles of queries in shared memory."""
+
+    q_stages: int = 1  # type: ignore[misc]
+
+    version: ClassVar[str] = "a4"
+    template: ClassVar[str] = "kernels/attention_a4.cu.j2"
+    rate: ClassVar[float] = 0.72
+    is_persistent: ClassVar[bool] = True
+    stores_by_tma: ClassVar[bool] = True
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionA3.allowed, "q_stages": (1, 2)}
+    work_names: ClassVar[tuple[str, ...]] = ("work_ranges",)
+
+    @property
+    def tile_name(self) -> str:
+        return super(AttentionA4, self).tile_name + f"_q{self.q_stages}"
+
+    @property
+    def output_box(self) -> tuple[int, int, int, int]:
+        """What a thread stores at a time, as the array has its axes."""
+        return (1, self.block_m, 1, self.span)
+
+    def ctas(self, problem: Problem, sm_count: int) -> int:
+        """CTAs of a launch: one an SM, unless there are fewer tiles."""
+        return min(self.tiles(problem), sm_count * self.blocks_per_sm)
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Queries, whose place the results take, and the barriers of both."""
+        size = self.q_stages * MBARRIER_BYTES
+        barriers = (("q_full_barriers", size), ("q_empty_barriers", size), ("staged_barriers", size))
+        return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
+
+
+VERSIONS: dict[str, type[AttentionSpec]] = {
+    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4)
+}

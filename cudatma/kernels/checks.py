@@ -1,0 +1,46 @@
+"""Checks of a call's arguments that families share."""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+import sys
+from typing import Any
+
+from cudatma.arrays import ArrayInfo, place_name
+from cudatma.backend import device_remedy
+from cudatma.errors import ArgumentError, ArgumentTypeError
+
+
+def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
+    """ArgumentError unless an array, by its argument's name, is where a backend computes."""
+    device = info.device
+    if (device is None) != (chosen != "cuda"):
+        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
+        remedy = device_remedy("cupy.asarray moves it", device)
+        raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
+
+
+def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
+    """ArgumentError unless an array is on the device of the call's first one, and wants no gradient."""
+    if info.device != first.device:
+        where = f"{place_name(first.device)}, where {first_field} is"
+        raise ArgumentError(f"{field}.device", place_name(info.device), where)
+    if getattr(info.owner, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        remedy = f"{function} has no backward pass: call it under torch.no_grad(), or detach the tensor"
+        raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
+
+
+def real_number(value: Any, field: str) -> float:
+    """A number as the kernels get it. ArgumentTypeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(field, type(value).__name__, "a real number")
+    return as_fp32(value, field)
+
+
+def as_fp32(value: Any, field: str) -> float:
+    """A number as the kernels get it. ArgumentError for one that no float can hold."""
+    try:
+        return ctypes.c_float(float(value)).value
+    except OverflowError as error:
+        raise ArgumentError(field, "a number beyond double precision", "a number that a float holds") from error

@@ -1,0 +1,75 @@
+"""Which version of a family's kernel a call asks for: its argument, else the environment, else a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from cudatma.build.regular_file import read_regular
+from cudatma.errors import ArgumentError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "cudatma.toml"
+ANY = "auto"
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Versions(Generic[V]):
+    """family: its section in cudatma.toml. variable: of the environment. names: of its versions. unspecified: what a
+    problem says where any version may serve."""
+
+    family: str
+    variable: str
+    names: tuple[V, ...]
+    unspecified: V
+
+    def chosen(self, version: object) -> tuple[V, str]:
+        """(the version; what asks for it).
+
+        version: of the call; ``"auto"`` leaves it to the variable, and that to ``version`` in the family's section of
+        cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read
+        once a process. Raises ArgumentError.
+        """
+        if not isinstance(version, str) or version != ANY:
+            return self._known("version", version), "the call"
+        if named := os.environ.get(self.variable, ""):
+            known = {str(name): name for name in self.names}
+            return self._known(self.variable, known.get(named, named)), f"${self.variable}"
+        path, content = _file()
+        if not path:
+            return self.unspecified, ""
+        section = content.get(self.family, {})
+        if not isinstance(section, dict):
+            raise ArgumentError(f"{path}: {self.family}", section, f"a section, [{self.family}]")
+        return self._known(f"{path}: {self.family}.version", section.get("version", ANY)), path
+
+    def _known(self, field: str, value: object) -> V:
+        if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in (ANY, *self.names):
+            shown = (f'"{name}"' if isinstance(name, str) else str(name) for name in (ANY, *self.names))
+            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
+        return self.unspecified if value == ANY else cast(V, value)
+
+
+@lru_cache(maxsize=1)
+def _file() -> tuple[str, dict[str, Any]]:
+    """The file's path, "" where there is none, and its content."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    config = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.config"))
+    for path in (Path(FILE), config / "cudatma" / FILE):
+        try:
+            return str(path.absolute()), tomllib.loads(read_regular(path).decode())
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        except (OSError, ValueError, RecursionError) as error:  # no TOML is a ValueError, and so is no UTF-8
+            raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
+    return "", {}

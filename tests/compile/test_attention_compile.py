@@ -1,0 +1,57 @@
+"""What ptxas makes of attention's main loop: nothing is spilled, and the softmax overlaps the products with values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cudatma.build.nvrtc import compile_source
+from cudatma.build.render import render
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.target import get_target
+from tools.sass import disassemble, find_program
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9][^;]*)", re.MULTILINE)
+
+
+def exponentials_between_waits(sass: str) -> list[int]:
+    """How many follow each wait for all groups but the last, up to the wait for that one."""
+    found, count = [], -1
+    for instruction in _INSTRUCTION.findall(sass):
+        if instruction.startswith("WARPGROUP.DEPBAR"):
+            if "gsb0, 0x1" in instruction:
+                count = 0
+            elif count >= 0:
+                found.append(count)
+                count = -1
+        elif instruction.startswith("MUFU.EX2") and count >= 0:
+            count += 1
+    return found
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "warpgroups", "block_n"), [(64, 3, 128), (128, 2, 176), (128, 2, 128), (256, 2, 80)]
+)
+@pytest.mark.parametrize("version", ["a3", "a4"])
+def test_exponentials_come_before_the_wait_for_the_output(
+    version: str, head_dim: int, warpgroups: int, block_n: int, is_causal: bool, tmp_path: Path
+) -> None:
+    """ptxas moves a wait up where it can; the products with the values would then be waited for first."""
+    kind = VERSIONS[version]
+    assert issubclass(kind, AttentionA3)
+    spec = kind(
+        "bfloat16", head_dim, head_dim, is_causal, block_m=64 * warpgroups, block_n=block_n, warpgroups=warpgroups
+    )
+    made = compile_source(render(spec.template, spec, "sm_90a"), get_target("sm_90a"))
+    assert "0 bytes spill stores, 0 bytes spill loads" in made.log
+    assert not made.warnings
+    if find_program("nvdisasm") is None:
+        pytest.skip("no disassembler here: the SASS was not looked at")
+    (cubin := tmp_path / "kernel.cubin").write_bytes(made.cubin)
+    sass = disassemble(cubin).text
+    assert sass is not None
+    # Two values a lane of every 8 keys, in two rows; two factors of earlier sums.
+    assert exponentials_between_waits(sass) == [block_n // 2 + 2] * (1 + is_causal)

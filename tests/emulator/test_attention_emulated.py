@@ -1,0 +1,168 @@
+"""Attention's versions on the emulator: right against float64, free of hazards, for tails, masks, rings that wrap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.arrays import describe
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.reference import attend
+from cudatma.kernels.attention.request import check_call
+from cudatma.kernels.attention.sample import SMALL, a4_sample
+from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+#: ||out - reference|| / ||reference|| that rounding the probabilities and the result keeps.
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+#: An SM or two, so that persistent CTAs take several tiles.
+SMS = 2
+#: Heads, heads of k and v, queries, keys, options of the call.
+CASES: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
+    "tails": (1, 1, 65, 130, {}),
+    "one_query": (2, 1, 1, 65, {"causal": True}),
+    "grouped_causal": (4, 1, 70, 200, {"causal": True}),
+    "rows_without_keys": (1, 1, 130, 65, {"causal": True}),
+    "window": (1, 1, 130, 200, {"window": (70, 20)}),
+    "causal_window": (1, 1, 200, 260, {"causal": True, "window": (60, 0)}),
+    "softcap": (1, 1, 65, 70, {"softcap": 2.0, "causal": True}),
+    "left_limit": (1, 1, 100, 70, {"window": (30, None), "scale": 0.3}),
+}
+
+
+def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int) -> Any:
+    """Random heads of a transposed array, between NaNs."""
+    kind = activation_type(dtype).numpy
+    whole = np.full((batch, heads, length, dim + 8), np.nan, kind)
+    whole[..., :dim] = np.random.default_rng(seed).standard_normal((batch, heads, length, dim), np.float32)
+    return whole[..., :dim].swapaxes(1, 2)
+
+
+def check(
+    version: str,
+    heads: int,
+    kv_heads: int,
+    q_length: int,
+    k_length: int,
+    dims: tuple[int, int] = (64, 64),
+    *,
+    batch: int = 1,
+    dtype: str = "float16",
+    fields: dict[str, Any] | None = None,
+    schedules: int = 2,
+    **options: Any,
+) -> None:
+    q = operand(batch, q_length, heads, dims[0], dtype, 0)
+    k = operand(batch, k_length, kv_heads, dims[0], dtype, 1)
+    v = operand(batch, k_length, kv_heads, dims[1], dtype, 2)
+    whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
+    out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
+    request, _, result = check_call(q, k, v, out=out, return_lse=True, **options)
+    assert result is not None
+    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0
+    spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
+    report = plan_attention(request, result, describe(lse), spec, SM90A, SMS).emulate(SM90A, schedules=schedules)
+    assert report.is_clean, str(report)
+    for index in range(batch):
+        wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap)
+        difference = out[index].astype(np.float64) - wanted
+        assert np.linalg.norm(difference) <= LIMITS[dtype] * np.linalg.norm(wanted)
+        np.testing.assert_allclose(lse[index], sums, rtol=1e-5, atol=1e-5)
+    assert (whole[..., dims[1] :] == 7).all()
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_results_are_right_and_clean(version: str, case: str) -> None:
+    heads, kv_heads, q_length, k_length, options = CASES[case]
+    dtype = ("float16", "bfloat16")[len(case) % 2]
+    schedules = 1 if version == "phase1" else 2
+    check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize(
+    ("dims", "fields"),
+    [
+        ((32, 32), {"block_n": 128}),
+        ((96, 96), {"block_n": 80}),
+        ((128, 128), {"block_n": 176}),
+        ((128, 128), {"block_m": 192, "block_n": 80, "warpgroups": 3}),
+        ((192, 192), {"block_n": 112, "ping_pong": False}),
+        ((192, 128), {"block_n": 48}),
+        ((256, 256), {"block_n": 80, "ping_pong": False}),
+        ((64, 64), {"block_m": 64, "warpgroups": 1, "ping_pong": False, "stages": 4}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("version", ["a3", "a4"])
+def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, Any]) -> None:
+    check(version, 1, 1, 200, 230, dims, fields=fields, causal=fields["block_n"] < 100 if "block_n" in fields else True)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("dims", [(32, 32), (96, 96), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("version", ["phase1", "a1", "a2"])
+def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
+    fields = {"block_n": 32}
+    check(version, 1, 1, 40, 70, dims, fields=fields, schedules=1, dtype="bfloat16")
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4"])
+def test_twenty_schedules_are_clean(version: str) -> None:
+    """Rings of two slots wrap twice; in version a4 each CTA takes several tiles."""
+    fields: dict[str, Any] = {"block_n": 32}
+    if version == "a4":
+        fields["q_stages"] = 2
+    check(version, 3, 3, 130, 150, (32, 32), causal=True, fields=fields, schedules=20)
+
+
+@pytest.mark.parametrize("q_stages", [1, 2])
+def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
+    check("a4", 2, 2, 300, 100, causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32}, schedules=3)
+
+
+def test_three_warpgroups_take_turns() -> None:
+    check("a3", 1, 1, 200, 200, (32, 32), fields={"block_m": 192, "block_n": 32, "warpgroups": 3}, schedules=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_m": 64}, "^block_m: got 64; allowed: 128"),
+        ({"block_n": 72}, "^block_n: got 72"),
+        ({"head_dim": 80}, "^head_dim: got 80"),
+        ({"block_m": 64, "warpgroups": 1}, "^ping_pong: got True"),
+    ],
+)
+def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        AttentionA3(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+
+
+def test_large_logits() -> None:
+    q, k = (operand(1, 70, 1, 64, "float16", seed) * np.float16(30) for seed in (0, 1))
+    v = operand(1, 70, 1, 64, "float16", 2)
+    out = np.empty(v.shape, np.float16)
+    request, _, result = check_call(q, k, v, out=out, scale=1.0)
+    assert result is not None
+    spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
+    assert plan_attention(request, result, None, spec, SM90A, SMS).emulate(SM90A, schedules=1).is_clean
+    wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
+    np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_the_sample() -> None:
+    made = a4_sample(SM90A, q_length=70, k_length=100, dtype="bfloat16")
+    assert made.run(schedules=2).is_clean
+    assert made.error() <= made.limit
+    with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
+        a4_sample(SM90A, kv_heads=3)

@@ -1,0 +1,158 @@
+"""What a call of attention may ask for, on a GPU, in every version: masks, softcap, lse, views, repeated calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.kernels.attention.attention import attention
+from cudatma.kernels.attention.problem import HEAD_DIMS
+from cudatma.kernels.attention.repeated import KNOWN_CALLS
+from cudatma.kernels.attention.versions import VERSIONS
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+if not TARGET.has_wgmma:
+    pytest.skip("the kernels need wgmma", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+#: Root mean square of the difference from float64, as a part of the result's.
+ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"window": (40, 7)},
+    {"window": (70, None), "causal": True},
+    {"softcap": 2.0, "scale": 0.3},
+]
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(np.float16)
+
+
+def check(found: Any, wanted: Any, allowed: float) -> None:
+    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    assert found.shape == wanted.shape
+    assert np.linalg.norm(found - wanted) <= allowed * np.linalg.norm(wanted)
+
+
+def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
+    """The result and lse on the GPU with those of the reference, of NumPy arrays."""
+    version = options.pop("version", "auto")
+    on_gpu = (cupy.asarray(each) for each in (q, k, v))
+    out, lse = attention(*on_gpu, return_lse=True, version=version, **options)
+    wanted, sums = attention(q, k, v, return_lse=True, backend="reference", **options)
+    check(out.get(), wanted, ALLOWED["float16"])
+    found = lse.get()
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(sums))
+    np.testing.assert_allclose(found[np.isfinite(sums)], sums[np.isfinite(sums)], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_masks_softcap_and_lse(version: str, options: dict[str, Any]) -> None:
+    q, k, v = numbers(2, 133, 4, 64), numbers(2, 260, 2, 64, seed=1), numbers(2, 260, 2, 64, seed=2)
+    compared(q, k, v, version=version, **options)
+
+
+@pytest.mark.parametrize(("dim", "v_dim"), HEAD_DIMS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_head_dims(version: str, dim: int, v_dim: int) -> None:
+    q, k, v = numbers(1, 200, 3, dim), numbers(1, 333, 1, dim, seed=1), numbers(1, 333, 1, v_dim, seed=2)
+    compared(q, k, v, version=version, causal=True)
+
+
+@pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (1, 500), (500, 1), (64, 64), (129, 127), (300, 40)])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_lengths(version: str, causal: bool, q_length: int, k_length: int) -> None:
+    """With queries that see no key."""
+    q, k, v = numbers(3, q_length, 2, 128), numbers(3, k_length, 2, 128, seed=1), numbers(3, k_length, 2, 128, seed=2)
+    compared(q, k, v, version=version, causal=causal)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4, 64), (0, 7, 4, 64), (2, 7, 4, 64)])
+def test_no_queries_or_no_keys(shape: tuple[int, ...]) -> None:
+    q, k = cupy.ones(shape, np.float16), cupy.ones((shape[0], 0, 4, 64), np.float16)
+    out, lse = attention(q, k, k, return_lse=True)
+    assert (out.shape, lse.shape) == (shape, (shape[0], shape[2], shape[1]))
+    assert not out.any()
+    assert cupy.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_views_are_read_and_written_where_they_are(version: str) -> None:
+    heads_first = [cupy.asarray(numbers(2, 4, 150, 64, seed=seed)) for seed in range(3)]
+    q, k, v = (each.swapaxes(1, 2) for each in heads_first)
+    plain = attention(*(cupy.ascontiguousarray(each) for each in (q, k, v)), version=version)
+    buffer = cupy.zeros((2, 4, 150, 64), np.float16)
+    out = buffer.swapaxes(1, 2)
+    assert attention(q, k, v, out=out, version=version) is out
+    cupy.testing.assert_array_equal(out, plain)
+    packed = cupy.ascontiguousarray(cupy.stack([q, k, v], axis=2))
+    of_packed = attention(packed[:, :, 0], packed[:, :, 1], packed[:, :, 2], version=version)
+    cupy.testing.assert_array_equal(of_packed, plain)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_call_gives_the_same_bits(version: str) -> None:
+    q, k, v = (cupy.asarray(numbers(4, 700, 4, 128, seed=seed)) for seed in range(3))
+    first = attention(q, k, v, causal=True, version=version)
+    for _ in range(50):
+        cupy.testing.assert_array_equal(attention(q, k, v, causal=True, version=version), first)
+
+
+def test_a_repeated_call_looks_at_the_arrays_that_it_is_given() -> None:
+    KNOWN_CALLS.clear()
+    given = [[cupy.asarray(numbers(1, 90, 2, 64, seed=3 * turn + part)) for part in range(3)] for turn in range(3)]
+    for q, k, v in given:
+        out, lse = attention(q, k, v, window=(30, 0), return_lse=True)
+        wanted, sums = attention(
+            *(each.get() for each in (q, k, v)), window=(30, 0), return_lse=True, backend="reference"
+        )
+        check(out.get(), wanted, ALLOWED["float16"])
+        np.testing.assert_allclose(lse.get(), sums, rtol=1e-3, atol=1e-3)
+    assert len(KNOWN_CALLS) == 1
+    with pytest.raises(ArgumentError, match=r"^out: got memory that overlaps k"):
+        attention(*given[0], window=(30, 0), return_lse=True, out=given[0][1])
+
+
+def test_a_graph_replays_a_call() -> None:
+    q, k, v = (cupy.asarray(numbers(2, 200, 2, 64, seed=seed)) for seed in range(3))
+    out, stream = cupy.zeros_like(q), cupy.cuda.Stream(non_blocking=True)
+    wanted = attention(q, k, v, causal=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        attention(q, k, v, causal=True, out=out)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    cupy.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("version", [*VERSIONS, "auto"])
+def test_tensors_of_torch(version: str, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    kind = getattr(torch, dtype)
+    q, k, v = (torch.randn(2, 4, 190, 128, device="cuda").to(kind) for _ in range(3))
+    wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+    out = attention(*(each.transpose(1, 2) for each in (q, k, v)), causal=True, version=version)
+    assert out.dtype == kind
+    check(out.double().cpu().numpy(), wanted.transpose(1, 2).cpu().numpy(), ALLOWED[dtype])
+    q.requires_grad_()
+    with pytest.raises(ArgumentError, match=r"^q: got a tensor that requires grad"):
+        attention(*(each.transpose(1, 2) for each in (q, k, v)), causal=True, version=version)

@@ -1,0 +1,62 @@
+"""Attention's versions as subjects: rings of two slots that wrap several times, persistent CTAs with several tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from subject import Subject
+
+from cudatma.arrays import describe
+from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.request import check_call
+from cudatma.kernels.attention.sample import SMALL
+from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
+from cudatma.kernels.host import host_bytes
+from cudatma.mutants.call import Call
+from cudatma.target import get_target
+
+_TARGET = "sm_90a"
+_HEAD_DIM = 32
+
+
+def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
+    """Nine blocks of keys, the last one a part; three tiles for a persistent CTA, else two CTAs."""
+
+    def make() -> Call:
+        q_length, k_length = (3 if spec.is_persistent else 2) * spec.block_m - 5, 9 * spec.block_n - 3
+        random = np.random.default_rng(7)
+        q, k, v = (
+            random.standard_normal((1, length, 1, _HEAD_DIM), np.float32).astype(np.float16)
+            for length in (q_length, k_length, k_length)
+        )
+        out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
+        request, _, result = check_call(q, k, v, out=out, return_lse=True)
+        assert result is not None
+        launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1)
+        arrays = tuple(host_bytes(info) for info in launch.touched)
+        return Call(
+            spec.entry,
+            launch.grid,
+            spec.threads,
+            tuple(launch.values),
+            shared_bytes=spec.smem_bytes,
+            arrays=arrays,
+            keep=launch,
+        )
+
+    return make
+
+
+def attention_subjects() -> list[Subject]:
+    """Each version once, the last one also with two slots of queries."""
+    specs = {
+        f"attention_{version}/small": kind("float16", _HEAD_DIM, _HEAD_DIM, **(SMALL[version] | {"block_n": 16}))
+        for version, kind in VERSIONS.items()
+    }
+    last = specs["attention_a4/small"]
+    assert isinstance(last, AttentionA4)
+    specs["attention_a4/two_slots"] = replace(last, q_stages=2)
+    return [Subject(name, spec.template, spec, _attention_call(spec), _TARGET) for name, spec in specs.items()]
