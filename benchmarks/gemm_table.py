@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import compare
+from benchmarks.bars import geometric_mean
 from benchmarks.compare import AUTO, present, times_as_fast
 from benchmarks.report import Cell, Table, shown
 from benchmarks.rivals.dense import ALWAYS, CUBLASLT, OPTIONAL, TORCH
@@ -28,16 +29,33 @@ def size_of(cell: Cell) -> str:
 
 
 def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """TFLOP/s of each contender, and how many times as fast as cuBLAS the choice is."""
+    """By product, over its layouts: TFLOP/s of each contender, how many times as fast as cuBLAS the choice is, and how
+    many times at least."""
     names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
     over = [name for name in (CUBLASLT, TORCH) if name in names and AUTO in names]
-    rows = []
+    products: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        rates = [shown(tflops(cell, name), 0) for name in names]
-        times = [shown(times_as_fast(cell, name), 3) for name in over]
-        rows.append((size_of(cell), cell["layout"], cell["dtype"], *rates, *times))
-    columns = ("M x N x K", "layout", "dtype", *names, *(f"auto / {name}" for name in over))
-    return Table(columns, tuple(rows), f"TFLOP/s; {operands}" if operands else "TFLOP/s")
+        products.setdefault((size_of(cell), cell["dtype"]), []).append(cell)
+    rows = []
+    for (size, dtype), its in products.items():
+        rates = [shown(_mean([tflops(cell, name) for cell in its]), 0) for name in names]
+        times = [[times_as_fast(cell, name) for cell in its] for name in over]
+        ratios = [shown(found, 3) for each in times for found in (_mean(each), _least(each))]
+        rows.append((size, dtype, " ".join(cell["layout"] for cell in its), *rates, *ratios))
+    columns = ("M x N x K", "dtype", "layouts", *names)
+    columns += tuple(title for name in over for title in (f"auto / {name}", "least"))
+    note = "TFLOP/s, geometric mean over the layouts"
+    return Table(columns, tuple(rows), f"{note}; {operands}" if operands else note)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The geometric mean of what was measured."""
+    known = [value for value in values if value]
+    return geometric_mean(known) if known else None
+
+
+def _least(values: Sequence[float | None]) -> float | None:
+    return min((value for value in values if value), default=None)
 
 
 def rates_line(cell: Cell, what: str) -> str:

@@ -25,9 +25,9 @@ class Candidate(Generic[Spec]):
 
 
 def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]:
-    """Those that fit the target, the cheapest first."""
+    """Those that fit the target, the cheapest first; of equal ones the first."""
     short = []
-    for candidate in sorted(candidates, key=lambda one: one.cost.us):
+    for candidate in sorted(candidates, key=lambda one: round(one.cost.us, 6)):
         if (spec := candidate.build(LEAST_STAGES)) is not None:
             yield spec, candidate.cost
         else:

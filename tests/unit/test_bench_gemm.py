@@ -133,18 +133,20 @@ def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- What is said ---------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_a_column_for_each_contender_and_the_ratios() -> None:
+def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
     absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
-    table = gemm_table.gemm_table([cell(), absent], gemm_table.COLD)
+    slower = cell(layout="CC", us={"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 10.0})
+    table = gemm_table.gemm_table([cell(), slower, absent], gemm_table.COLD)
     assert table.columns == (
-        *("M x N x K", "layout", "dtype", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
-        *("auto / cuBLASLt", "auto / torch.mm"),
+        *("M x N x K", "dtype", "layouts", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
+        *("auto / cuBLASLt", "least", "auto / torch.mm", "least"),
     )
     assert table.rows[0] == (
-        *("1024 x 1024 x 1024", "RC", "float16", "215", "268", "-", "107", "429", "1.600", "2.000"),
+        *("1024 x 1024 x 1024", "float16", "RC CC", "215", "268", "-", "107", "304"),
+        *("1.131", "0.800", "1.414", "1.000"),
     )
-    assert table.rows[1] == ("512 x 512 x 512", "RC", "float16", "27", "-", "-", "-", "-", "-", "-")
-    assert table.note == "TFLOP/s; operands cold in L2"
+    assert table.rows[1] == ("512 x 512 x 512", "float16", "RC", "27", *"-" * 4, *"-" * 4)
+    assert table.note == "TFLOP/s, geometric mean over the layouts; operands cold in L2"
 
 
 def test_stored_results_are_still_told() -> None:

@@ -103,7 +103,7 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
         spec.check(problem, SM90A)
         assert (spec.dtype, spec.layout) == (dtype, layout)
         assert cost == spec.cost(problem, H200)
-    costs = [cost.us for spec, cost in found if spec.stages > 2]  # rings of two are ranked last
+    costs = [round(cost.us, 6) for spec, cost in found if spec.stages > 2]  # rings of two are ranked last
     assert costs == sorted(costs)
     decision = decide(GEMM, problem, H200)
     assert (decision.source, decision.spec) == ("rule", found[0][0])
@@ -357,17 +357,35 @@ def test_one_sm_is_enough_to_choose() -> None:
     assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
 
 
-READINGS = json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gemm.json").read_text())
+#: As the driver describes the H200 that measured.
+DESCRIBED = replace(H200, memory_bus_bits=6016)
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
-def test_the_choice_loses_little_against_stored_measurements() -> None:
-    """The version that is chosen, with the tile that was measured for it, against the fastest version."""
-    lost = []
-    for cell in READINGS["cells"]:
+def lost(problem: Problem, us: dict[str, float]) -> float:
+    """How many times as long as the fastest kernel takes the one that is chosen. us: by kernel."""
+    entry = decide(GEMM, problem, DESCRIBED).spec.entry
+    assert entry in us, f"{entry} for {problem}: measure again"
+    return us[entry] / min(us.values())
+
+
+def test_the_choice_loses_little_against_the_versions() -> None:
+    """With the tile that was measured for each (cudatma bench gemm)."""
+    found = []
+    for cell in json.loads((RESULTS / "gemm.json").read_text())["cells"]:
         us = {entry: cell["us"][name] for name, entry in cell["entries"].items()}
-        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
-        entry = decide(GEMM, problem, H200).spec.entry
-        assert entry in us, f"{entry} for {problem}: measure again (cudatma bench gemm)"
-        lost.append(us[entry] / min(us.values()))
-    assert max(lost) < 1.12
-    assert sum(lost) / len(lost) < 1.01
+        found.append(lost(Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout"))), us))
+    assert max(found) < 1.08
+    assert sum(found) / len(found) < 1.01
+
+
+def test_the_choice_loses_little_against_every_tile() -> None:
+    """Of small, odd and large products; one of them, 512 x 1024 x 8192, is known to lose 39 %."""
+    found = []
+    for cell in json.loads((RESULTS / "gemm_tiles.json").read_text())["cells"]:
+        us = cell.pop("us")
+        cell.pop("rivals")
+        found.append(lost(Problem(**cell), us))
+    assert sorted(found)[-2] < 1.12
+    assert max(found) < 1.4
+    assert sum(found) / len(found) < 1.025

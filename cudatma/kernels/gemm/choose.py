@@ -130,9 +130,11 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     for index, same in enumerate(tiles.values()):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
-        spec = replace(same[index % len(same)], dtype=dtype, out_dtype=out_dtype, epilogue=epilogue)
-        layouts = (replace(spec, layout=layout) for layout in (*LAYOUTS[first:], *LAYOUTS[:first]))
-        found += [next((one for one in layouts if _runs(one, problem, target)), spec)]
+        spec = replace(same[index % len(same)], dtype=dtype)
+        layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
+        if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
+            spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
+        found += [one for layout in layouts if _runs(one := replace(spec, layout=layout), problem, target)][:1]
     for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
         problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
         found += [spec for spec in _tiles(problem, [version]) if spec.block_m == spec.block_n == SCALE_BLOCK]

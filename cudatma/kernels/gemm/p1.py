@@ -24,6 +24,8 @@ _MOST_WARP_ELEMS = 64 * 64
 #: Floating-point operations a clock that the MMAs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and the
 #: part of the tensor cores' rate that remains beside loads and waits (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
+#: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
+_TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
 #: Bytes a clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs);
 #: that it stores.
 _SMEM_BYTES, _L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
@@ -121,11 +123,11 @@ class GemmP1(GemmSpec):
         sharing = min(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
         waves = ceil_div(tiles, gpu.sm_count * sharing)
         flops = min(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
-        rate = _BESIDE_LOADS * flops / self.element_bytes
+        rate = _BESIDE_LOADS * (_TWO_CTAS if sharing > 1 else 1) * flops / self.element_bytes
         products = self.block_m * self.block_n * self.block_k / rate
         read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
         l2_bytes = _L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
-        stage = sharing * max(products, read, self.loaded_stage_bytes / l2_bytes)
+        stage = sharing * max(products, read, self.loaded_stage_bytes / l2_bytes) + _STAGE_CLOCKS
         mainloop = waves * ceil_div(problem.k, self.block_k) * stage
         # Of CTAs that share an SM, one multiplies while the other one stores.
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES

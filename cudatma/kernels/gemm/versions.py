@@ -66,7 +66,6 @@ class GemmV4(GemmSpec):
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
     #: ptxas has 168 for each.
     consumer_register_count: ClassVar[int] = 232
-    most_sums: ClassVar[int] = 192
     producer_registers: ClassVar[int] = 40
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
     work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "output_by_tma")
@@ -75,6 +74,11 @@ class GemmV4(GemmSpec):
     def consumer_registers(self) -> int:
         """0: registers stay as they are launched."""
         return self.consumer_register_count if self.warpgroups == 2 else 0
+
+    @property
+    def most_sums(self) -> int:  # type: ignore[override]
+        """More than GemmSpec's where nothing is applied to them."""
+        return 128 if self.has_epilogue else 192
 
     @property
     def producer_warps(self) -> int:  # type: ignore[override]
