@@ -20,7 +20,7 @@ from cudatma.target import Target, get_target
 #: the scores and the probabilities of a block, and the output.
 _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((3, 128), (2, 192), (2, 128)),
-    (64, 64): ((3, 128), (2, 192), (2, 128), (2, 224), (1, 128), (1, 192)),
+    (64, 64): ((3, 128), (2, 128), (1, 128), (1, 192)),
     (96, 96): ((2, 176), (2, 128), (3, 96)),
     (128, 128): ((2, 176), (2, 160), (2, 128), (3, 80), (2, 112), (1, 80), (1, 96)),
     (192, 192): ((2, 112), (2, 96), (2, 80)),
@@ -29,6 +29,8 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 #: The same for the versions without.
 _PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
+#: Heads so narrow that these do not pay with blocks of 128 keys.
+_NARROW_HEAD_DIM = 64
 _MOST_STAGES = 4
 #: Heads so wide that warpgroups need not issue their products in turn.
 _FREE_HEAD_DIM = 192
@@ -50,7 +52,11 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
     has_producer = issubclass(kind, AttentionA3)
     for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
+        if not has_producer and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
+            continue
         if has_producer:
+            if warpgroups == 1 and kind is AttentionA4:
+                continue  # two CTAs that share an SM do what a persistent one does
             fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
             fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
@@ -75,6 +81,14 @@ def _runs(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
     return True
 
 
+def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
+    """Whether no other candidate is the same and better: one slot of queries is for tiles that leave no place for
+    two."""
+    if not isinstance(spec, AttentionA4) or spec.q_stages > 1:
+        return True
+    return not _runs(replace(spec, q_stages=2), problem, target)
+
+
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
     all. TargetError where there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
@@ -84,7 +98,7 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     found = [
         Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
         for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))
-        if _runs(spec, problem, target)
+        if _runs(spec, problem, target) and _pays(spec, problem, target)
     ]
     if not found:
         raise ArgumentError(
