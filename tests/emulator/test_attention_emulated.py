@@ -122,16 +122,16 @@ def test_twenty_schedules_are_clean(version: str) -> None:
     fields: dict[str, Any] = {"block_n": 32}
     if version == "a4":
         fields["q_stages"] = 2
-    check(version, 3, 3, 130, 150, (32, 32), causal=True, fields=fields, schedules=20)
+    check(version, 3, 3, 66, 150, (32, 32), causal=True, fields=fields, schedules=20)
 
 
 @pytest.mark.parametrize("q_stages", [1, 2])
 def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
-    check("a4", 2, 2, 300, 100, causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32}, schedules=3)
+    check("a4", 2, 2, 200, 70, (32, 32), causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32}, schedules=3)
 
 
 def test_three_warpgroups_take_turns() -> None:
-    check("a3", 1, 1, 200, 200, (32, 32), fields={"block_m": 192, "block_n": 32, "warpgroups": 3}, schedules=8)
+    check("a3", 1, 1, 200, 200, (32, 32), fields={"block_m": 192, "block_n": 32, "warpgroups": 3}, schedules=5)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_large_logits() -> None:
 
 
 def test_the_sample() -> None:
-    made = a4_sample(SM90A, q_length=70, k_length=100, dtype="bfloat16")
+    made = a4_sample(SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
     with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):

@@ -29,7 +29,7 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 #: The same for the versions without.
 _PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
-#: Heads so narrow that these do not pay with blocks of 128 keys.
+#: Heads so narrow that versions without a producer do not gain from blocks of 128 keys.
 _NARROW_HEAD_DIM = 64
 _MOST_STAGES = 4
 #: Heads so wide that warpgroups need not issue their products in turn.
@@ -47,7 +47,8 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]
 def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str, Any]]:
     """The fields of a version's spec that the problem does not give."""
     if kind is AttentionPhase1:
-        yield {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1}
+        block_n = 32 if problem.head_dim <= _NARROW_HEAD_DIM else 16  # its loops are unrolled
+        yield {"block_m": 32, "block_n": block_n, "stages": 1, "warpgroups": 1}
         return
     has_producer = issubclass(kind, AttentionA3)
     for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
