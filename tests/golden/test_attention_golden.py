@@ -17,6 +17,7 @@ MASKS = {
     "a2": (False, False, True),
     "a3": (True, True, False),
     "a4": (True, False, False),
+    "p1": (True, False, False),
 }
 
 
@@ -25,4 +26,4 @@ def test_the_source(
     version: str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
     spec = VERSIONS[version]("bfloat16", 64, 64, *MASKS[version], **SMALL[version])
-    golden(f"attention_{version}.cu", kernel_source(spec.template, spec, "sm_90a"))
+    golden(f"attention_{version}.cu", kernel_source(spec.template, spec, "sm_120a" if version == "p1" else "sm_90a"))

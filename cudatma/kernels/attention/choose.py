@@ -10,7 +10,7 @@ from typing import Any
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionPhase1
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionP1, AttentionPhase1
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
@@ -31,6 +31,16 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 _PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
 #: Heads so narrow that versions without a producer do not gain from blocks of 128 keys.
 _NARROW_HEAD_DIM = 64
+#: The same of version p1, within 99 KB.
+_P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (32, 32): ((2, 128), (1, 64)),
+    (64, 64): ((2, 64), (1, 64)),
+    (96, 96): ((2, 64), (1, 64)),
+    (128, 128): ((2, 64), (1, 64)),
+    (192, 192): ((1, 32),),
+    (192, 128): ((1, 32),),
+    (256, 256): ((1, 32),),
+}
 _MOST_STAGES = 4
 #: Heads so wide that warpgroups need not issue their products in turn.
 _FREE_HEAD_DIM = 192
@@ -51,9 +61,11 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         yield {"block_m": 32, "block_n": block_n, "stages": 1, "warpgroups": 1}
         return
     has_producer = issubclass(kind, AttentionA3)
-    for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
+    dims = problem.head_dim, problem.v_head_dim
+    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if has_producer else _PLAIN_TILES
+    for warpgroups, block_n in tiles:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
-        if not has_producer and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
+        if tiles is _PLAIN_TILES and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
             continue
         if has_producer:
             if warpgroups == 1 and kind is AttentionA4:
@@ -67,7 +79,7 @@ def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> Attentio
     """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
     producer there are no more, so that several CTAs share an SM."""
     del least_stages
-    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3) else (spec.stages,)
+    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3 | AttentionP1) else (spec.stages,)
     for longer in (replace(spec, stages=count) for count in stages):
         if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
             return longer
@@ -92,10 +104,12 @@ def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
 
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
-    all. TargetError where there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
+    all. TargetError for a GPU that the version does not run on; ArgumentError for one that has no kernel for the
+    problem."""
     target = get_target(gpu.target)
-    if problem.version != AttentionPhase1.version:
-        target.require("wgmma", "attention")
+    kind = VERSIONS.get(problem.version, AttentionP1)
+    for feature in kind.features:
+        target.require(feature, "attention")
     found = [
         Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
         for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))
@@ -144,4 +158,4 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
     return found
 
 
-phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs = (partial(dump_specs, version) for version in VERSIONS)
+phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -101,6 +101,8 @@ class AttentionSpec(TiledKernel):
     partial_bytes: ClassVar[int] = 0
     #: Slots of q.
     q_stages: ClassVar[int] = 1
+    #: Whether wgmma multiplies, else mma.sync.
+    has_wgmma: ClassVar[bool] = True
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
     #: By warpgroups that multiply. [fitted to benchmarks/results/attention_tiles.json]

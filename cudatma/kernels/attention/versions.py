@@ -232,6 +232,20 @@ class AttentionA4(AttentionA3):
         return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionP1(AttentionSpec):
+    """mma.sync in the place of wgmma, out of a ring that a warp of its own fills by TMA; for 99 KB of shared memory."""
+
+    version: ClassVar[str] = "p1"
+    template: ClassVar[str] = "kernels/attention_p1.cu.j2"
+    #: An estimate: mma.sync of a GeForce, which has an eighth of the rate. Not measured.
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 12), 2: Clocks(2000, 10)}
+    has_wgmma: ClassVar[bool] = False
+    producer_warps: ClassVar[int] = 1
+    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
+
+
 VERSIONS: dict[str, type[AttentionSpec]] = {
-    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4)
+    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4, AttentionP1)
 }

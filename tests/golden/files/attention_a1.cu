@@ -140,7 +140,6 @@ constexpr u32 V = 16384;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM, K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-
 // Where 16 bytes of a row lie in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -151,7 +150,7 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of a wgmma, 16 keys each
+typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
 
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss_first(float (&d)[8][4], u64 a, u64 b) {
     asm volatile(
