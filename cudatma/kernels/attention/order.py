@@ -57,7 +57,7 @@ def choose_order(
     """
     tiles_n = ceil_div(q_length, spec.block_m)
     ctas = min(rows * tiles_n, resident) if spec.is_persistent else rows * tiles_n
-    if mask.right is None:
+    if not spec.is_causal:
         return Order(ctas, 1)
     kv_bytes = 2 * k_length * (spec.head_dim + spec.v_head_dim)
     held = min(rows, max(1, _L2_BYTES // kv_bytes) * group)
