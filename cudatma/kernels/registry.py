@@ -149,7 +149,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "attention_p1",
             "kernels/attention_p1.cu.j2",
             "cudatma.kernels.attention.choose:p1_specs",
-            "attention, mma.sync, version p1: GPUs without wgmma",
+            "attention, mma.sync, version p1: for SM120, a producer warp",
             "cudatma.kernels.attention.sample:p1_sample",
         ),
         KernelEntry(
