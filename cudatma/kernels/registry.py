@@ -146,6 +146,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.attention.sample:a4_sample",
         ),
         KernelEntry(
+            "attention_p1",
+            "kernels/attention_p1.cu.j2",
+            "cudatma.kernels.attention.choose:p1_specs",
+            "attention, mma.sync, version p1: for SM120, a producer warp",
+            "cudatma.kernels.attention.sample:p1_sample",
+        ),
+        KernelEntry(
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_specs",

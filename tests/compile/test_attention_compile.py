@@ -31,6 +31,7 @@ def exponentials_between_waits(sass: str) -> list[int]:
     return found
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "warpgroups", "block_n"), [(64, 3, 128), (128, 2, 176), (128, 2, 128), (256, 2, 80)]

@@ -1,5 +1,5 @@
-"""A few small GEMMs for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
-the dense GEMM's every version and layout.
+"""A few small launches for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
+the dense GEMM's every version and layout; attention's every version, masks and grouped heads.
 
 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --part 3/8      (which is slow: parts, side by side)
@@ -25,12 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 
-from cudatma import MarlinWorkspace, PackedWeight, gemm, marlin_gemm
+from cudatma import MarlinWorkspace, PackedWeight, attention, gemm, marlin_gemm
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
+from cudatma.kernels.attention.choose import candidates as attention_candidates
+from cudatma.kernels.attention.problem import Problem as AttentionProblem
+from cudatma.kernels.attention.versions import VERSIONS as ATTENTION_VERSIONS
+from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -63,6 +68,14 @@ SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
     "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
     "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
+#: Attention's batch, heads of q and of k and v, queries, keys; head dim; options. Tails of queries and keys, queries
+#: that see no key, persistent CTAs with several tiles.
+ATTENTION_CASES: dict[str, tuple[tuple[int, int, int, int, int], int, dict[str, Any]]] = {
+    "full": ((1, 2, 2, 200, 333), 64, {}),
+    "causal, groups": ((2, 4, 2, 333, 200), 128, {"causal": True}),
+    "window": ((1, 2, 1, 333, 333), 64, {"window": (70, 9)}),
+    "many tiles": ((5, 16, 4, 200, 136), 64, {"causal": True}),
+}
 RNG = np.random.default_rng(4)
 
 
@@ -151,6 +164,32 @@ def run_fp8(has_blocks: bool, version: int | str) -> str:
     return "" if error < 2e-3 else f"off by {error:.1e}"
 
 
+def run_attention(version: str, case: str) -> str:
+    """A version of attention, its first and its last choice of a tile, with lse; the result has poison around it."""
+    (batch, heads, kv_heads, q_length, k_length), dim, options = ATTENTION_CASES[case]
+    of_k = batch, k_length, kv_heads, dim
+    q, k, v = (values(shape, "float16") for shape in ((batch, q_length, heads, dim), of_k, of_k))
+    wanted, sums = attention(q, k, v, return_lse=True, backend="reference", **options)
+    is_causal, has_window = "causal" in options, "window" in options
+    masks = {"is_causal": is_causal, "has_window": has_window}
+    problem = AttentionProblem(
+        batch, heads, kv_heads, q_length, k_length, dim, dim, "float16", **masks, version=version
+    )
+    on_gpu, specs = [upload(each) for each in (q, k, v)], list(ranked(attention_candidates(problem, gpu_of(0))))
+    for spec, _ in (specs[0], specs[-1])[: len(specs)]:
+        whole = upload(np.full((batch, q_length + 2, heads, dim), POISON, np.uint16).view(q.dtype))
+        with pinned(spec):
+            _, lse = attention(*on_gpu, out=whole[:, 1:-1], return_lse=True, **options)
+        found = whole.view(np.uint16).get()
+        if (found[:, (0, -1)] != POISON).any():
+            return f"{spec.entry} wrote around the result"
+        found = found[:, 1:-1].view(q.dtype).astype(np.float64)
+        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        if not error < 1e-3 or not np.allclose(lse.get(), sums, atol=1e-3):
+            return f"{spec.entry} is off by {error:.1e}"
+    return ""
+
+
 def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
@@ -170,7 +209,13 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     dense |= {f"gemm fp8 {kernel_name(one)}": functools.partial(run_fp8, False, one) for one in of_fp8}
     if detect().has_wgmma:
         dense |= {f"gemm fp8 blocks v{one}": functools.partial(run_fp8, True, one) for one in (4, 5)}
-    return named | {"chain": functools.partial(run_chain, space)} | dense
+    of_attention = {
+        f"attention {version} {case}": functools.partial(run_attention, version, case)
+        for version in ATTENTION_VERSIONS
+        for case in ATTENTION_CASES
+        if detect().has_wgmma
+    }
+    return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention
 
 
 def part_of(text: str) -> tuple[int, int]:

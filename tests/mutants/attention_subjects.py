@@ -1,4 +1,5 @@
-"""Attention's versions as subjects: rings of two slots that wrap several times, persistent CTAs with several tiles."""
+"""Attention's versions as subjects: rings of two slots that wrap several times, persistent CTAs with several tiles,
+blocks of keys that the first warpgroup does not see."""
 
 from __future__ import annotations
 
@@ -23,17 +24,19 @@ _HEAD_DIM = 32
 
 
 def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
-    """Nine blocks of keys, the last one a part; three tiles for a persistent CTA, else two CTAs."""
+    """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
     def make() -> Call:
         q_length, k_length = (3 if spec.is_persistent else 2) * spec.block_m - 5, 9 * spec.block_n - 3
+        if spec.is_causal:
+            k_length = q_length + 2 * spec.block_n
         random = np.random.default_rng(7)
         q, k, v = (
             random.standard_normal((1, length, 1, _HEAD_DIM), np.float32).astype(np.float16)
             for length in (q_length, k_length, k_length)
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
-        request, _, result = check_call(q, k, v, out=out, return_lse=True)
+        request, _, result = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
         assert result is not None
         launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1)
         arrays = tuple(host_bytes(info) for info in launch.touched)
@@ -59,4 +62,5 @@ def attention_subjects() -> list[Subject]:
     last = specs["attention_a4/small"]
     assert isinstance(last, AttentionA4)
     specs["attention_a4/two_slots"] = replace(last, q_stages=2)
+    specs["attention_a4/causal"] = replace(last, is_causal=True)
     return [Subject(name, spec.template, spec, _attention_call(spec), _TARGET) for name, spec in specs.items()]

@@ -10,7 +10,7 @@ from typing import Any
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionPhase1
+from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionP1, AttentionPhase1
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
@@ -20,7 +20,7 @@ from cudatma.target import Target, get_target
 #: the scores and the probabilities of a block, and the output.
 _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((3, 128), (2, 192), (2, 128)),
-    (64, 64): ((3, 128), (2, 192), (2, 128), (2, 224), (1, 128), (1, 192)),
+    (64, 64): ((3, 128), (2, 128), (1, 128), (1, 192)),
     (96, 96): ((2, 176), (2, 128), (3, 96)),
     (128, 128): ((2, 176), (2, 160), (2, 128), (3, 80), (2, 112), (1, 80), (1, 96)),
     (192, 192): ((2, 112), (2, 96), (2, 80)),
@@ -29,6 +29,18 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 #: The same for the versions without.
 _PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
+#: Heads so narrow that versions without a producer do not gain from blocks of 128 keys.
+_NARROW_HEAD_DIM = 64
+#: The same of version p1, within 99 KB.
+_P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (32, 32): ((2, 128), (1, 64)),
+    (64, 64): ((2, 64), (1, 64)),
+    (96, 96): ((2, 64), (1, 64)),
+    (128, 128): ((2, 64), (1, 64)),
+    (192, 192): ((1, 32),),
+    (192, 128): ((1, 32),),
+    (256, 256): ((1, 32),),
+}
 _MOST_STAGES = 4
 #: Heads so wide that warpgroups need not issue their products in turn.
 _FREE_HEAD_DIM = 192
@@ -45,12 +57,19 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]
 def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str, Any]]:
     """The fields of a version's spec that the problem does not give."""
     if kind is AttentionPhase1:
-        yield {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1}
+        block_n = 32 if problem.head_dim <= _NARROW_HEAD_DIM else 16  # its loops are unrolled
+        yield {"block_m": 32, "block_n": block_n, "stages": 1, "warpgroups": 1}
         return
     has_producer = issubclass(kind, AttentionA3)
-    for warpgroups, block_n in _TILES[problem.head_dim, problem.v_head_dim] if has_producer else _PLAIN_TILES:
+    dims = problem.head_dim, problem.v_head_dim
+    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if has_producer else _PLAIN_TILES
+    for warpgroups, block_n in tiles:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
+        if tiles is _PLAIN_TILES and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
+            continue
         if has_producer:
+            if warpgroups == 1 and kind is AttentionA4:
+                continue  # two CTAs that share an SM do what a persistent one does
             fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
             fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
@@ -60,7 +79,7 @@ def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> Attentio
     """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
     producer there are no more, so that several CTAs share an SM."""
     del least_stages
-    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3) else (spec.stages,)
+    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3 | AttentionP1) else (spec.stages,)
     for longer in (replace(spec, stages=count) for count in stages):
         if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
             return longer
@@ -75,16 +94,26 @@ def _runs(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
     return True
 
 
+def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
+    """Whether no other candidate is the same and better: one slot of queries is for tiles that leave no place for
+    two."""
+    if not isinstance(spec, AttentionA4) or spec.q_stages > 1:
+        return True
+    return not _runs(replace(spec, q_stages=2), problem, target)
+
+
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
-    all. TargetError where there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
+    all. TargetError for a GPU that the version does not run on; ArgumentError for one that has no kernel for the
+    problem."""
     target = get_target(gpu.target)
-    if problem.version != AttentionPhase1.version:
-        target.require("wgmma", "attention")
+    kind = VERSIONS.get(problem.version, AttentionP1)
+    for feature in kind.features:
+        target.require(feature, "attention")
     found = [
         Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
         for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))
-        if _runs(spec, problem, target)
+        if _runs(spec, problem, target) and _pays(spec, problem, target)
     ]
     if not found:
         raise ArgumentError(
@@ -129,4 +158,4 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
     return found
 
 
-phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs = (partial(dump_specs, version) for version in VERSIONS)
+phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -8,6 +8,7 @@ from typing import Any
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.order import Order, choose_order
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.family import MAX_EXTENT
@@ -17,21 +18,25 @@ from cudatma.kernels.schedule import DivisorStruct, ceil_div
 from cudatma.target import Target
 
 _LOG2_E = 1.4426950408889634
-#: Bytes of k and v that CTAs which run at the same time share in L2. [inferred: H200's L2 has 50 MB]
-_L2_BYTES = 32 << 20
 #: A distance beyond every length.
 _FAR = 1 << 30
 
 
 def plan_attention(
-    request: Request, result: ArrayInfo, lse: ArrayInfo | None, spec: AttentionSpec, target: Target, sm_count: int
+    request: Request,
+    result: ArrayInfo,
+    lse: ArrayInfo | None,
+    spec: AttentionSpec,
+    target: Target,
+    sm_count: int,
+    order: Order | None = None,
 ) -> Launch:
     """The launch for a request. result: (batch, q_length, heads, v_head_dim); lse: (batch, heads, q_length) without
-    gaps, or None. Raises TargetError, ArgumentError."""
+    gaps, or None. order: None: choose_order()'s. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    ctas = spec.ctas(request.problem(spec.version), sm_count)
+    order = order or _order(request, spec, sm_count * spec.blocks_per_sm)
     arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
-    values = _values(request, spec) | {"work_ranges": ctas}
+    values = _values(request, spec, order.heads) | {"work_ranges": order.ctas}
     for name, info in arrays.items():
         batch, row, head, element = info.strides_bytes
         values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
@@ -44,18 +49,24 @@ def plan_attention(
             args[f"{name}_map"] = _tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *([] if lse is None else [lse]), *request.arrays().values())
-    return Launch(spec.template, spec, ctas, ordered, touched)
+    return Launch(spec.template, spec, order.ctas, ordered, touched)
 
 
-def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
-    """Members of the kernels' Problem, all but strides."""
-    problem = request.problem(spec.version)
-    rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
-    if rows * columns > MAX_EXTENT:
+def _order(request: Request, spec: AttentionSpec, resident: int) -> Order:
+    """Which tiles CTAs take. resident: CTAs that run at a time. ArgumentError for too many tiles."""
+    (q_length, k_length), rows = request.lengths, request.batch * request.heads
+    if rows * ceil_div(q_length, spec.block_m) > MAX_EXTENT:
         raise ArgumentError(
             "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
         )
-    raster = _heads_by_turns(spec, rows, problem.group, problem.k_length)
+    group = request.heads // request.kv_heads
+    return choose_order(spec, rows, group, q_length, k_length, request.mask, resident)
+
+
+def _values(request: Request, spec: AttentionSpec, raster: int) -> dict[str, Any]:
+    """Members of the kernels' Problem, all but strides. raster: heads whose tiles are numbered by turns."""
+    problem = request.problem(spec.version)
+    rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
     left, right = request.mask.left, request.mask.right
     diagonal = problem.k_length - problem.q_length
     values: dict[str, Any] = {
@@ -76,18 +87,6 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     if not (cap := request.softcap):
         return values | {"scale_log2": request.scale * _LOG2_E}
     return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
-
-
-def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:
-    """Heads of q whose tiles are numbered by turns, the longest of all of them first: one where all tiles take the same
-    time. Persistent CTAs take their tiles in a fixed order, which balances their work only over all heads; others come
-    when one ends, and share what L2 holds."""
-    if not spec.is_causal:
-        return 1
-    if spec.is_persistent:
-        return rows
-    held = max(1, _L2_BYTES // (2 * k_length * (spec.head_dim + spec.v_head_dim)))
-    return min(rows, held * group)
 
 
 def _tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:

@@ -14,7 +14,7 @@ OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 #: Versions of the kernel, the baseline first.
-VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4")
+VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4", "p1")
 
 
 @dataclass(frozen=True, slots=True)

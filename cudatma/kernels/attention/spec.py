@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
@@ -19,10 +20,10 @@ from cudatma.target import Target
 
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
-#: Microseconds of a launch, and clocks until the first products of a tile and after the last ones. [inferred]
-_LAUNCH_US, _AROUND_CLOCKS = 2.0, 3000
-#: Clocks of a block of keys in which the tensor cores wait. [inferred]
-_BLOCK_CLOCKS = 150
+#: Microseconds of a launch. [H200]
+_LAUNCH_US = 2.0
+#: Part of the highest clock that long launches keep, as their power is limited. [H200]
+_CLOCK = 0.886
 _MEMBERS = MEMBERS | {
     member.name: member
     for member in (
@@ -62,6 +63,17 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Clocks:
+    """What an SM takes for a tile. around: before the first and after the last block. products: parts of the tensor
+    cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each."""
+
+    around: float
+    products: float
+    scores: float = 0.0
+    block: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec(TiledKernel):
     """One instance of a version's template. head_dim: of q and k. dtype, v_head_dim, is_causal, has_window,
     has_softcap: as Problem has them. block_m: queries of a CTA's tile. block_n: keys of a stage. warpgroups: that
@@ -89,10 +101,12 @@ class AttentionSpec(TiledKernel):
     partial_bytes: ClassVar[int] = 0
     #: Slots of q.
     q_stages: ClassVar[int] = 1
+    #: Whether wgmma multiplies, else mma.sync.
+    has_wgmma: ClassVar[bool] = True
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
-    #: Part of the tensor cores' rate that the main loop reaches.
-    rate: ClassVar[float]
+    #: By warpgroups that multiply. [fitted to benchmarks/results/attention_tiles.json]
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]]
     operand_names: ClassVar[tuple[str, ...]] = ("q_map", "k_map", "v_map")
     work_names: ClassVar[tuple[str, ...]] = OUTPUT_ROWS
     features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
@@ -280,20 +294,30 @@ class AttentionSpec(TiledKernel):
             return None
         return replace(self, **{name: getattr(problem, name) for name in SPEC_FIELDS})
 
+    @property
+    def clocks(self) -> Clocks:
+        """Of a tile."""
+        return self.clocks_by_warpgroups[self.warpgroups]
+
+    def tile_clocks(self, keys: float) -> float:
+        """Of an SM, for a tile that sees so many keys."""
+        clocks, scores = self.clocks, self.block_m * keys
+        products = scores * (self.head_dim + self.v_head_dim) / _MACS * clocks.products
+        return clocks.around + products + scores / 2**14 * clocks.scores + keys / self.block_n * clocks.block
+
+    def waves(self, tiles: int, sm_count: int) -> float:
+        """Tiles that an SM takes one after the other. Several CTAs share an SM: there are parts of waves."""
+        return max(1.0, tiles / sm_count)
+
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: tiles at the rate of the version's main loop; the last wave may be a part of one."""
-        tiles = self.tiles(problem)
-        keys = ceil_div(problem.k_length, self.block_n) * self.block_n
-        share = 1.0
+        """Predicted time: the tiles of an SM, each with the mean of their keys, or the longest tile."""
+        keys = float(ceil_div(problem.k_length, self.block_n) * self.block_n)
         if problem.is_causal:
-            # The mean of a tile's keys: all but a triangle, and half a tile at the diagonal.
-            share = min(1.0, 1 - 0.5 * min(1.0, problem.q_length / keys) + 0.5 * (self.block_m + self.block_n) / keys)
-        macs = self.block_m * keys * share * (self.head_dim + self.v_head_dim)
-        products = macs / (_MACS * self.rate) + keys * share / self.block_n * _BLOCK_CLOCKS
-        resident = gpu.sm_count * self.blocks_per_sm
-        waves = max(1.0, tiles / resident) if problem.is_causal else float(ceil_div(tiles, resident))
-        clocks = waves * (products * self.blocks_per_sm + _AROUND_CLOCKS)
+            # A triangle is left out. Tiles end with their own last query, in whole blocks.
+            beyond = self.block_m + self.block_n - math.gcd(self.block_m, self.block_n)
+            keys = min(keys, keys - 0.5 * min(keys, problem.q_length) + 0.5 * beyond)
+        clocks = self.waves(self.tiles(problem), gpu.sm_count) * self.tile_clocks(keys)
+        sm_us = max(clocks, self.tile_clocks(problem.k_length)) / (_CLOCK * gpu.sm_clock_mhz)
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
         memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
-        sm_us = clocks / gpu.sm_clock_mhz
         return Cost(_LAUNCH_US, sm_us, 0.0, max(0.0, memory_us - sm_us), 0.0)

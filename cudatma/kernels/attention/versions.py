@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec
+from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec, Clocks
+from cudatma.kernels.schedule import ceil_div
 from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
 
@@ -26,7 +27,7 @@ class AttentionPhase1(AttentionSpec):
 
     version: ClassVar[str] = "phase1"
     template: ClassVar[str] = "kernels/attention_phase1.cu.j2"
-    rate: ClassVar[float] = 0.02
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 40)}
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
     features: ClassVar[tuple[str, ...]] = ()
@@ -63,7 +64,11 @@ class AttentionA1(AttentionSpec):
 
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
-    rate: ClassVar[float] = 0.35
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
+        1: Clocks(1040, 3.0),
+        2: Clocks(3000, 2.48, block=72),
+        3: Clocks(4500, 2.48, block=72),
+    }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
     features: ClassVar[tuple[str, ...]] = ("wgmma", "stmatrix")
@@ -86,7 +91,11 @@ class AttentionA2(AttentionSpec):
 
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
-    rate: ClassVar[float] = 0.4
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
+        1: Clocks(1200, 1.82, block=88),
+        2: Clocks(3100, 1.56, block=331),
+        3: Clocks(4600, 1.56, block=331),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,11 @@ class AttentionA3(AttentionSpec):
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
-    rate: ClassVar[float] = 0.7
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
+        1: Clocks(1960, 1.15, 720),
+        2: Clocks(5600, 0.77, 1100),
+        3: Clocks(6400, 0.96, 690),
+    }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -115,6 +128,13 @@ class AttentionA3(AttentionSpec):
             raise ArgumentError("ping_pong", True, "False for one warpgroup")
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
+
+    def waves(self, tiles: int, sm_count: int) -> float:
+        """Where tiles take the same time, the last ones hold up all SMs."""
+        if self.is_causal:
+            return super(AttentionA3, self).waves(tiles, sm_count)
+        share = min(self.blocks_per_sm, ceil_div(tiles, sm_count))
+        return float(ceil_div(tiles, sm_count * share) * share)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
         """Shorter rings; warpgroups in turn or not."""
@@ -181,7 +201,6 @@ class AttentionA4(AttentionA3):
 
     version: ClassVar[str] = "a4"
     template: ClassVar[str] = "kernels/attention_a4.cu.j2"
-    rate: ClassVar[float] = 0.72
     is_persistent: ClassVar[bool] = True
     stores_by_tma: ClassVar[bool] = True
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionA3.allowed, "q_stages": (1, 2)}
@@ -190,6 +209,12 @@ class AttentionA4(AttentionA3):
     @property
     def tile_name(self) -> str:
         return super(AttentionA4, self).tile_name + f"_q{self.q_stages}"
+
+    @property
+    def clocks(self) -> Clocks:
+        """As version a3's; with a second slot of queries a tile begins while the one before is stored."""
+        around = {1: (1600, 1000), 2: (5300, 1750), 3: (5500, 1600)}[self.warpgroups][self.q_stages - 1]
+        return replace(self.clocks_by_warpgroups[self.warpgroups], around=around)
 
     @property
     def output_box(self) -> tuple[int, int, int, int]:
@@ -207,6 +232,20 @@ class AttentionA4(AttentionA3):
         return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionP1(AttentionSpec):
+    """mma.sync in the place of wgmma, out of a ring that a warp of its own fills by TMA; for 99 KB of shared memory."""
+
+    version: ClassVar[str] = "p1"
+    template: ClassVar[str] = "kernels/attention_p1.cu.j2"
+    #: An estimate: mma.sync of a GeForce, which has an eighth of the rate. Not measured.
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 12), 2: Clocks(2000, 10)}
+    has_wgmma: ClassVar[bool] = False
+    producer_warps: ClassVar[int] = 1
+    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
+
+
 VERSIONS: dict[str, type[AttentionSpec]] = {
-    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4)
+    kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4, AttentionP1)
 }

@@ -1,0 +1,418 @@
+// cudatma: kernels/attention_p1.cu.j2 for sm_120a
+// spec: AttentionP1
+//   dtype = 'bfloat16'
+//   head_dim = 64
+//   v_head_dim = 64
+//   is_causal = True
+//   has_window = False
+//   has_softcap = False
+//   block_m = 64
+//   block_n = 64
+//   stages = 2
+//   warpgroups = 1
+// 4 warps consume, 1 produce; a CTA takes 41000 B.
+// One stage holds
+//     8192 B  k 64 x 64 bfloat16, 128B swizzle
+//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// Shared memory, by offset
+//        0  k, 16384 B
+//    16384  v, 16384 B
+//    32768  q, 8192 B
+//    40960  q_barrier, 8 B
+//    40968  full_barriers, 16 B
+//    40984  empty_barriers, 16 B
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
+constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 HEAD_DIM = 64;   // of q and k
+constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+constexpr bool IS_CAUSAL = true, HAS_WINDOW = false;
+
+#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 q_length;                   // queries of a sequence
+    u32 k_length;                   // keys of a sequence
+    u32 heads;                      // of q, in a sequence
+    u32 upper;                      // query i sees keys below i + upper, a signed number
+    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_heads;               // divides by heads
+    Divisor by_group;               // divides by the heads of q that share one of k and v
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_head;                // elements from one head of the result to the next
+    u64 output_batch;               // elements from one sequence of the result to the next
+};
+
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// ---- Where a tile lies ----------------------------------------------------------------------------------------------
+// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+struct Place {
+    u32 row0, head, kv_head, batch;
+};
+
+// Rows of tiles are the heads of the whole batch, columns are queries. The last queries see the most keys if it is causal: they
+// come first, and the short tiles fill the gaps at the end.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
+    u32 any_head, column;
+    tile_position(problem, tile, any_head, column);
+    const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
+    return Place{(IS_CAUSAL ? problem.tiles_n - 1 - column : column) * BLOCK_M, head, divide(head, problem.by_group), batch};
+}
+
+// ---- Which keys a query sees ------------------------------------------------------------------------------------------
+// Query i sees keys first_key(i) to end_key(i) - 1.
+__device__ __forceinline__ int end_key(const Problem& problem, u32 query) {
+    return min((int)problem.k_length, max(0, (int)(query + problem.upper)));
+}
+
+__device__ __forceinline__ int first_key(const Problem& problem, u32 query) {
+    return 0;
+}
+
+// Blocks of keys that the queries of a tile see, all of them or some: begin to end - 1.
+struct Blocks {
+    u32 begin, end;
+};
+
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+}
+
+// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
+constexpr u32 K = 0;
+constexpr u32 V = 16384;
+constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM, K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
+// Where 16 bytes of a row lie in a span.
+__device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
+    return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+typedef float Scores[SCORE_FRAGMENTS][4];
+typedef float Output[OUTPUT_FRAGMENTS][4];
+typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+
+// scores = q k^T of a warp's 16 queries, which begin at row0 of the tile, and a block of keys. A step is 16 of the head's columns.
+__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 row0, u32 lane) {
+#pragma unroll
+    for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) scores[f][i] = 0.0f;
+#pragma unroll
+    for (u32 d = 0; d < HEAD_DIM; d += 16) {
+        const u32 vector = d % SPAN / 8, q_span = q + d / SPAN * BLOCK_M * SPAN_BYTES, k_span = k + d / SPAN * BLOCK_N * SPAN_BYTES;
+        u32 queries[4];   // lanes 8..15 have the other rows, 16..31 the other columns
+        ldmatrix_x4(queries, q_span + vector_offset(row0 + lane % 16, vector + lane / 16));
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N; n += 16) {
+            u32 keys[4];   // lanes 8..15 have the other columns, 16..31 the other keys
+            ldmatrix_x4(keys, k_span + vector_offset(n + lane / 16 * 8 + lane % 8, vector + lane / 8 % 2));
+            mma_m16n8k16_bf16(scores[n / 8], queries, keys[0], keys[1]);
+            mma_m16n8k16_bf16(scores[n / 8 + 1], queries, keys[2], keys[3]);
+        }
+    }
+}
+
+// output += p v for a block of values, whose rows are keys: ldmatrix transposes them.
+__device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v, u32 lane) {
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+#pragma unroll
+        for (u32 d = 0; d < V_HEAD_DIM; d += 16) {
+            u32 values[4];   // lanes 8..15 have the other keys, 16..31 the other columns
+            const u32 span = v + d / SPAN * BLOCK_N * SPAN_BYTES;
+            ldmatrix_x4_trans(values, span + vector_offset(n + lane % 16, d % SPAN / 8 + lane / 16));
+            mma_m16n8k16_bf16(output[d / 8], p[n / 16], values[0], values[1]);
+            mma_m16n8k16_bf16(output[d / 8 + 1], p[n / 16], values[2], values[3]);
+        }
+}
+
+// ---- Softmax ------------------------------------------------------------------------------------------------------------
+// Of a thread's two rows: the largest score so far, and its own part of the sum of exp(scale (score - maximum)).
+struct Rows {
+    float maximum[2], sum[2];
+};
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Scores of keys that a row does not see become minus infinity. row: of the thread's first one. key0: of the block.
+__device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
+    const int column = key0 + lane % 4 * 2;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const int at = 8 * f + i;
+                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+            }
+    }
+}
+
+// Scores become exp(scale (score - maximum)), where the maximum includes this block's. rescale: factors of what the rows
+// added up before.
+template <bool IsMasked>
+__device__ __forceinline__ void softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
+                                        u32 lane) {
+    if constexpr (IsMasked) mask(scores, problem, row, key0, lane);
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        float maximum = rows.maximum[r];
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f) maximum = fmaxf(maximum, fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
+        // A row that has seen no key yet: its exponents must be minus infinity, not NaN.
+        const float offset = (IsMasked && maximum == -INF ? 0.0f : maximum) * problem.scale_log2;
+        rescale[r] = exp2_approx(rows.maximum[r] * problem.scale_log2 - offset);
+        rows.maximum[r] = maximum;
+        float sum = rows.sum[r] * rescale[r];
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                float& score = scores[f][2 * r + i];
+                score = exp2_approx(score * problem.scale_log2 - offset);
+                sum += score;
+            }
+        rows.sum[r] = sum;
+    }
+}
+
+// Two fragments of 8 keys make an operand of 16.
+__device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
+}
+
+__device__ __forceinline__ void clear(Output& output, Rows& rows) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        rows.maximum[r] = -INF;
+        rows.sum[r] = 0.0f;
+    }
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key.
+__device__ __forceinline__ float log_of_sum(const Problem& problem, float maximum, float sum) {
+    return sum == 0.0f ? -INF : 0.69314718f * (maximum * problem.scale_log2 + __log2f(sum));
+}
+
+// Divides the output by the rows' sums, and writes their logarithms if lse is not nullptr. row: of the thread's first one.
+__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, float* lse, const Place& place,
+                                            u32 row, u32 lane) {
+    float sums[2], inverse[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+        inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
+    }
+    if (lse != nullptr && lane % 4 == 0) {
+        float* head = lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r)
+            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(problem, rows.maximum[r], sums[r]);
+    }
+    __syncwarp();
+    rescale_output(output, inverse);
+}
+
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+__device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
+    const u32 row = row0 + lane % 16;
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
+        const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+    }
+}
+
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// A warp's rows, through shared memory, which held q, to 16-byte stores.
+__device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
+                                           u32 row0, u32 lane) {
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    stage_output(output, staging, row0, lane);
+    __syncwarp();
+    u16* head = result + place.batch * problem.output_batch + place.head * problem.output_head;
+#pragma unroll
+    for (u32 i = 0; i < 16 * VECTORS; i += 32) {
+        const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
+        const u32 from = staging + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        const uint4 values = load_vector(from);
+        if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
+    }
+}
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// Boxes of a span, Rows rows each.
+template <u32 Rows, u32 Columns>
+__device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
+#pragma unroll
+    for (u32 i = 0; i < Columns; i += SPAN)
+        cp_async_bulk_tensor_4d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, i, row, head, batch);
+}
+
+__device__ __forceinline__ void load_queries(u32 target, const TensorMap* map, u32 barrier, const Place& place) {
+    load_rows<BLOCK_M, HEAD_DIM>(target, map, barrier, place.row0, place.head, place.batch);
+}
+
+__device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
+    load_rows<BLOCK_N, HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+}
+
+__device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
+    load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+}
+constexpr u32 Q_BARRIER = 40960;
+constexpr u32 RING_BARRIERS = 40968;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// The last block comes first.
+__device__ __forceinline__ void produce(Ring& ring, u32 smem, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
+                                        const Blocks& blocks, const Place& place) {
+    mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
+    load_queries(smem + Q, q_map, smem + Q_BARRIER, place);
+    for (u32 block = blocks.end; block-- > blocks.begin; ring.advance()) {
+        ring.acquire();
+        ring.expect_tx(K_STAGE_BYTES + V_STAGE_BYTES);
+        load_keys(smem + K + ring.stage * K_STAGE_BYTES, k_map, ring.get_barrier(), block, place);
+        load_values(smem + V + ring.stage * V_STAGE_BYTES, v_map, ring.get_barrier(), block, place);
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// One block of keys: scores, softmax, product with the values. k, v: slots. row0: of the warp in the tile; row: of the thread.
+template <bool IsMasked>
+__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
+                                             u32 row, u32 lane) {
+    Scores scores;
+    multiply_keys(scores, q, k, row0, lane);
+    float rescale[2];
+    softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    rescale_output(output, rescale);
+    Probabilities p;
+    round_scores(p, scores);
+    multiply_values(output, p, v, lane);
+}
+
+// A warp's 16 queries, which begin at row0 of the tile.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, u16* output_rows, float* lse, const Blocks& blocks,
+                                        const Place& place, u32 row0, u32 lane) {
+    const u32 first_row = place.row0 + row0, row = first_row + lane / 4, last_row = min(first_row + 16, problem.q_length) - 1;
+    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, first_row) / BLOCK_N;
+    Output output;
+    Rows rows;
+    clear(output, rows);
+    mbarrier_wait_parity(smem + Q_BARRIER, 0);
+    for (u32 block = blocks.end; block-- > blocks.begin; ring.advance()) {
+        const u32 k = smem + K + ring.stage * K_STAGE_BYTES, v = smem + V + ring.stage * V_STAGE_BYTES;
+        ring.wait();
+        if (block >= all_seen_begin && block < all_seen_end)
+            attend_block<false>(output, rows, problem, smem + Q, k, v, block, row0, row, lane);
+        else
+            attend_block<true>(output, rows, problem, smem + Q, k, v, block, row0, row, lane);
+        ring.release_used_by_warp(ring.stage, lane);   // the MMAs have used all values
+    }
+    finish_rows(output, rows, problem, lse, place, row, lane);
+    __syncwarp();   // the warp has read its queries, whose place the results take
+    store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
+}
+}  // namespace cudatma
+
+// Attention, version p1: mma.sync in the place of wgmma, out of a ring that a warp of its own fills by TMA. Each CTA computes one tile.
+extern "C" __global__ void __launch_bounds__(160, 1)
+attention_p1_bf16_d64_causal_64x64_s2(
+    const __grid_constant__ cudatma::TensorMap q_map,
+    const __grid_constant__ cudatma::TensorMap k_map,
+    const __grid_constant__ cudatma::TensorMap v_map,
+    cudatma::u16* output_rows,
+    float* lse,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const Place place = tile_place(problem, blockIdx.x);
+    const Blocks blocks = key_blocks(problem, place);
+
+    if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
+    Ring ring;
+    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    if (warp_index == CONSUMER_WARPS) {
+        if (elect_sync()) produce(ring, smem, &q_map, &k_map, &v_map, blocks, place);
+        __syncwarp();
+    } else {
+        consume(ring, problem, smem, output_rows, lse, blocks, place, 16 * warp_index, laneid());
+    }
+}

@@ -1,0 +1,232 @@
+// cudatma: kernels/attention_phase1.cu.j2 for sm_90a
+// spec: AttentionPhase1
+//   dtype = 'bfloat16'
+//   head_dim = 64
+//   v_head_dim = 64
+//   is_causal = True
+//   has_window = False
+//   has_softcap = False
+//   block_m = 32
+//   block_n = 32
+//   stages = 1
+//   warpgroups = 1
+// 4 warps consume, 0 produce; a CTA takes 8192 B.
+// One stage holds
+//     4096 B  k 32 x 64 bfloat16, 128B swizzle
+//     4096 B  v 32 x 64 bfloat16, 128B swizzle
+// Shared memory, by offset
+//        0  k, 4096 B
+//     4096  v, 4096 B
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
+constexpr u32 BLOCK_N = 32;   // keys of a block
+constexpr u32 HEAD_DIM = 64;   // of q and k
+constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+constexpr bool IS_CAUSAL = true, HAS_WINDOW = false;
+
+#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 q_length;                   // queries of a sequence
+    u32 k_length;                   // keys of a sequence
+    u32 heads;                      // of q, in a sequence
+    u32 upper;                      // query i sees keys below i + upper, a signed number
+    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_heads;               // divides by heads
+    Divisor by_group;               // divides by the heads of q that share one of k and v
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_head;                // elements from one head of the result to the next
+    u64 output_batch;               // elements from one sequence of the result to the next
+    u64 q_pitch;                    // elements from one row of q to the next
+    u64 q_head;                     // elements from one head of q to the next
+    u64 q_batch;                    // elements from one sequence of q to the next
+    u64 k_pitch;                    // elements from one row of k to the next
+    u64 k_head;                     // elements from one head of k to the next
+    u64 k_batch;                    // elements from one sequence of k to the next
+    u64 v_pitch;                    // elements from one row of v to the next
+    u64 v_head;                     // elements from one head of v to the next
+    u64 v_batch;                    // elements from one sequence of v to the next
+};
+
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// ---- Where a tile lies ----------------------------------------------------------------------------------------------
+// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+struct Place {
+    u32 row0, head, kv_head, batch;
+};
+
+// Rows of tiles are the heads of the whole batch, columns are queries. The last queries see the most keys if it is causal: they
+// come first, and the short tiles fill the gaps at the end.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
+    u32 any_head, column;
+    tile_position(problem, tile, any_head, column);
+    const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
+    return Place{(IS_CAUSAL ? problem.tiles_n - 1 - column : column) * BLOCK_M, head, divide(head, problem.by_group), batch};
+}
+
+// ---- Which keys a query sees ------------------------------------------------------------------------------------------
+// Query i sees keys first_key(i) to end_key(i) - 1.
+__device__ __forceinline__ int end_key(const Problem& problem, u32 query) {
+    return min((int)problem.k_length, max(0, (int)(query + problem.upper)));
+}
+
+__device__ __forceinline__ int first_key(const Problem& problem, u32 query) {
+    return 0;
+}
+
+// Blocks of keys that the queries of a tile see, all of them or some: begin to end - 1.
+struct Blocks {
+    u32 begin, end;
+};
+
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+}
+constexpr u32 THREADS = 128;
+constexpr u32 PARTS = THREADS / BLOCK_M;                                      // threads that share a query
+constexpr u32 VECTORS = HEAD_DIM / 8 / PARTS, V_VECTORS = V_HEAD_DIM / 8 / PARTS;   // of a thread, 8 elements each
+static_assert(PARTS == 4, "sum_parts() adds up four lanes");
+
+__device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
+    const u32 pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        values[2 * i] = low_to_float(pairs[i]);
+        values[2 * i + 1] = high_to_float(pairs[i]);
+    }
+}
+
+// A block's rows of a head, Columns elements each, one after the other; rows outside are zero.
+template <u32 Columns>
+__device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
+    for (u32 i = threadIdx.x; i < BLOCK_N * Columns / 8; i += THREADS) {
+        const u32 row = row0 + i / (Columns / 8), vector = i % (Columns / 8);
+        slot[i] = row < rows ? *(const uint4*)(head + row * pitch + 8 * vector) : uint4{0, 0, 0, 0};
+    }
+}
+
+__device__ __forceinline__ float sum_parts(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+}  // namespace cudatma
+
+// Attention, phase 1: scalar loops over keys and values in shared memory. Four threads share a query: each has every fourth
+// vector of 8 elements.
+extern "C" __global__ void __launch_bounds__(128)
+attention_phase1_bf16_d64_causal_32x32_s1(
+    const cudatma::u16* q,
+    const cudatma::u16* k,
+    const cudatma::u16* v,
+    cudatma::u16* output_rows,
+    float* lse,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(16) u8 dynamic_shared[];
+    uint4* keys = (uint4*)(dynamic_shared + 0);
+    uint4* values = (uint4*)(dynamic_shared + 4096);
+    const Place place = tile_place(problem, blockIdx.x);
+    const Blocks blocks = key_blocks(problem, place);
+    const u16* k_head = k + place.batch * problem.k_batch + place.kv_head * problem.k_head;
+    const u16* v_head = v + place.batch * problem.v_batch + place.kv_head * problem.v_head;
+    const u32 row = place.row0 + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+    const bool is_inside = row < problem.q_length;
+
+    float query[VECTORS][8], output[V_VECTORS][8] = {};
+    const u16* q_row = q + place.batch * problem.q_batch + place.head * problem.q_head + (is_inside ? row : 0) * problem.q_pitch;
+#pragma unroll
+    for (u32 i = 0; i < VECTORS; ++i) to_floats(query[i], *(const uint4*)(q_row + (i * PARTS + part) * 8));
+
+    float maximum = -INF, sum = 0.0f;
+    const int end = end_key(problem, row), first = first_key(problem, row);
+    for (u32 block = blocks.begin; block < blocks.end; ++block) {
+        __syncthreads();   // all have read the block before
+        load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * BLOCK_N, problem.k_length);
+        load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * BLOCK_N, problem.k_length);
+        __syncthreads();
+        float scores[BLOCK_N], highest = maximum;
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N; ++n) {
+            float score = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < VECTORS; ++i) {
+                float key[8];
+                to_floats(key, keys[n * (HEAD_DIM / 8) + i * PARTS + part]);
+#pragma unroll
+                for (u32 e = 0; e < 8; ++e) score += query[i][e] * key[e];
+            }
+            score = sum_parts(score);
+            const int at = block * BLOCK_N + n;
+            scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
+            highest = fmaxf(highest, scores[n]);
+        }
+        if (highest == -INF) continue;   // the query has seen no key yet; its four threads agree
+        const float rescale = exp2f(maximum - highest);
+        maximum = highest;
+        sum *= rescale;
+#pragma unroll
+        for (u32 i = 0; i < V_VECTORS; ++i)
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) output[i][e] *= rescale;
+#pragma unroll
+        for (u32 n = 0; n < BLOCK_N; ++n) {
+            const float p = exp2f(scores[n] - maximum);
+            sum += p;
+#pragma unroll
+            for (u32 i = 0; i < V_VECTORS; ++i) {
+                float value[8];
+                to_floats(value, values[n * (V_HEAD_DIM / 8) + i * PARTS + part]);
+#pragma unroll
+                for (u32 e = 0; e < 8; ++e) output[i][e] += p * value[e];
+            }
+        }
+    }
+
+    if (!is_inside) return;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    u16* result = output_rows + place.batch * problem.output_batch + place.head * problem.output_head + row * problem.output_pitch;
+#pragma unroll
+    for (u32 i = 0; i < V_VECTORS; ++i) {
+        const float(&o)[8] = output[i];
+        *(uint4*)(result + (i * PARTS + part) * 8) = uint4{to_pair(o[0] * inverse, o[1] * inverse), to_pair(o[2] * inverse, o[3] * inverse),
+                                                           to_pair(o[4] * inverse, o[5] * inverse), to_pair(o[6] * inverse, o[7] * inverse)};
+    }
+    if (lse != nullptr && part == 0)
+        lse[((u64)place.batch * problem.heads + place.head) * problem.q_length + row] =
+            sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
+}

@@ -1,0 +1,64 @@
+"""Which tile of which version of attention is chosen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudatma.errors import TargetError
+from cudatma.kernels.attention.choose import ATTENTION, candidates
+from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
+from cudatma.kernels.attention.versions import VERSIONS
+from cudatma.kernels.choosing import decide
+from cudatma.kernels.gpu import H200, imagined_gpu
+
+READINGS = json.loads(
+    (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "attention_tiles.json").read_text()
+)
+RIVALS = ("cudnn", "flash")
+
+
+@pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
+def test_the_choice_loses_little_against_stored_measurements(version: str) -> None:
+    """Against the fastest tile of the version; of all, where all were measured."""
+    lost = []
+    for row in READINGS["rows"]:
+        measured = {entry: us for entry, us in row["us"].items() if entry not in RIVALS}
+        if (version or "a4") not in {entry.partition("_")[0] for entry in measured}:
+            continue
+        sizes = (row[name] for name in ("batch", "heads", "kv", "length", "length", "d", "dv", "dtype", "causal"))
+        problem = replace(Problem(*sizes), version=version)
+        entry = decide(ATTENTION, problem, H200).spec.entry.removeprefix("attention_")
+        assert entry in measured, f"{entry} for {problem.description}: measure again"
+        us = {name: each for name, each in measured.items() if name.startswith(version)}
+        lost.append(us[entry] / min(us.values()))
+    assert len(lost) >= 9
+    assert max(lost) < (1.07 if version else 1.06)
+    assert sum(lost) / len(lost) < 1.02
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
+    problem = Problem(1, 8, 8, 1024, 1024, *dims, "float16", is_causal=True, has_softcap=True, version=version)
+    assert candidates(problem, H200)
+
+
+def test_few_heads_get_tiles_of_fewer_queries() -> None:
+    """Where 128 queries a tile would leave SMs without work."""
+    of_few = decide(ATTENTION, Problem(1, 8, 8, 1024, 1024, 64, 64, "bfloat16"), H200).spec
+    of_many = decide(ATTENTION, Problem(16, 32, 32, 1024, 1024, 64, 64, "bfloat16"), H200).spec
+    assert of_few.block_m < of_many.block_m
+
+
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_where_there_is_no_wgmma_p1_runs(dims: tuple[int, int]) -> None:
+    gpu = imagined_gpu("sm_120a", 170)
+    problem = Problem(2, 16, 4, 4096, 4096, *dims, "bfloat16", is_causal=True)
+    assert decide(ATTENTION, problem, gpu).spec.version == "p1"
+    assert decide(ATTENTION, problem, H200).spec.version != "p1"
+    with pytest.raises(TargetError, match="wgmma"):
+        candidates(replace(problem, version="a3"), gpu)
