@@ -464,6 +464,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     u32 n = blocks.end - 1;
     // Blocks that only later warpgroups see are released at once.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N);
+#pragma unroll 1
     for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, warpgroup, lane);
     Probabilities p;
     {
