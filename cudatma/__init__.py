@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from cudatma.inspection import Inspection, inspect
     from cudatma.kernels.attention.attention import attention
+    from cudatma.kernels.attention.decode import attention_decode
     from cudatma.kernels.attention.explain import attention_explain
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
@@ -124,6 +125,7 @@ __all__ = [
     "WorkspaceBytes",
     "__version__",
     "attention",
+    "attention_decode",
     "attention_explain",
     "broadcast",
     "check_cluster",
@@ -184,6 +186,7 @@ _PUBLIC = {
     ),
     "inspection": "Inspection inspect",
     "kernels.attention.attention": "attention",
+    "kernels.attention.decode": "attention_decode",
     "kernels.attention.explain": "attention_explain",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",

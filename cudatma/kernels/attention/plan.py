@@ -16,11 +16,11 @@ from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.schedule import DivisorStruct, ceil_div
 from cudatma.target import Target
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 #: Bytes of k and v that CTAs which run at the same time share in L2. [inferred: H200's L2 has 50 MB]
 _L2_BYTES = 32 << 20
 #: A distance beyond every length.
-_FAR = 1 << 30
+FAR = 1 << 30
 
 
 def plan_attention(
@@ -41,7 +41,7 @@ def plan_attention(
     boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
     for name, box in boxes.items():
         if f"{name}_map" in spec.parameter_names:
-            args[f"{name}_map"] = _tensor_map(arrays[name], box, spec.swizzle, target)
+            args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *([] if lse is None else [lse]), *request.arrays().values())
     return Launch(spec.template, spec, ctas, ordered, touched)
@@ -70,12 +70,12 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         "heads": problem.heads,
         "by_heads": DivisorStruct.of(problem.heads),
         "by_group": DivisorStruct.of(problem.group),
-        "upper": (diagonal + 1 + (_FAR if right is None else min(right, _FAR))) & 0xFFFFFFFF,
-        "lower": (diagonal - (_FAR if left is None else min(left, _FAR))) & 0xFFFFFFFF,
+        "upper": (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
+        "lower": (diagonal - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
     }
     if not (cap := request.softcap):
-        return values | {"scale_log2": request.scale * _LOG2_E}
-    return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
+        return values | {"scale_log2": request.scale * LOG2_E}
+    return values | {"scale_log2": cap * LOG2_E, "cap_scale": request.scale / cap}
 
 
 def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -> int:
@@ -90,7 +90,7 @@ def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -
     return min(rows, held * group)
 
 
-def _tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:
+def tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:
     """Of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
     # The launch keeps the array. An axis of one element may have any stride: TMA gets one that it takes.
     strides = tuple(

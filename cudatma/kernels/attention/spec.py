@@ -13,7 +13,8 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import MEMBERS, RASTER, in_order
+from cudatma.kernels.work_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.work_struct import RASTER, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target
 
@@ -23,7 +24,7 @@ _MACS = 2048
 _LAUNCH_US, _AROUND_CLOCKS = 2.0, 3000
 #: Clocks of a block of keys in which the tensor cores wait. [inferred]
 _BLOCK_CLOCKS = 150
-_MEMBERS = MEMBERS | {
+MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("q_length", "u32", "queries of a sequence"),
@@ -89,6 +90,8 @@ class AttentionSpec(TiledKernel):
     partial_bytes: ClassVar[int] = 0
     #: Slots of q.
     q_stages: ClassVar[int] = 1
+    #: Whether it is attention_decode()'s kernel.
+    is_decode: ClassVar[bool] = False
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
     #: Part of the tensor cores' rate that the main loop reaches.
@@ -140,7 +143,7 @@ class AttentionSpec(TiledKernel):
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(_MEMBERS, self.problem_names)
+        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:
