@@ -18,7 +18,8 @@ from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.explain import attention_explain
 from cudatma.kernels.attention.request import check_call
-from cudatma.kernels.attention.varlen import attention_varlen, check_varlen
+from cudatma.kernels.attention.varlen import attention_varlen
+from cudatma.kernels.attention.varlen_request import check_varlen
 from cudatma.kernels.attention.version import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -300,7 +301,8 @@ WRONG_VARLEN: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"out": VARLEN["q"]}, ArgumentError, "out"),
     ({"window": (1, -2)}, ArgumentError, "window[1]"),
     ({"scale": math.nan}, ArgumentError, "scale"),
-    ({"backend": "emulator"}, ArgumentError, "backend"),
+    ({"backend": "cuda"}, ArgumentError, "q.device"),
+    ({"backend": "gpu"}, ArgumentError, "backend"),
 ]
 
 
@@ -373,9 +375,3 @@ def test_a_wrong_call_of_a_cache_is_named(options: dict[str, Any], error: type[F
     with pytest.raises(error) as caught:
         attention_decode(**(DECODE | options))
     is_told(caught.value, field)
-
-
-def test_what_has_no_kernel_says_so() -> None:
-    for backend in ("cuda", "emulator"):
-        with pytest.raises(ArgumentError, match=r"^backend: got .*; allowed: reference\. .* has no kernel yet"):
-            attention_varlen(**VARLEN | {"backend": backend})

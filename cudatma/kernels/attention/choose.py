@@ -53,6 +53,7 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         if has_producer:
             fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
             fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
+            fields["is_varlen"] = problem.is_varlen and kind is AttentionA3
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
 
 
@@ -126,7 +127,8 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
             longest = _deepest(masked, target, 2)
             if longest is not None and _runs(longest, problem, target):
                 found.append(longest)
-    return found
+    # Sequences of different lengths add little: a few stand for all.
+    return found + [replace(spec, is_varlen=True) for spec in found[::4] if type(spec) is AttentionA3]
 
 
 phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -1,4 +1,5 @@
-"""The hot path of attention_decode: a call like an earlier one, whose arrays differ in their addresses only."""
+"""The hot path of attention_decode and attention_varlen: a call like an earlier one, whose arrays differ in their
+addresses only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from cudatma.kernels.replay import PlanCache, Replay
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.library_streams import current_stream, stream_handle
 
-#: The arrays of a call in this order: q, k_cache, v_cache, seqlens, page_table, out.
+#: The arrays of a call in this order: q, k_cache, v_cache, seqlens, page_table, out; of attention_varlen q, k, v,
+#: cu_seqlens_q, cu_seqlens_k, out.
 Arrays = tuple[Any, Any, Any, Any, Any, Any]
 _INT32_BYTES = 4
 
@@ -26,7 +28,7 @@ class DecodeReplay:
     partials_bytes: int
 
     def run(self, addresses: tuple[int, ...], stream: int) -> None:
-        """addresses: of q, k, v, seqlens, page_table, the result and lse, 0 for what there is not."""
+        """addresses: of the arrays that are read, the result and lse, 0 for what there is not."""
         if not self.partials_bytes:
             self.replay.run((*addresses, 0, 0), stream)
             return

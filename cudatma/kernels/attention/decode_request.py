@@ -17,7 +17,7 @@ from cudatma.kernels.attention.request import (
     checked_softcap,
 )
 from cudatma.kernels.attention.tensors import addressable, check_heads, operand
-from cudatma.kernels.attention.varlen import int32_array
+from cudatma.kernels.attention.varlen_request import int32_array
 from cudatma.kernels.checks import check_place
 from cudatma.kernels.host import host_array
 

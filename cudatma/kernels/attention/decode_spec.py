@@ -64,7 +64,11 @@ class AttentionDecode(AttentionA3):
     consumer_registers: ClassVar[int] = 0
     producer_registers: ClassVar[int] = 0
     features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionA3.allowed, "is_paged": (False, True)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionA3.allowed,
+        "is_varlen": (False,),
+        "is_paged": (False, True),
+    }
 
     def __post_init__(self) -> None:
         super(AttentionDecode, self).__post_init__()

@@ -35,8 +35,10 @@ def plan_attention(
     for name, info in arrays.items():
         batch, row, head, element = info.strides_bytes
         values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    if request.sequences:  # they begin where the kernel reads
+        values["output_batch"] = 0
     args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse}
-    args |= {name: arrays[name] for name in ("q", "k", "v")}
+    args |= {name: info for name, info in request.arrays().items() if name in spec.parameter_names}
     args["problem"] = pack(spec.problem_members, values)
     boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
     for name, box in boxes.items():
@@ -55,9 +57,10 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         raise ArgumentError(
             "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
         )
+    is_varlen = request.sequences is not None
     raster = _heads_by_turns(spec, rows, problem.group, problem.k_length)
     left, right = request.mask.left, request.mask.right
-    diagonal = problem.k_length - problem.q_length
+    diagonal = 0 if is_varlen else problem.k_length - problem.q_length  # each sequence has its own
     values: dict[str, Any] = {
         "tiles_m": rows,
         "tiles_n": columns,
@@ -68,6 +71,8 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         "q_length": problem.q_length,
         "k_length": problem.k_length,
         "heads": problem.heads,
+        "q_total": request.q.shape[1],
+        "k_total": request.k.shape[1],
         "by_heads": DivisorStruct.of(problem.heads),
         "by_group": DivisorStruct.of(problem.group),
         "upper": (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
