@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.arrays import ArrayInfo
-from cudatma.descriptor import TensorMap
+from cudatma.descriptor import L2Promotion, TensorMap
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
@@ -95,11 +95,17 @@ def _heads_by_turns(spec: AttentionSpec, rows: int, group: int, k_length: int) -
     return min(rows, held * group)
 
 
-def tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:
+def tensor_map(
+    info: ArrayInfo,
+    box: tuple[int, int, int, int],
+    swizzle: str,
+    target: Target,
+    l2_promotion: L2Promotion = L2Promotion.NONE,
+) -> TensorMap:
     """Of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
     # The launch keeps the array. An axis of one element may have any stride: TMA gets one that it takes.
     strides = tuple(
         step if extent > 1 else 16 for extent, step in zip(info.shape[:3], info.strides_bytes[:3], strict=True)
     )
     info = replace(info, owner=None, strides_bytes=(*strides, info.strides_bytes[3]))
-    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)
+    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target, l2_promotion=l2_promotion)
