@@ -54,10 +54,10 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
 
 
 def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
-    """Two parts of nine blocks of keys, the last block a part; in pages that are loaded as the spec says."""
+    """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the spec says."""
 
     def make() -> Call:
-        length, page_size = 9 * spec.block_n - 3, spec.box_rows or 5
+        length, page_size = 15 * spec.block_n - 3, spec.box_rows or 5
         random, pages = np.random.default_rng(7), -(-length // page_size)
         q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
         k, v = (
